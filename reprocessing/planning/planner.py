@@ -24,7 +24,12 @@ from reprocessing.planning.reminders import reminders
 from reprocessing.planning.replay_start import replay_start
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot, refuse_fenced
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
-from reprocessing.planning.topics_at_planning import NOTHING_WRITTEN, check_topic_sinks, written_topics
+from reprocessing.planning.topics_at_planning import (
+    NOTHING_WRITTEN,
+    CommittedOffsets,
+    check_topic_sinks,
+    written_topics,
+)
 from reprocessing.planning.until import until_border, until_of
 from reprocessing.planning.void_since import further_back
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until
@@ -34,7 +39,7 @@ from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.tables import existing_table, open_tables
+from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.stream import Stream
@@ -97,10 +102,12 @@ def _drafts(
     along = through_topics(streams, asked)
     drafts: dict[str, StreamPlan] = {}
     changed: dict[str, dict[int, int]] = {}
+    committed = CommittedOffsets(settings)
     for name in along:
         if name in asked:
             request = asked[name]
-            if undoes is None and {topic.name for topic in streams[name].topics}.intersection(changed):
+            of_one = undoes is None and request.target.kind != "savepoint"  # one that has a name is of several
+            if of_one and {topic.name for topic in streams[name].topics}.intersection(changed):
                 raise UsageError(
                     f"stream {name} reads what another stream of the plan writes, so it is taken along",
                     f"leave {name} out: it goes back to its last batch before the first record that changes",
@@ -112,7 +119,7 @@ def _drafts(
             snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
             target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
             request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)
-        drafts[name] = _draft(request, undoes, drafts)
+        drafts[name] = _draft(request, undoes, drafts, committed)
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
     if not changed:  # nothing is between them
@@ -143,7 +150,9 @@ def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> 
                 )
 
 
-def _draft(request: Request, undoes: str | None, before: Mapping[str, StreamPlan]) -> StreamPlan:
+def _draft(
+    request: Request, undoes: str | None, before: Mapping[str, StreamPlan], committed: CommittedOffsets
+) -> StreamPlan:
     """The plan of one stream, without the name of the recovery; `before` are those put right before it."""
     snapshot, target, checks = request.snapshot, request.target, request.checks
     refuse_fenced(snapshot)
@@ -184,7 +193,7 @@ def _draft(request: Request, undoes: str | None, before: Mapping[str, StreamPlan
         remarks += border.notes
     if start.savepoint is not None and not discards:
         _refuse_other_state(snapshot, start.savepoint, undoes)
-    written = NOTHING_WRITTEN if resolved.ahead else written_topics(snapshot, start, request.wrong_from)
+    written = NOTHING_WRITTEN if resolved.ahead else written_topics(snapshot, start, request.wrong_from, committed)
     reminded = reminders(snapshot, resolved, start, until)
     plan = StreamPlan(
         id="",
@@ -237,8 +246,8 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
     notes = []
     last = snapshot.history.last
     changed = last is None or last.code != snapshot.world.code
-    table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
     for rule in checks.rules:
+        table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
         try:
             broken(table.readable(), [rule])
         except UnknownColumn as error:
@@ -252,7 +261,7 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
 
 
 def _refuse_append_only(snapshot: PlanningSnapshot) -> None:
-    for table in open_tables(snapshot.settings, snapshot.stream).values():
+    for table in snapshot.tables.values():
         table.check_removable()
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from reprocessing.planning.offline import only_the_broker
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.plans.plan import Base
 from reprocessing.topics.groups import group_words
-from reprocessing.topics.written_topics import KafkaWrittenTopics
+from reprocessing.topics.written_topics import GroupPosition, KafkaWrittenTopics, behind
 from reprocessing.topics.wrong_records import start_of, topics_written, written_after, wrong_from
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,24 @@ def check_topic_sinks(snapshot: PlanningSnapshot, *, bounded: bool) -> None:
         )
 
 
-def written_topics(snapshot: PlanningSnapshot, start: Base, known: TopicOffsets | None) -> WrittenAtPlanning:
+@dataclass(frozen=True)
+class CommittedOffsets:
+    """The committed offsets of all consumer groups, asked for once for all streams of a plan, if at all."""
+
+    settings: Settings
+
+    @cached_property
+    def found(self) -> Sequence[GroupPosition] | TransientError:
+        """The offsets; an error if they cannot be had."""
+        try:
+            return KafkaWrittenTopics(self.settings).committed()
+        except TransientError as error:
+            return error
+
+
+def written_topics(
+    snapshot: PlanningSnapshot, start: Base, known: TopicOffsets | None, committed: CommittedOffsets
+) -> WrittenAtPlanning:
     """The topics of a stream whose replay begins at `start`; `known` offsets are wrong in any case."""
     stream = snapshot.stream
     if not stream.topic_sinks:
@@ -55,15 +74,14 @@ def written_topics(snapshot: PlanningSnapshot, start: Base, known: TopicOffsets 
     names = topics_written(stream, {**firsts, **(known or {})})
     ends = {name: snapshot.topics.latest(name) for name in names}
     wrong = wrong_from(stream, start, ends, firsts, known=known)
-    return WrittenAtPlanning(wrong, ends, tuple(_groups(snapshot, wrong, ends)))
+    return WrittenAtPlanning(wrong, ends, tuple(_groups(committed, wrong, ends)))
 
 
-def _groups(snapshot: PlanningSnapshot, wrong: TopicOffsets, ends: TopicOffsets) -> Iterator[str]:
+def _groups(committed: CommittedOffsets, wrong: TopicOffsets, ends: TopicOffsets) -> Iterator[str]:
     """Notes about consumer groups that have read wrong records; they are not ours, since ours commit no offsets."""
-    topics = KafkaWrittenTopics(snapshot.settings)
     for name, begins in wrong.items():
         if read := {p: begin for p, begin in begins.items() if begin < ends[name][p]}:
-            try:
-                yield from (group_words(group, begins, ends[name]) for group in topics.groups(name, read))
-            except TransientError as error:
-                yield f"whether other consumers have read wrong records of {name} is not known: {error.found}"
+            if isinstance(committed.found, TransientError):
+                yield f"whether other consumers have read wrong records of {name} is not known: {committed.found.found}"
+            else:
+                yield from (group_words(group, begins, ends[name]) for group in behind(committed.found, name, read))

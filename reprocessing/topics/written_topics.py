@@ -7,13 +7,13 @@ ones become a void range (`streaming_jobs/state/topic_records.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from streaming_jobs.errors import TransientError, UsageError
@@ -45,6 +45,15 @@ class GroupPosition(NamedTuple):
     topic: str
     partition: int
     offset: int
+
+
+def behind(committed: Iterable[GroupPosition], topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
+    """Those in these partitions of a topic that lie after `begins`."""
+    return [
+        each
+        for each in committed
+        if each.topic == topic and each.partition in begins and each.offset > begins[each.partition]
+    ]
 
 
 class WrittenTopics(Protocol):
@@ -144,22 +153,26 @@ class KafkaWrittenTopics:
 
     def groups(self, topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
         """Ask for the offsets of each group; those that may not be described are left out."""
+        return behind(self.committed(), topic, begins)
+
+    def committed(self) -> list[GroupPosition]:
+        """The committed offsets of all consumer groups, asked for at once; raises TransientError."""
         timeout = self.settings.kafka.timeout.total_seconds()
         until = time.monotonic() + timeout
         admin = AdminClient(self._config)
-        places = [TopicPartition(topic, partition) for partition in begins]
         found: list[GroupPosition] = []
         try:
             names = [g.group_id for g in admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid]
-            for name in sorted(names)[:_MOST_GROUPS]:
-                left = max(until - time.monotonic(), 0.1)
-                asked = admin.list_consumer_group_offsets(
-                    [ConsumerGroupTopicPartitions(name, places)], request_timeout=left
-                )
+            left = max(until - time.monotonic(), 0.1)
+            asked = {
+                name: admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)], request_timeout=left)
+                for name in sorted(names)[:_MOST_GROUPS]
+            }
+            for name, futures in asked.items():
                 found += [
-                    GroupPosition(name, topic, each.partition, each.offset)
-                    for each in asked[name].result(left).topic_partitions or ()
-                    if each.error is None and each.offset > begins[each.partition]
+                    GroupPosition(name, each.topic, each.partition, each.offset)
+                    for each in futures[name].result(max(until - time.monotonic(), 0.1)).topic_partitions or ()
+                    if each.error is None
                 ]
         except (KafkaException, TimeoutError) as error:
             raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
