@@ -209,6 +209,7 @@ _COLUMNS = {
     "reprocessing.timeline": 3,
     "reprocessing.slices": 0,
     "reprocessing.rebuild": 1,
+    "reprocessing.topics": 1,
     "reprocessing.planning": 1,
     "reprocessing.plans": 2,
     "streaming_jobs.testing": 4,

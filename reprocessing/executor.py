@@ -260,7 +260,7 @@ def _refuse_other_code(context: RecoveryContext) -> None:
 def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
     """Hold the plan and its streams. `check` may refuse before the streams are stopped, and again under their leases.
 
-    At the end the plan's stop requests are removed if nothing was begun or the plan is over.
+    At the end the plan's stop requests are removed if no stream was fenced, or if the plan is over.
     """
     settings, plan = recovery.settings, recovery.plan
     with _only_operator(settings, plan):
@@ -274,7 +274,8 @@ def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
                 check()
                 yield
         finally:
-            if recovery.journal.outcome in _OVER:
+            fenced = any(recovery.journal.begun("fence", name) for name in plan.names)
+            if recovery.journal.outcome in _OVER or not fenced:
                 _let_start(recovery)
 
 

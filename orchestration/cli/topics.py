@@ -77,7 +77,7 @@ def _void(settings: Settings, figures: TopicFigures) -> list[VoidRange]:
     record = topic_records.load(settings, figures.name)
     if record is None or record.topic_id != figures.id:
         return []
-    holding = [each for each in record.void if each.generation in record.path]
+    holding = [each for each in record.void if each.generation in {0, *record.path}]
     return sorted(holding, key=lambda each: (each.partition, each.begin))
 
 

@@ -11,11 +11,13 @@ from dataclasses import replace
 
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before
+from reprocessing.planning.wrong_records import first_changed, path_with
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
-from reprocessing.topics.wrong_records import first_changed, path_with
 from streaming_jobs.archives.declaration import is_archive
+from streaming_jobs.errors import UsageError
 from streaming_jobs.graph.graph import Graph, Node
 from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import stream_record, topic_records
@@ -63,9 +65,35 @@ def never_ran(settings: Settings, stream: str) -> bool:
 
 def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream]) -> list[str]:
     """Streams that read topics to which a plan appends, and that have begun since it was made."""
-    every, writers = all_streams(settings, streams), [each.stream for each in plan.streams if each.wrong_from]
-    along = through_topics(every, writers) if writers else []
-    return [name for name in along if name not in plan.names and not never_ran(settings, name)]
+    written = {topic for each in plan.streams for topic in each.wrong_from}
+    return _readers_beside(settings, all_streams(settings, streams), written, plan.names) if written else []
+
+
+def refuse_others(
+    settings: Settings, streams: Mapping[str, Stream], topics: Collection[str], planned: Collection[str]
+) -> None:
+    """Raise UsageError for a stream that reads one of the topics and is not in the plan: others route records to it."""
+    if others := _readers_beside(settings, streams, topics, planned):
+        read = sorted(topic.name for topic in streams[others[0]].topics if topic.name in topics)
+        raise UsageError(
+            f"stream {others[0]} reads topic {', '.join(read)}, to which a stream of the plan has routed records "
+            "without declaring it",
+            "declare the topic as a sink of that stream: then its readers are taken along",
+        )
+
+
+def _readers_beside(
+    settings: Settings, streams: Mapping[str, Stream], topics: Collection[str], planned: Collection[str]
+) -> list[str]:
+    """The streams that read one of the topics, have finished a batch, and are not in the plan; no archives."""
+    return [
+        name
+        for name, stream in streams.items()
+        if name not in planned
+        and not is_archive(stream)
+        and any(topic.name in topics for topic in stream.topics)
+        and ledger_file(settings, name).newest(name) is not None
+    ]
 
 
 def changed_by(settings: Settings, plan: StreamPlan, opened: Generation) -> dict[str, dict[int, int]]:
@@ -91,5 +119,8 @@ def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Tar
         f"{topic}/{partition}:{offset}" for topic, each in read.items() for partition, offset in sorted(each.items())
     )
     where = " and ".join(topic for topic, each in read.items() if each)
-    note = f"reads {where}, whose records change from these offsets on"
-    return Target("offsets", words), replace(resolved, notes=(note, *resolved.notes))
+    notes = [f"reads {where}, whose records change from these offsets on"]
+    starts = snapshot.record.starts
+    if any(starts.get(topic, {}).get(p, 0) > offset for topic, each in read.items() for p, offset in each.items()):
+        notes.append("it began behind some of them: corrected ones of earlier records, which it never had, come too")
+    return Target("offsets", words), replace(resolved, notes=(*notes, *resolved.notes))

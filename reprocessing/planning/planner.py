@@ -15,6 +15,7 @@ from reprocessing.planning.downstream import (
     changed_by,
     goes_back_to,
     never_ran,
+    refuse_others,
     through_tables,
     through_topics,
 )
@@ -32,9 +33,8 @@ from reprocessing.planning.topics_at_planning import (
 )
 from reprocessing.planning.until import until_border, until_of
 from reprocessing.planning.void_since import further_back
-from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until
+from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until, opened_by
 from reprocessing.plans.plan_file import next_id, save, sealed
-from reprocessing.rebuild.staging import opened_by
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.runtime.state_changes import differences
@@ -117,11 +117,14 @@ def _drafts(
             if never_ran(settings, name) or not topics.intersection(changed):
                 continue
             snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
+            if snapshot.history.last is None:  # it has begun, and has finished no batch: nothing of it is wrong
+                continue
             target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
             request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)
         drafts[name] = _draft(request, undoes, drafts, committed)
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
+    refuse_others(settings, streams, changed, drafts)
     if not changed:  # nothing is between them
         return [drafts[name] for name in asked]
     by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))
@@ -193,7 +196,9 @@ def _draft(
         remarks += border.notes
     if start.savepoint is not None and not discards:
         _refuse_other_state(snapshot, start.savepoint, undoes)
-    written = NOTHING_WRITTEN if resolved.ahead else written_topics(snapshot, start, request.wrong_from, committed)
+    written = NOTHING_WRITTEN
+    if not resolved.ahead:
+        written = written_topics(snapshot, start, request.wrong_from, committed, discards=discards)
     reminded = reminders(snapshot, resolved, start, until)
     plan = StreamPlan(
         id="",

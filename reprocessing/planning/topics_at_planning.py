@@ -8,14 +8,25 @@ from functools import cached_property
 
 from reprocessing.planning.offline import only_the_broker
 from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.wrong_records import (
+    BEFORE_ALL,
+    declared_since,
+    newest_batches,
+    start_of,
+    topics_written,
+    written_after,
+    wrong_from,
+)
 from reprocessing.plans.plan import Base
 from reprocessing.topics.groups import group_words
 from reprocessing.topics.written_topics import GroupPosition, KafkaWrittenTopics, behind
-from reprocessing.topics.wrong_records import start_of, topics_written, written_after, wrong_from
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.tables import store_of
+from streaming_jobs.state import topic_records
+from streaming_jobs.state.stream_record import Generation
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,10 @@ class WrittenAtPlanning:
     notes: tuple[str, ...] = ()
 
 
+_EVERYTHING = (
+    "everything that the stream has ever written to its topics becomes void, also what came from records before the "
+    "target: these are not read again"
+)
 NOTHING_WRITTEN = WrittenAtPlanning()
 
 
@@ -61,20 +76,25 @@ class CommittedOffsets:
 
 
 def written_topics(
-    snapshot: PlanningSnapshot, start: Base, known: TopicOffsets | None, committed: CommittedOffsets
+    snapshot: PlanningSnapshot, start: Base, known: TopicOffsets | None, committed: CommittedOffsets, *, discards: bool
 ) -> WrittenAtPlanning:
     """The topics of a stream whose replay begins at `start`; `known` offsets are wrong in any case."""
     stream = snapshot.stream
     if not stream.topic_sinks:
         return NOTHING_WRITTEN
-    newest = next(table.entry for table in snapshot.around.tables if table.role == "primary")
-    known_topics = {sink.name: snapshot.topics.describe(sink.name) for sink in stream.topic_sinks.values()}
-    ids = {name: info.id for name, info in known_topics.items() if info is not None}
-    firsts = written_after(ledger_file(snapshot.settings, stream.name), stream, start_of(start), ids, newest)
+    settings, sinks = snapshot.settings, [sink.name for sink in stream.topic_sinks.values()]
+    ids = {name: info.id for name in sinks if (info := snapshot.topics.describe(name)) is not None}
+    log = newest_batches(store_of(stream.primary).commits(settings, stream.primary), stream.name)
+    firsts = written_after(ledger_file(settings, stream.name), stream, start_of(start), ids, log)
     names = topics_written(stream, {**firsts, **(known or {})})
-    ends = {name: snapshot.topics.latest(name) for name in names}
-    wrong = wrong_from(stream, start, ends, firsts, known=known)
-    return WrittenAtPlanning(wrong, ends, tuple(_groups(committed, wrong, ends)))
+    there = [name for name in names if name in ids or snapshot.topics.describe(name) is not None]
+    ends = {name: snapshot.topics.latest(name) for name in there}
+    records = [each for name in there if (each := topic_records.load(settings, name)) is not None]
+    opened = Generation(snapshot.record.generation + 1, 0.0, "", start.generation, start.batch)
+    earlier = declared_since(records, snapshot.record, start, opened)
+    wrong = wrong_from(start, ends, firsts, known=[known or {}, earlier])
+    notes = [*_groups(committed, wrong, ends), *([_EVERYTHING] if discards and start_of(start) == BEFORE_ALL else [])]
+    return WrittenAtPlanning(wrong, ends, tuple(notes))
 
 
 def _groups(committed: CommittedOffsets, wrong: TopicOffsets, ends: TopicOffsets) -> Iterator[str]:

@@ -14,9 +14,8 @@ from dataclasses import replace
 from reprocessing.planning.history import generation_spans, within
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before, named_savepoint
-from reprocessing.plans.plan import StreamPlan
-from reprocessing.rebuild.staging import opened_by
-from reprocessing.topics.wrong_records import path_with
+from reprocessing.planning.wrong_records import path_with
+from reprocessing.plans.plan import StreamPlan, opened_by
 from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.positions import TopicOffsets
@@ -80,7 +79,8 @@ def _after(
 def _at(settings: Settings, record: TopicRecord, at: float) -> VoidRanges:
     """The void ranges of a topic that held at a time, by the generation in which its writer was then."""
     generations = [each for each in _record(settings, record.writer).generations if each.opened_at <= at]
-    return record.holding([number for number, _, _ in generation_spans(generations)] if generations else [])
+    path = [number for number, _, _ in generation_spans(generations)] if generations else []
+    return replace(record, void=tuple(each for each in record.void if each.at <= at)).holding(path)
 
 
 def _ends(snapshot: PlanningSnapshot, resolved: Resolved) -> TopicOffsets:

@@ -6,12 +6,14 @@ run since are no difference: the replay reads to the topic's end anyway. `plan_f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.positions import TopicOffsets, first_after
+from streaming_jobs.state.stream_record import Generation
 
 Kind = Literal["rewind", "skip"]
 
@@ -237,7 +239,7 @@ class RecoveryPlan:
 
     def upstream(self, stream: str) -> list[StreamPlan]:
         """The plans for streams that append to topics which this one reads."""
-        read = {topic.name for topic in self.of(stream).saw.topics}
+        read = {topic.name for topic in self.of(stream).saw.topics if not topic.continues}
         return [each for each in self.streams if read.intersection(each.wrong_from)]
 
     def of(self, stream: str) -> StreamPlan:
@@ -246,6 +248,14 @@ class RecoveryPlan:
             if each.stream == stream:
                 return each
         raise KeyError(stream)
+
+
+def opened_by(plan: StreamPlan) -> Generation:
+    """The generation that a plan's replay opens."""
+    origin = plan.base.generation if plan.base.savepoint else None
+    return Generation(
+        plan.generation, time.time(), f"recovery {plan.id}", origin, plan.base.batch, restarts=plan.discards_state
+    )
 
 
 def moved(plan: StreamPlan, now: PlannedAgainst) -> list[str]:

@@ -19,7 +19,7 @@ from reprocessing.rebuild.bounded import combined, combined_settings, rows_until
 from reprocessing.rebuild.context import RecoveryContext, RunSuite, no_suites
 from reprocessing.rebuild.publish import misfit
 from reprocessing.rebuild.replay_end import kept_table
-from reprocessing.topics.difference import topic_differences
+from reprocessing.rebuild.topic_difference import topic_differences
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import LATE, StoredTable

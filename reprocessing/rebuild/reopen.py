@@ -15,7 +15,7 @@ from typing import Any, Literal
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.publish import fence, fenced_by, publish, refuse_foreign, tables_to_publish
-from reprocessing.topics.void import continue_topics
+from reprocessing.rebuild.void import continue_topics
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange, TopicOffsets, decode

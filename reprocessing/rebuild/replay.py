@@ -10,7 +10,7 @@ from typing import Any
 from reprocessing.planning.conditions import refuse_unaskable
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of, check_end
-from reprocessing.topics.void import void_for
+from reprocessing.rebuild.void import void_for
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry

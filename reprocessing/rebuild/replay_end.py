@@ -20,7 +20,7 @@ from pathlib import Path
 from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.topics.void import border_offsets
+from reprocessing.rebuild.void import border_offsets, lagged
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
@@ -239,7 +239,8 @@ def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dic
 
     It is not known for a table that has a batch from after the border: a kill came between it and the primary table.
     """
-    past = at_the_border(context, reached) if context.journal.done("keep") is not None else None
+    known = context.journal.done("keep") is not None and not lagged(context)
+    past = at_the_border(context, reached) if known else None
     if past is None:
         return {}
     beyond = _with_rows_past_the_border(context)

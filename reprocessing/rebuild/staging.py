@@ -10,10 +10,9 @@ so the replay is simply this stream, started again from there, with today's code
 from __future__ import annotations
 
 import shutil
-import time
 from dataclasses import replace
 
-from reprocessing.plans.plan import StreamPlan
+from reprocessing.plans.plan import StreamPlan, opened_by
 from reprocessing.plans.plan_file import folder, staging_folder
 from streaming_jobs.files import private_folder, sync, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn
@@ -106,14 +105,6 @@ def sync_all(settings: Settings, plan: StreamPlan) -> None:
         sync_tree(root)
     for above in (replay_settings.tables.parent, replay_settings.tables.parent.parent):
         sync(above)
-
-
-def opened_by(plan: StreamPlan) -> Generation:
-    """The generation that a plan's replay opens."""
-    origin = plan.base.generation if plan.base.savepoint else None
-    return Generation(
-        plan.generation, time.time(), f"recovery {plan.id}", origin, plan.base.batch, restarts=plan.discards_state
-    )
 
 
 def clear(settings: Settings, plan: StreamPlan) -> None:

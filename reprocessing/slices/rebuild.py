@@ -208,8 +208,10 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
     spark = at.tools.spark()
     client = client_file(at.tools.settings, at.tools.bootstrap)
     try:
-        archive = Archives(at.tools.settings).of(stream, offsets.topic, offsets.topic_id)
-        source = KafkaSource(made.parameter, made.topic, client, made.topic.delay, archive)
+        readable = Archives(at.tools.settings)
+        archive = readable.of(stream, offsets.topic, offsets.topic_id)
+        void = readable.void_of(stream, offsets.topic, offsets.topic_id)
+        source = KafkaSource(made.parameter, made.topic, client, made.topic.delay, archive, void)
         frame = source.batch(spark, offsets.start, offsets.end)
         if made.required:
             moment = F.col(f"`{made.event_time}`").cast("timestamp")

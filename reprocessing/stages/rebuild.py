@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from reprocessing.plans.plan import opened_by
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.bounded import combined, refuse_other_changes, to_publish
 from reprocessing.rebuild.context import Recovery, RecoveryContext
 from reprocessing.rebuild.publish import has_published, publish
 from reprocessing.rebuild.replay_end import rows_past_the_border
+from reprocessing.rebuild.void import appended_until, border_offsets, mark_topics, release
 from reprocessing.report.batches import replay_batches
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
-from reprocessing.topics.void import appended_until, border_offsets, mark_topics, release
 from streaming_jobs.files import sync
 from streaming_jobs.positions import OffsetRange, ends_of
 from streaming_jobs.preflight.take_snapshot import ledger_file
@@ -152,7 +153,7 @@ class SwitchGeneration(OfOneStream):
             context.settings,
             replace(
                 replayed,
-                generations=(*record.generations, staging.opened_by(self.plan)),
+                generations=(*record.generations, opened_by(self.plan)),
                 tables=record.tables,
                 topics=record.topics if self.plan.discards_state else replayed.topics,
                 accepted=record.accepted,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from reprocessing.rebuild.context import Recovery
+from reprocessing.rebuild.void import settle
 from reprocessing.stages.stage import Findings, OfOneStream
 from reprocessing.topics.groups import group_words
-from reprocessing.topics.void import settle
 from reprocessing.topics.written_topics import GroupPosition
 
 

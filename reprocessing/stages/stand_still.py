@@ -10,8 +10,8 @@ from reprocessing.plans.plan import moved
 from reprocessing.rebuild.bounded import refuse_other_changes
 from reprocessing.rebuild.context import Recovery
 from reprocessing.rebuild.publish import fence, fenced_by, refuse_foreign
+from reprocessing.rebuild.void import fence_topics, refuse_unfinished, stored
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
-from reprocessing.topics.void import fence_topics, stored
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.sinks.tables import begin_late
 from streaming_jobs.state import savepoints
@@ -35,6 +35,7 @@ class TakeSavepoint(OfOneStream):
             refuse_other_changes(context, waiting=True)
         snapshot = planning_snapshot(context.settings, context.stream, context.topics)
         refuse_foreign(context.settings, context.stream, snapshot.record)
+        refuse_unfinished(context, snapshot.world.txn)
         committed = self._refuse(snapshot)
         savepoints.drop_outdated(context.settings, context.stream, snapshot.record, committed)
         note = f"before {self.plan.id}"
@@ -66,7 +67,11 @@ class TakeSavepoint(OfOneStream):
                 f"give it up, it has done nothing: recourse recover abort {self.plan.id}; then make a new plan",
             )
         committed = snapshot.around.checkpoint.committed
-        keeps_the_last = self.plan.until is not None or (self.plan.skips and self.plan.stateful)
+        keeps_the_last = (
+            self.plan.until is not None
+            or (self.plan.skips and self.plan.stateful)
+            or bool(snapshot.stream.topic_sinks)  # a batch is repeated in another generation, and written again
+        )
         if keeps_the_last and committed != snapshot.world.batch:
             way_out = "goes back" if self.plan.until is None else "goes back, without --until"
             raise UsageError(

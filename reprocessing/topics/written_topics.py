@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -22,6 +23,8 @@ from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import PartitionOffsets, WrittenRange
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.kafka.clients import ClientLost
+from streaming_jobs.sinks.kafka.markers import marker_topic, read_marker, transactional_id
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
 from streaming_jobs.sources.archived_ranges import read_ranges
 from streaming_jobs.sources.base import Span
@@ -31,11 +34,14 @@ from streaming_jobs.sources.records import Records
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 
+log = structlog.get_logger()
+
 _POLL = 0.1
 _BEYOND_A_TRANSACTION = timedelta(seconds=20)
 """The broker looks for transactions past their timeout every ten seconds."""
-_MOST_GROUPS = 500
 _BLOCK = 10_000
+_AT_ONCE = 100
+"""Consumer groups that are asked about at the same time."""
 
 
 class GroupPosition(NamedTuple):
@@ -56,11 +62,24 @@ def behind(committed: Iterable[GroupPosition], topic: str, begins: PartitionOffs
     ]
 
 
+def _positions(group: str, asked: Any, timeout: float) -> list[GroupPosition]:
+    """The offsets of one group; none, which is logged, if it cannot be described."""
+    try:
+        positions = asked.result(timeout).topic_partitions or ()
+    except (KafkaException, TimeoutError) as error:
+        log.warning("consumer group cannot be described", group=group, reason=str(error)[:200])
+        return []
+    return [GroupPosition(group, p.topic, p.partition, p.offset) for p in positions if p.error is None]
+
+
 class WrittenTopics(Protocol):
     """Topics that streams write. Every call has a deadline, and raises BrokerUnreachable if no broker answers."""
 
-    def topic_id(self, topic: str) -> str:
-        """Kafka's id of a topic; raises UsageError if there is none."""
+    def topic_id(self, topic: str) -> str | None:
+        """Kafka's id of a topic; None if there is none."""
+
+    def newest(self, stream: Stream, sink: KafkaSink) -> LedgerEntry | None:
+        """The marker of the newest batch in the topic; None without one, or without markers."""
 
     def fence(
         self, stream: Stream, sink: KafkaSink, generation: int, plan: str, position: Txn
@@ -81,7 +100,10 @@ class WrittenTopics(Protocol):
         """The end of every partition, once no transaction is open; raises TransientError if one stays open."""
 
     def groups(self, topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
-        """The consumer groups that have committed an offset after `begins`, with it."""
+        """The consumer groups that have committed an offset after `begins`, with it.
+
+        Raises TransientError if they cannot be listed, or are too many to be asked in time.
+        """
 
     def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[Records]:
         """The committed records in ranges of offsets by partition, some thousands at a time."""
@@ -93,12 +115,25 @@ class KafkaWrittenTopics:
 
     settings: Settings
 
-    def topic_id(self, topic: str) -> str:
+    def topic_id(self, topic: str) -> str | None:
         """As the broker knows it."""
         info = self._topics.describe(topic)
-        if info is None:
-            raise UsageError(f"topic {topic} is gone", "give the plan up; create the topic, and plan anew")
-        return info.id
+        return None if info is None else info.id
+
+    def newest(self, stream: Stream, sink: KafkaSink) -> LedgerEntry | None:
+        """Read it; nobody is fenced."""
+        prefix = self.settings.topic_sink.prefix
+        name = marker_topic(prefix, stream.name, sink.name)
+        if not sink.exactly_once or self._topics.describe(name) is None:
+            return None
+        key = transactional_id(prefix, stream.name, sink.name)
+        try:
+            marker = read_marker(self._config, name, key, self.settings.kafka.timeout)
+        except ClientLost as lost:
+            raise TransientError(
+                f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker"
+            ) from lost
+        return None if marker is None else marker.entry
 
     def fence(
         self, stream: Stream, sink: KafkaSink, generation: int, plan: str, position: Txn
@@ -158,24 +193,22 @@ class KafkaWrittenTopics:
     def committed(self) -> list[GroupPosition]:
         """The committed offsets of all consumer groups, asked for at once; raises TransientError."""
         timeout = self.settings.kafka.timeout.total_seconds()
-        until = time.monotonic() + timeout
-        admin = AdminClient(self._config)
-        found: list[GroupPosition] = []
+        until, admin, found = time.monotonic() + timeout, AdminClient(self._config), list[GroupPosition]()
         try:
             names = [g.group_id for g in admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid]
-            left = max(until - time.monotonic(), 0.1)
-            asked = {
-                name: admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)], request_timeout=left)
-                for name in sorted(names)[:_MOST_GROUPS]
-            }
-            for name, futures in asked.items():
-                found += [
-                    GroupPosition(name, each.topic, each.partition, each.offset)
-                    for each in futures[name].result(max(until - time.monotonic(), 0.1)).topic_partitions or ()
-                    if each.error is None
-                ]
         except (KafkaException, TimeoutError) as error:
             raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
+        for number in range(0, len(names), _AT_ONCE):
+            if time.monotonic() > until:
+                raise TransientError(
+                    f"{number} of {len(names)} consumer groups could be asked in time", "ask them by hand"
+                )
+            asked: dict[str, Any] = {}
+            for name in sorted(names)[number : number + _AT_ONCE]:
+                places = [ConsumerGroupTopicPartitions(name)]
+                asked |= admin.list_consumer_group_offsets(places, request_timeout=timeout)
+            for name, future in asked.items():
+                found += _positions(name, future, timeout)
         return found
 
     def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[Records]:

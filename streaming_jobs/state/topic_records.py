@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from streaming_jobs.errors import PreflightRefused, UsageError
@@ -28,7 +28,8 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 class VoidRange:
     """Offsets of one partition that a plan has declared void, from `begin` up to `end`, which is not one of them.
 
-    `generation` is that of the stream which writes the topic; `at` in seconds since 1970.
+    `generation` is that of the stream which writes the topic, or 0 if another stream writes it now: then the range
+    always holds. `at` in seconds since 1970.
     """
 
     partition: int
@@ -55,7 +56,7 @@ class TopicRecord:
 
     def holding(self, path: Sequence[int] | None = None) -> VoidRanges:
         """The ranges that hold now, or that would hold on another path."""
-        on_path = set(self.path if path is None else path)
+        on_path = {0, *(self.path if path is None else path)}
         return VoidRanges.of((each.partition, each.begin, each.end) for each in self.void if each.generation in on_path)
 
 
@@ -114,12 +115,26 @@ def declare_void(
     if not added and not same and under_way is None:
         return
     of = {(each.plan, each.generation) for each in added}
-    known = before.void if before is not None and same else ()
+    known = _known(before, writer) if before is not None and same else ()
     kept = [each for each in known if (each.plan, each.generation) not in of]
     record = TopicRecord(topic, topic_id, writer, tuple(path), (*kept, *added), under_way)
     target = _path(settings, topic)
     private_folder(target.parent)
     write_json(target, {"format": FORMAT, **asdict(record)})
+
+
+def under_way_of(settings: Settings, plan: str) -> list[TopicRecord]:
+    """The records of the topics to which a plan is appending."""
+    names = sorted(path.stem for path in (settings.state / "_topics").glob("*.json"))
+    records = (load(settings, name) for name in names)
+    return [record for record in records if record is not None and record.under_way == plan]
+
+
+def _known(before: TopicRecord, writer: str) -> tuple[VoidRange, ...]:
+    """The ranges of a topic; of one that another stream wrote before, those that hold, for good."""
+    if before.writer == writer:
+        return before.void
+    return tuple(replace(each, generation=0) for each in before.void if each.generation in (0, *before.path))
 
 
 def _path(settings: Settings, topic: str) -> Path:

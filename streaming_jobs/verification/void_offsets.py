@@ -40,7 +40,7 @@ class VoidOffsets:
                 value = json.loads(path.read_text(encoding="utf-8"))
                 if value["topic_id"] != topics[name].topic_id:
                     continue
-                holds = set(value["path"])
+                holds = {0, *value["path"]}  # 0: of an earlier writer, for ever
                 found += [
                     Span(name, int(v["partition"]), int(v["begin"]), int(v["end"]))
                     for v in value["void"]

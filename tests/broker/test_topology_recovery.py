@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from orchestration.cli.demo_topology import CHANGES, LEVELS, RIGHT, STREAMS, WRONG, ShopStory
-from reprocessing.plans.plan_file import load
+from reprocessing.plans.plan_file import load, undos_of
 from reprocessing.stages import stages_of
 from streaming_jobs.examples.shop.streams import TOPICS
 from streaming_jobs.platform.broker import Broker
@@ -71,16 +71,7 @@ def outside(story: ShopStory, group: str, offset: int) -> None:
     consumer.close()
 
 
-def undo_of(story: ShopStory, plan: str) -> str:
-    (found,) = [
-        each["id"]
-        for each in json.loads(story.recourse("recover", "list", "--output", "json", quiet=True))
-        if each.get("undoes") == plan
-    ]
-    return str(found)
-
-
-def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back_and_given_up(story: ShopStory) -> None:
+def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back(story: ShopStory) -> None:
     ends = Topics.of(story.settings.kafka, story.bootstrap).latest(CHANGES)
     outside(story, "billing", ends[0] - 10)
     plan = planned(story)
@@ -99,9 +90,16 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back_and_given_
     assert f"topic {CHANGES}" in report and f"topic {LEVELS}" in report
 
     killed(story, "stock_changes:recover_settle_ran:0", "recover", "undo", name, "--yes")
-    story.recourse("recover", "resume", undo_of(story, name), "--yes", quiet=True)
+    story.recourse("recover", "resume", undos_of(story.settings, name)[-1], "--yes", quiet=True)
     story.compare(COUNT, right=False)
+    assert all(topic_records.load(story.settings, topic).under_way is None for topic in (CHANGES, LEVELS))  # type: ignore[union-attr]
 
+
+@pytest.mark.long
+def test_a_second_recovery_goes_back_behind_the_first_one_and_a_third_is_given_up(story: ShopStory) -> None:
+    first = planned(story)["id"]
+    story.recourse("recover", "apply", first, "--yes", quiet=True)
+    story.recourse("recover", "undo", first, "--yes", quiet=True)
     again = planned(story)["id"]  # it goes back behind what the first one has declared void
     killed(story, "stock_changes:secondary_committed:1", "recover", "apply", again, "--yes")
     story.recourse("recover", "resume", again, "--yes", quiet=True)
@@ -111,9 +109,25 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back_and_given_
     killed(story, "stock:recover_replay_ran:0", "recover", "apply", last, "--yes")
     story.recourse("recover", "abort", last, quiet=True)
     story.compare(COUNT, right=True)
-    assert all(topic_records.load(story.settings, topic).under_way is None for topic in (CHANGES, LEVELS))  # type: ignore[union-attr]
     story.run_in_order()
     story.compare(COUNT, right=True)
+
+
+@pytest.mark.long
+def test_a_batch_that_only_the_topic_has_is_finished_first(story: ShopStory) -> None:
+    story.deploy(WRONG)
+    story.feed(0, 200)
+    unfinished = ("streams", "run", "stock_changes", "--trigger", "available-now")
+    killed(story, "stock_changes:secondary_committed:2", *unfinished)
+    story.run_streams(["stock"])
+    story.deploy(RIGHT)
+    plan = planned(story)["id"]
+    refused = command(story.folder, story.environment(), "recover", "apply", plan, "--yes")
+    assert refused.returncode == 2 and "let the stream finish it" in refused.stderr, refused.stderr[-800:]
+    story.run_streams(["stock_changes"])
+    story.recourse("recover", "resume", plan, "--yes", quiet=True)
+    story.all += story.all[:200]
+    story.compare(len(story.all), right=True)
 
 
 @pytest.mark.long
@@ -129,7 +143,7 @@ def test_killed_at_every_border_of_every_stage_of_every_stream(story: ShopStory)
     for point in borders:
         if right:
             killed(story, point, "recover", "undo", plan, "--yes")
-            story.recourse("recover", "resume", undo_of(story, plan), "--yes", quiet=True)
+            story.recourse("recover", "resume", undos_of(story.settings, plan)[-1], "--yes", quiet=True)
         else:
             plan = planned(story)["id"]
             killed(story, point, "recover", "apply", plan, "--yes")

@@ -8,7 +8,7 @@ import pytest
 
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.topic_records import VoidRange, declare_void, load, void_of
+from streaming_jobs.state.topic_records import VoidRange, declare_void, load, under_way_of, void_of
 from tests.conftest import SettingsFactory
 
 
@@ -71,3 +71,11 @@ def test_a_damaged_record_is_refused_and_a_name_is_no_path(home: Settings) -> No
         spans(home)
     with pytest.raises(UsageError):
         load(home, "../t")
+
+
+def test_ranges_of_another_writer_hold_for_good(home: Settings) -> None:
+    declare(home, [1, 2], (10, 20))
+    declare_void(home, "t", "id", writer="b", path=[1], under_way="b-0001")
+    assert [each.topic for each in under_way_of(home, "b-0001")] == ["t"]
+    declare_void(home, "t", "id", writer="b", path=[1, 3])
+    assert spans(home) == ((10, 20),) and under_way_of(home, "b-0001") == []

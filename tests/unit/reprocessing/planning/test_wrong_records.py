@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from reprocessing.planning.wrong_records import declared_since, first_changed, lowest, written_after, wrong_from
 from reprocessing.plans.plan import Base
-from reprocessing.topics.wrong_records import first_changed, lowest, written_after, wrong_from
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.stream_record import Generation, StreamRecord
+from streaming_jobs.state.topic_records import TopicRecord, VoidRange
 
 TOPIC = CHANGES.name
 IDS = {TOPIC: "id"}
@@ -65,7 +67,7 @@ def test_everything_that_a_later_batch_wrote_is_wrong_of_whichever_generation(
 
 def test_a_batch_that_only_the_table_knows_counts_too(ledger: LedgerFile) -> None:
     newest = entry(2, 3, wrote(1, 14, 15))
-    assert written_after(ledger, stock_changes, Txn(2, 2), IDS, newest) == {TOPIC: {1: 14}}
+    assert written_after(ledger, stock_changes, Txn(2, 2), IDS, [newest]) == {TOPIC: {1: 14}}
 
 
 def test_what_was_written_to_an_earlier_topic_of_the_name_does_not_count(ledger: LedgerFile) -> None:
@@ -83,25 +85,41 @@ def test_a_ledger_that_does_not_reach_back_is_no_answer(tmp_path: Path) -> None:
 
 def test_a_partition_without_wrong_records_begins_at_its_end() -> None:
     ends = {TOPIC: {0: 51, 1: 14}}
-    assert wrong_from(stock_changes, at(2, 1), ends, {TOPIC: {0: 41}}) == {TOPIC: {0: 41, 1: 14}}
+    assert wrong_from(at(2, 1), ends, {TOPIC: {0: 41}}) == {TOPIC: {0: 41, 1: 14}}
 
 
 def test_a_batch_in_the_topic_alone_and_offsets_known_to_be_wrong_are_void_too() -> None:
     ends = {TOPIC: {0: 60, 1: 20}}
-    found = wrong_from(
-        stock_changes, at(2, 2), ends, {}, known={TOPIC: {1: 10}}, in_flight=[wrote(0, 51, 59), wrote(1, 14, 19)]
-    )
+    found = wrong_from(at(2, 2), ends, {}, known=[{TOPIC: {1: 10}}], in_flight=[wrote(0, 51, 59), wrote(1, 14, 19)])
     assert found == {TOPIC: {0: 51, 1: 10}}
 
 
 def test_a_replay_from_the_very_start_makes_the_whole_topic_void() -> None:
     start = replace(at(1, -1), savepoint=None)
     ends = {TOPIC: {0: 60, 1: 20}, "routed": {0: 9}}
-    found = wrong_from(stock_changes, start, ends, {TOPIC: {0: 11}, "routed": {0: 4}})
-    assert found == {TOPIC: {0: 0, 1: 0}, "routed": {0: 4}}
+    found = wrong_from(start, ends, {TOPIC: {0: 11}, "routed": {0: 4}})
+    assert found == {TOPIC: {0: 0, 1: 0}, "routed": {0: 0}}
 
 
 def test_readers_go_back_before_ranges_that_count_again() -> None:
-    before, after = VoidRanges.of([(0, 10, 20), (1, 5, 9)]), VoidRanges.of([(1, 5, 9)])
+    before, after = VoidRanges.of([(0, 10, 20), (1, 5, 9)]), VoidRanges.of([(1, 5, 9), (1, 9, 12)])
     assert first_changed({0: 40, 1: 30}, before, after) == {0: 10, 1: 30}
     assert lowest([wrote(0, 5, 6), wrote(0, 3, 4)]) == {TOPIC: {0: 3}}
+
+
+def test_what_a_replay_appended_that_was_given_up_stays_void_for_a_plan_that_goes_back_behind_it() -> None:
+    """Generation 2 was given up, 3 continued generation 1; its range would not hold on the path of generation 4."""
+    generations = (
+        Generation(1, 0.0, "first start"),
+        Generation(3, 0.0, "abort of a-0001", 1, 30, aborts=True),
+    )
+    record = StreamRecord("stock_changes", generations)
+    void = (VoidRange(0, 100, 200, "a-0001", 3, 0.0),)
+    topic = TopicRecord(TOPIC, "id", "stock_changes", (1, 3), void)
+    back, behind = Generation(4, 0.0, "", 1, 20), Generation(4, 0.0, "", 3, 40)
+    assert declared_since([topic], record, at(1, 20), back) == {TOPIC: {0: 100}}
+    assert declared_since([topic], record, at(1, 30), replace(back, from_batch=30)) == {TOPIC: {0: 100}}
+    assert declared_since([topic], record, at(3, 40), behind) == {}, "it holds on the path"
+    undone = StreamRecord("stock_changes", (generations[0], Generation(2, 0.0, "recovery", 1, 10)))
+    corrected = TopicRecord(TOPIC, "id", "stock_changes", (1, 2), (VoidRange(0, 50, 100, "a-0001", 2, 0.0),))
+    assert declared_since([corrected], undone, at(1, 30), Generation(3, 0.0, "", 1, 30)) == {}, "an undo counts them"

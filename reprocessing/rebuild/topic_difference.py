@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from reprocessing.planning.conditions import quoted
+from reprocessing.planning.wrong_records import first_changed, path_of
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.topics.wrong_records import first_changed, path_of
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.positions import decode, decode_partitions
 from streaming_jobs.sources.base import Span
@@ -85,9 +85,19 @@ def _rows(blocks: RecordBlocks, records: Records | None, *, keyed: bool) -> pa.T
     record = batch[RECORD].combine_chunks()
     columns = dict(zip([f.name for f in record.type], record.flatten(), strict=True))
     if keyed:
-        keys = [None if key is None else key.decode("utf-8", "replace") for key in batch["key"].to_pylist()]
+        keys = [_shown(key) for key in batch["key"].to_pylist()]
         columns |= {_KEY: pa.array(keys, pa.string()), _PARTITION: batch["partition"], _OFFSET: batch["offset"]}
     return pa.table(columns)
+
+
+def _shown(key: bytes | None) -> str | None:
+    """A key as text; as hexadecimal digits if it is none."""
+    if key is None:
+        return None
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return f"0x{key.hex()}"
 
 
 def _last_of_each_key(table: DeltaTable, path: Path) -> DeltaTable:

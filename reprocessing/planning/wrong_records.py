@@ -8,18 +8,22 @@ generation. What an earlier recovery has declared void lies behind it too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from reprocessing.planning.history import generation_spans
 from reprocessing.plans.plan import Base, StreamPlan
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import PartitionOffsets, TopicOffsets, WrittenRange
+from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_record import Generation, StreamRecord
+from streaming_jobs.state.topic_records import TopicRecord
 from streaming_jobs.stream import Stream
 
 BEFORE_ALL = Txn(0, -1)
+_NEWEST = 500
 
 
 def start_of(base: Base) -> Txn:
@@ -28,22 +32,24 @@ def start_of(base: Base) -> Txn:
 
 
 def written_after(
-    ledger: LedgerFile, stream: Stream, after: Txn, ids: Mapping[str, str], newest: LedgerEntry | None = None
+    ledger: LedgerFile, stream: Stream, after: Txn, ids: Mapping[str, str], in_log: Iterable[LedgerEntry] = ()
 ) -> dict[str, dict[int, int]]:
     """By topic and partition, the first offset that the stream has written after a batch.
 
-    What it wrote to an earlier topic of the same name does not count: `ids` are those of now. `newest` is the entry in
-    the primary table, which the ledger may lack after a crash. Raises UsageError if the ledger does not reach back to
-    the batch.
+    What it wrote to an earlier topic of the same name does not count: `ids` are those of now. `in_log` are the entries
+    in the primary table's log, newest first: after a crash the ledger file may lack some. Raises UsageError if the
+    ledger does not reach back to the batch.
     """
     firsts: dict[str, dict[int, int]] = {}
 
     def add(written: Iterable[WrittenRange]) -> None:
         _lower(firsts, (each for each in written if each.topic_id == ids.get(each.topic, each.topic_id)))
 
-    if newest is not None and newest.kind == "batch" and newest.txn > after:
-        add(newest.written)
-    reached = newest is not None and newest.txn <= after
+    reached = False
+    for entry in in_log:
+        if reached := entry.kind == "batch" and entry.txn <= after:
+            break
+        add(entry.written)
     for day in ledger.days(stream.name):
         for line in day:
             if line.txn > after:
@@ -75,12 +81,11 @@ def _lower(firsts: dict[str, dict[int, int]], written: Iterable[WrittenRange]) -
 
 
 def wrong_from(
-    stream: Stream,
     base: Base,
     ends: TopicOffsets,
     firsts: TopicOffsets,
     *,
-    known: TopicOffsets | None = None,
+    known: Sequence[TopicOffsets] = (),
     in_flight: Sequence[WrittenRange] = (),
 ) -> dict[str, dict[int, int]]:
     """By topic and partition, the first offset that becomes void; where nothing is wrong, the end.
@@ -91,18 +96,42 @@ def wrong_from(
     wrong = {topic: dict(each) for topic, each in firsts.items()}
     _lower(wrong, in_flight)
     if start_of(base) == BEFORE_ALL:
-        declared = {sink.name for sink in stream.topic_sinks.values()}
-        wrong |= {topic: dict.fromkeys(each, 0) for topic, each in ends.items() if topic in declared}
+        wrong = {topic: dict.fromkeys(each, 0) for topic, each in ends.items()}
     found: dict[str, dict[int, int]] = {}
     for topic, of_topic in ends.items():
-        sure = (known or {}).get(topic, {})
-        found[topic] = {p: min(wrong.get(topic, {}).get(p, end), sure.get(p, end), end) for p, end in of_topic.items()}
+        each_of = [offsets.get(topic, {}) for offsets in (wrong, *known)]
+        found[topic] = {p: min(end, *(offsets.get(p, end) for offsets in each_of)) for p, end in of_topic.items()}
     return found
+
+
+def newest_batches(commits: Iterable[Commit], stream: str) -> list[LedgerEntry]:
+    """The entries of the newest batches in a table's log, newest first."""
+    found = (c.entry for c in commits if c.entry is not None and (c.entry.stream, c.entry.kind) == (stream, "batch"))
+    return list(islice(found, _NEWEST))
 
 
 def topics_written(stream: Stream, firsts: Mapping[str, PartitionOffsets]) -> list[str]:
     """The topics that the stream declares, and those to which it has routed records."""
     return list(dict.fromkeys([*(sink.name for sink in stream.topic_sinks.values()), *firsts]))
+
+
+def declared_since(
+    records: Iterable[TopicRecord], record: StreamRecord, base: Base, opened: Generation
+) -> dict[str, dict[int, int]]:
+    """By topic and partition, where void ranges begin that were declared for generations after a replay's start.
+
+    These generations are not on the path any more, as the new one goes back behind them; so their ranges would hold no
+    longer. A replay that was given up has appended records there which are in no ledger.
+    """
+    path, after = set(path_with(record, opened)), start_of(base)
+    origins = {each.number: Txn(each.from_generation or 0, each.from_batch) for each in record.generations}
+    later = {number for number, origin in origins.items() if number not in path and origin >= after}
+    found: dict[str, dict[int, int]] = {}
+    for topic in (each for each in records if each.writer == record.stream):
+        for void in (each for each in topic.void if each.generation in later):
+            of_topic = found.setdefault(topic.topic, {})
+            of_topic[void.partition] = min(void.begin, of_topic.get(void.partition, void.begin))
+    return found
 
 
 def path_of(record: StreamRecord) -> list[int]:
@@ -126,9 +155,9 @@ def first_changed(begins: PartitionOffsets, before: VoidRanges, after: VoidRange
     changed = dict(begins)
     for partition, spans in before.spans.items():
         still = after.spans.get(partition, ())
-        for span in spans:
-            if span not in still:
-                changed[partition] = min(span[0], changed.get(partition, span[0]))
+        for begin, end in spans:
+            if not any(first <= begin and end <= last for first, last in still):
+                changed[partition] = min(begin, changed.get(partition, begin))
     return changed
 
 

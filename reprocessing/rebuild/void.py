@@ -14,16 +14,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.rebuild.staging import opened_by
-from reprocessing.topics.wrong_records import (
+from reprocessing.planning.downstream import left_out
+from reprocessing.planning.wrong_records import (
+    declared_since,
     lowest,
+    newest_batches,
     path_with,
     start_of,
     topics_written,
     written_after,
     wrong_from,
 )
+from reprocessing.plans.plan import opened_by
+from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.topics.written_topics import GroupPosition
+from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
 from streaming_jobs.preflight.take_snapshot import ledger_file
@@ -32,6 +37,18 @@ from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import VoidRange
+
+
+def refuse_unfinished(context: RecoveryContext, position: Txn) -> None:
+    """Raise UsageError for a batch that a topic has, and the tables do not: readers may have it already."""
+    for sink in context.stream.topic_sinks.values():
+        newest = context.written.newest(context.stream, sink)
+        if newest is not None and newest.kind == "batch" and newest.txn > position:
+            raise UsageError(
+                f"topic {sink.name} has {newest.txn}, and the tables of stream {context.stream.name} lack it",
+                f"let the stream finish it (recourse streams run {context.stream.name} --trigger available-now), with "
+                "the corrected code if need be; then resume",
+            )
 
 
 def fence_topics(context: RecoveryContext) -> list[WrittenRange]:
@@ -50,23 +67,60 @@ def settle(context: RecoveryContext) -> Mapping[str, Any]:
     in_flight = _ranges(context.found("fence").get("in_flight", ()))
     ledger = ledger_file(context.settings, stream.name)
     sinks = [sink.name for sink in stream.topic_sinks.values()]
-    now = {name: context.written.topic_id(name) for name in sinks}
-    firsts = written_after(ledger, stream, start_of(plan.base), now, _newest_batch(context))
-    names = topics_written(stream, {**firsts, **plan.wrong_from, **{each.topic: {} for each in in_flight}})
+    ids = {name: _existing(context, name) for name in sinks}
+    log = newest_batches(store_of(stream.primary).commits(context.settings, stream.primary), stream.name)
+    firsts = written_after(ledger, stream, start_of(plan.base), ids, log)
+    named = topics_written(stream, {**firsts, **plan.wrong_from, **{each.topic: {} for each in in_flight}})
+    ids |= {name: found for name in named if (found := context.written.topic_id(name)) is not None}
+    names = list(ids)
     ends = {name: context.written.settled(name) for name in names}
-    begins = wrong_from(stream, plan.base, ends, firsts, known=plan.wrong_from, in_flight=in_flight)
+    records = [each for name in names if (each := topic_records.load(context.settings, name)) is not None]
+    known = [plan.wrong_from, declared_since(records, context.record, plan.base, opened_by(plan))]
+    begins = wrong_from(plan.base, ends, firsts, known=known, in_flight=in_flight)
+    _refuse_readers_beyond(context, begins)
     before = lowest(in_flight)
     kept = {name: {p: before.get(name, {}).get(p, end) for p, end in each.items()} for name, each in ends.items()}
-    groups = [
-        list(group)
-        for name in names
-        if (wrong := {p: begin for p, begin in begins[name].items() if begin < ends[name][p]})
-        for group in context.written.groups(name, wrong)
-    ]
-    ids = {name: context.written.topic_id(name) for name in names}
     for name in names:
         declare(context, name, ids[name], opened_by(plan), begins[name], ends[name], under_way=plan.id)
+    if late := left_out(context.settings, context.whole, [stream]):
+        raise UsageError(
+            f"stream {late[0]} reads topics of plan {plan.id}, and has begun since it was made",
+            f"give it up: recourse recover abort {plan.id}; then make a new plan, which takes the stream along",
+        )
+    groups = [list(group) for name in names for group in _groups(context, name, begins[name], ends[name])]
     return {"topics": ids, "begins": begins, "ends": ends, "kept": kept, "groups": groups}
+
+
+def _existing(context: RecoveryContext, topic: str) -> str:
+    """The id of a topic that the stream declares; raises UsageError if it is gone."""
+    if (found := context.written.topic_id(topic)) is None:
+        raise UsageError(f"topic {topic} is gone", "give the plan up; create the topic, and plan anew")
+    return found
+
+
+def _refuse_readers_beyond(context: RecoveryContext, begins: TopicOffsets) -> None:
+    """Raise UsageError if a stream of the plan would start behind the first wrong record: it came after planning."""
+    for each in context.whole.streams:
+        for topic, offsets in begins.items():
+            ends = {} if each.base.savepoint is None else each.base.ends.get(topic, {})
+            if beyond := [p for p, begin in offsets.items() if ends.get(p, 0) > begin]:
+                raise UsageError(
+                    f"records of topic {topic}, partition {beyond[0]}, from {offsets[beyond[0]]} on are wrong too, and "
+                    f"stream {each.stream} was to start at {ends[beyond[0]]}",
+                    f"give the plan up: recourse recover abort {context.plan.id}; then make a new one",
+                )
+
+
+def _groups(
+    context: RecoveryContext, topic: str, begins: Mapping[int, int], ends: Mapping[int, int]
+) -> list[GroupPosition]:
+    """The consumer groups that have read wrong records; a recovery does not fail because they cannot be listed."""
+    wrong = {p: begin for p, begin in begins.items() if begin < ends[p]}
+    try:
+        return context.written.groups(topic, wrong) if wrong else []
+    except TransientError as error:
+        context.events.tell(f"  whether other consumers have read wrong records of {topic} is not known: {error.found}")
+        return []
 
 
 def declare(
@@ -97,14 +151,9 @@ def declare(
 
 def release(context: RecoveryContext) -> None:
     """Let the readers of the stream's topics start: the corrected records count from now on."""
-    for topic, topic_id in (context.journal.done("settle") or {}).get("topics", {}).items():
-        topic_records.declare_void(
-            context.settings,
-            topic,
-            topic_id,
-            writer=context.stream.name,
-            path=path_with(context.record, opened_by(context.plan)),
-        )
+    for record in topic_records.under_way_of(context.settings, context.plan.id):
+        if record.writer == context.stream.name:
+            declare(context, record.topic, record.topic_id, opened_by(context.plan), {}, {})
 
 
 def mark_topics(context: RecoveryContext, at: Txn) -> list[WrittenRange]:
@@ -124,13 +173,22 @@ def continue_topics(context: RecoveryContext, at: Txn, opened: Generation) -> No
         return
     before = lowest(mark_topics(context, at))
     settled = context.journal.done("settle")
-    if settled is not None:
-        before = decode(settled["kept"])
+    if settled is not None:  # what the replay has written may be in further partitions and topics
+        days = ledger_file(context.own, context.stream.name).days(context.stream.name)
+        replayed = lowest(each for day in days for line in day for each in line.read().entry.written)
+        kept = decode(settled["kept"])
+        before = {
+            t: {**replayed.get(t, {}), **before.get(t, {}), **kept.get(t, {})} for t in {*replayed, *before, *kept}
+        }
+    records = topic_records.under_way_of(context.settings, context.plan.id)
+    begun = [each.topic for each in records if each.writer == context.stream.name]
     declared = [sink.name for sink in context.stream.topic_sinks.values()]
-    for topic in dict.fromkeys([*declared, *context.plan.wrong_from, *before]):
+    for topic in dict.fromkeys([*declared, *begun, *before]):
+        if (topic_id := context.written.topic_id(topic)) is None:
+            continue
         begins = before.get(topic, {})
         ends = context.written.settled(topic) if begins else {}
-        declare(context, topic, context.written.topic_id(topic), opened, begins, ends)
+        declare(context, topic, topic_id, opened, begins, ends)
         context.crash_point("recover_continue_topic")
 
 
@@ -157,7 +215,7 @@ def appended_until(context: RecoveryContext, border: TopicOffsets) -> dict[str, 
 
 
 def border_offsets(context: RecoveryContext) -> dict[str, Mapping[int, int]]:
-    """The offsets at which rebuilt tables are compared with the published ones.
+    """The offsets at which rebuilt tables are compared with the published ones (`lagged`: not of the same records).
 
     They are those at which the published tables end. In a topic that another stream of the plan has appended to, it is
     where that stream's records end which come from the same source records.
@@ -169,16 +227,24 @@ def border_offsets(context: RecoveryContext) -> dict[str, Mapping[int, int]]:
     return border
 
 
+def lagged(context: RecoveryContext) -> bool:
+    """True if the stream had not read all records of the plan's topics when it was stopped.
+
+    Then the border has records that its published tables do not have.
+    """
+    position = decode(context.found("keep")["position"])
+    for upstream in context.whole.upstream(context.stream.name):
+        ends = decode((context.journal.journal.done("settle", upstream.stream) or {}).get("ends", {}))
+        for topic, each in ends.items():
+            at = position.get(topic)
+            if at is not None and any(at.get(p, 0) < end for p, end in each.items()):
+                return True
+    return False
+
+
 def _within(entry: LedgerEntry, border: TopicOffsets) -> bool:
     ends = by_place(border)
     return all(offset <= ends.get(place, offset) for place, offset in by_place(ends_of(entry.offsets)).items())
-
-
-def _newest_batch(context: RecoveryContext) -> LedgerEntry | None:
-    """The entry of the newest batch in the primary table, which the ledger may lack after a crash."""
-    commits = store_of(context.stream.primary).commits(context.settings, context.stream.primary)
-    entries = (commit.entry for commit in commits if commit.entry is not None)
-    return next((entry for entry in entries if entry.stream == context.stream.name and entry.kind == "batch"), None)
 
 
 def _ranges(values: Iterable[Sequence[Any]]) -> list[WrittenRange]:
