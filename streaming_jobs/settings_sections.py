@@ -241,6 +241,7 @@ class SavepointSettings(_Section):
     every: Duration = Field(timedelta(minutes=15), description="between two of a stream; 0: none by time")
     keep: Duration = Field(timedelta(hours=48), description="all of them")
     keep_daily: Duration = Field(timedelta(days=14), description="then the first of each day")
+    keep_named: Duration = Field(timedelta(days=90), description="those with a name; 0: until the name is dropped")
     keep_generations: int = Field(2, ge=0, description="checkpoints of generations that are over, the newest ones")
     max_mb: int = Field(10_240, ge=0, description="of files that only a stream's savepoints hold, MB; 0: no bound")
 

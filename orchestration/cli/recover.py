@@ -34,7 +34,10 @@ def recover() -> None:
 @app.command(short_help="Show what a recovery would do.")
 def plan(
     context: typer.Context,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    streams: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STREAM...]", help="One stream or several; those that read their topics go along."),
+    ] = None,
     to_earliest: Annotated[
         bool, typer.Option("--to-earliest", help="The first record that the topic still has.")
     ] = False,
@@ -46,7 +49,10 @@ def plan(
     to_datetime: Annotated[str | None, typer.Option(metavar="TIME", help="ISO time with its zone.")] = None,
     to_batch: Annotated[int | None, typer.Option(metavar="N", help="The end of a batch; -1: before the first.")] = None,
     to_table_version: Annotated[int | None, typer.Option(metavar="V", help="A version of the primary table.")] = None,
-    savepoint: Annotated[str | None, typer.Option(metavar="NAME", help="A savepoint.")] = None,
+    savepoint: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A savepoint; one of several streams: each to its own, without STREAM all."),
+    ] = None,
     before_code: Annotated[str | None, typer.Option(metavar="HASH", help="Before a version of the code.")] = None,
     before_first_bad: Annotated[
         str | None, typer.Option(metavar="SQL", help="Before the code that made the first row for which this holds.")
@@ -112,7 +118,7 @@ def plan(
         "before-first-broken": before_first_broken,
     }
     request = PlanRequest(
-        streams=(stream,),
+        streams=tuple(dict.fromkeys(streams or ())),
         targets={TARGETS[option]: str(value) for option, value in given.items() if value is not None},
         require=tuple(require or ()),
         max_changed=max_changed,

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
+from orchestration.cli.invocation import Invocation, invocation
 from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
+from streaming_jobs.spelling import counted
+
+if TYPE_CHECKING:
+    from streaming_jobs.state.named_savepoints import NamedSavepoint
+    from streaming_jobs.state.savepoints import Savepoint
 
 app = typer.Typer(no_args_is_help=True, help="Savepoints, to which a stream can go back.", rich_markup_mode=None)
 generations_app = typer.Typer(no_args_is_help=True, help="Generations of a stream's checkpoint.", rich_markup_mode=None)
@@ -25,66 +32,210 @@ def savepoints() -> None:
 @app.command(short_help="Take a savepoint of the last finished batch.")
 def create(
     context: typer.Context,
-    stream: Name,
+    streams: Annotated[list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One name for all; without STREAM: all streams that have run.")
+    ] = None,
+    downstream_of: Annotated[
+        str | None, typer.Option(metavar="STREAM", help="With --name: this stream, and all that its records reach.")
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="'90 days'", help="With --name: how long it holds them; '0 s': until dropped."),
+    ] = None,
     note: Annotated[str, typer.Option(help="Why.")] = "",
     output: OutputOption = Output.text,
 ) -> None:
-    """Take a savepoint of the last finished batch; the stream may run. The savepoint stays until it is dropped."""
-    from streaming_jobs.state import savepoints, stream_record
-    from streaming_jobs.state.stream_folder import StreamFolder
+    """Take a savepoint of the last finished batch; the stream may run. The savepoint stays until it is dropped.
 
-    call = invocation(context)
-    declared = call.topology.select([stream])[0]
-    name = declared.name
-    record = stream_record.load(call.settings, name)
-    last = None if record is None else StreamFolder.of(call.settings, name).checkpoint(record.generation).last_committed
-    if record is None or last is None:
-        raise UsageError(f"stream {name} has not finished a batch yet", "run it first")
-    taken = savepoints.take(call.settings, declared, record, last, "purpose", note)
-    value = {"savepoint": taken.id, **dataclasses.asdict(savepoints.cost(call.settings, declared, taken))}
-    show(output, value, lambda: say(f"savepoint {taken.id} of stream {name}"))
-
-
-@app.command("list", short_help="Print a stream's savepoints and what they cost.")
-def list_savepoints(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
-    """Print a stream's savepoints, oldest first: when and why each was taken, and the disk space it uses."""
-    from reprocessing.planning.targets import instant_words
+    With --name, one of each of several streams, under one name: each after the last batch of its own.
+    """
     from streaming_jobs.state import savepoints
+    from streaming_jobs.state.topology_savepoints import take_last
 
     call = invocation(context)
+    if name is not None:
+        _create_named(call, streams or [], name, downstream_of, keep, note, output)
+        return
+    if len(streams or ()) != 1 or downstream_of is not None or keep is not None:
+        raise UsageError("a savepoint of several streams needs a name", "name one stream, or give --name NAME")
+    declared = call.topology.select(streams or [])[0]
+    taken = take_last(call.settings, declared, "purpose", note)
+    value = {"savepoint": taken.id, **dataclasses.asdict(savepoints.cost(call.settings, declared, taken))}
+    show(output, value, lambda: say(f"savepoint {taken.id} of stream {declared.name}"))
+
+
+def _create_named(
+    call: Invocation,
+    names: list[str],
+    name: str,
+    downstream_of: str | None,
+    keep: str | None,
+    note: str,
+    output: Output,
+) -> None:
+    from reprocessing.executor import under_way
+    from reprocessing.planning.downstream import through_tables, through_topics
+    from streaming_jobs.archives.declaration import is_archive
+    from streaming_jobs.durations import parse_duration
+    from streaming_jobs.runtime.crash_points import crash_point
+    from streaming_jobs.state.topology_savepoints import last_batch, take_named
+
+    if names and downstream_of is not None:
+        raise UsageError("STREAM and --downstream-of were given", "give one of the two")
+    every = {each.name: each for each in call.topology.select([])}
+    if downstream_of is not None:
+        root = call.topology.select([downstream_of])[0].name
+        reached = {*through_topics(every, [root]), *through_tables(every, [root])}
+        chosen = [each for each in every.values() if each.name in reached]
+    else:
+        chosen = call.topology.select(list(dict.fromkeys(names)))
+    if not names:
+        chosen = [each for each in chosen if not is_archive(each)]
+        for stream in [each.name for each in chosen if last_batch(call.settings, each.name) is None]:
+            say(f"stream {stream} has not finished a batch yet: it is left out")
+        chosen = [each for each in chosen if last_batch(call.settings, each.name) is not None]
+        if not chosen:
+            raise UsageError("no stream has finished a batch yet", "run them first")
+
+    def check() -> None:
+        for stream in chosen:
+            if (plan := under_way(call.settings, stream.name)) is not None:
+                raise UsageError(
+                    f"plan {plan.id} of stream {stream.name} is under way", f"finish it, or abort {plan.id}"
+                )
+
+    def told(taken: Savepoint) -> None:
+        say(f"savepoint {taken.id} of stream {taken.stream}")
+        crash_point("savepoint_of_name", taken.stream, 0)
+
+    length = None if keep is None else parse_duration(keep)
+    made = take_named(call.settings, chosen, name, note, length, check=check, each=told)
+    show(output, _named_value(call, made), lambda: say(f"{name} is a savepoint of {counted(len(chosen), 'stream')}"))
+
+
+@app.command("list", short_help="Print savepoints and what they cost.")
+def list_savepoints(
+    context: typer.Context,
+    stream: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="A stream; none: those with a name.")] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print a stream's savepoints, oldest first: when and why each was taken, and the disk space it uses.
+
+    Without a stream, print the savepoints that have a name, with their streams.
+    """
+    from reprocessing.planning.targets import instant_words
+    from streaming_jobs.state import named_savepoints, savepoints
+
+    call = invocation(context)
+    if stream is None:
+        _list_named(call, output)
+        return
     declared = call.topology.select([stream])[0]
+    names: dict[str, list[str]] = {}
+    for each in named_savepoints.of_stream(call.settings, declared.name).values():
+        names.setdefault(each.streams[declared.name], []).append(each.name)
     taken = savepoints.savepoints(call.settings, declared.name)
     savepoints_and_costs = [(s, savepoints.cost(call.settings, declared, s)) for s in taken]
     value: list[dict[str, Any]] = [
-        {"savepoint": s.id, **dataclasses.asdict(s), **dataclasses.asdict(c)} for s, c in savepoints_and_costs
-    ]
-    rows = [
-        [s.id, instant_words(s.taken_at), s.reason, s.note, number(c.files), number(c.size), number(c.alone)]
+        {"savepoint": s.id, "names": names.get(s.id, []), **dataclasses.asdict(s), **dataclasses.asdict(c)}
         for s, c in savepoints_and_costs
     ]
-    columns = ["savepoint", "taken", "reason", "note", "files", "bytes", "held by it alone"]
+    rows = [
+        [
+            s.id,
+            instant_words(s.taken_at),
+            s.reason,
+            ", ".join(names.get(s.id, [])) or s.note,
+            number(c.files),
+            number(c.size),
+            number(c.alone),
+        ]
+        for s, c in savepoints_and_costs
+    ]
+    columns = ["savepoint", "taken", "reason", "names or note", "files", "bytes", "held by it alone"]
     show(output, value, lambda: print_table(columns, rows, right=columns[4:]))
+
+
+def _list_named(call: Invocation, output: Output) -> None:
+    from reprocessing.planning.targets import instant_words
+    from streaming_jobs.durations import format_duration
+    from streaming_jobs.state import named_savepoints
+
+    values = [_named_value(call, each) for each in named_savepoints.named(call.settings)]
+    now = time.time()
+    rows = [
+        [
+            value["name"],
+            instant_words(value["taken_at"]),
+            format_duration(timedelta(seconds=int(now - value["taken_at"]))),
+            ", ".join(f"{s} {each['savepoint']}" + ("" if each["exists"] else " (gone)") for s, each in of.items()),
+            number(value["size"]),
+            number(value["alone"]),
+            "dropped" if value["until"] is None else instant_words(value["until"]),
+            value["note"],
+        ]
+        for value in values
+        for of in [value["streams"]]
+    ]
+    columns = ["name", "taken", "age", "streams", "bytes", "held by it alone", "stays until", "note"]
+    show(output, values, lambda: print_table(columns, rows, right=columns[4:6]))
+
+
+def _named_value(call: Invocation, made: NamedSavepoint) -> dict[str, Any]:
+    """The fields of a named savepoint, each of its streams, and the bytes of all of them."""
+    from streaming_jobs.state import savepoints
+
+    streams: dict[str, dict[str, Any]] = {}
+    for stream, name in made.streams.items():
+        saved, declared = savepoints.find(call.settings, stream, name), call.topology.streams.get(stream)
+        cost = savepoints.Cost(0, 0, 0)
+        if saved is not None and declared is not None:
+            cost = savepoints.cost(call.settings, declared, saved)
+        streams[stream] = {"savepoint": name, "exists": saved is not None, **dataclasses.asdict(cost)}
+    sizes = {key: sum(each[key] for each in streams.values()) for key in ("files", "size", "alone")}
+    return {**dataclasses.asdict(made), **sizes, "streams": streams}
 
 
 @app.command(short_help="Remove a savepoint.")
 def drop(
     context: typer.Context,
-    stream: Name,
-    savepoint: Annotated[str, typer.Argument(metavar="SAVEPOINT", help="Its name.", show_default=False)],
+    stream: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="A stream.")] = None,
+    savepoint: Annotated[str | None, typer.Argument(metavar="[SAVEPOINT]", help="Its savepoint.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One of several streams: the name, and what was taken for it.")
+    ] = None,
 ) -> None:
     """Remove a savepoint; a recovery that needs it can then not be undone."""
     from reprocessing.executor import needed_savepoints
-    from streaming_jobs.state import savepoints
+    from streaming_jobs.state import named_savepoints, savepoints
+    from streaming_jobs.state.topology_savepoints import drop_named
 
     call = invocation(context)
+    if (stream is None or savepoint is None) == (name is None) or (name is not None and stream is not None):
+        raise UsageError("no savepoint was named, or two", "give STREAM SAVEPOINT, or --name NAME")
+    if name is not None:
+        declared_streams = call.topology.streams
+        gone = drop_named(call.settings, declared_streams, name, lambda s: needed_savepoints(call.settings, s))
+        say(f"savepoint {name} is gone" + (f", and {', '.join(gone)}" if gone else ""))
+        return
+    assert stream is not None and savepoint is not None
     declared = call.topology.select([stream])[0]
-    name = declared.name
-    if savepoints.find(call.settings, name, savepoint) is None:
-        raise UsageError(f"stream {name} has no savepoint '{savepoint}'", f"see `recourse savepoints list {name}`")
-    if plan := needed_savepoints(call.settings, name).get(savepoint):
+    if savepoints.find(call.settings, declared.name, savepoint) is None:
+        raise UsageError(
+            f"stream {declared.name} has no savepoint '{savepoint}'", f"see `recourse savepoints list {declared.name}`"
+        )
+    if plan := needed_savepoints(call.settings, declared.name).get(savepoint):
         raise UsageError(f"plan {plan} is under way and needs savepoint {savepoint}", f"finish it, or abort {plan}")
-    savepoints.drop(call.settings, declared, savepoint)
-    say(f"savepoint {savepoint} of stream {name} is gone")
+    with named_savepoints.only_one(call.settings):
+        for holder in named_savepoints.of_stream(call.settings, declared.name).values():
+            if holder.streams[declared.name] == savepoint and holder.holds(time.time()):
+                raise UsageError(
+                    f"savepoint {savepoint} belongs to '{holder.name}'",
+                    f"drop that: recourse savepoints drop --name {holder.name}",
+                )
+        savepoints.drop(call.settings, declared, savepoint)
+    say(f"savepoint {savepoint} of stream {declared.name} is gone")
 
 
 @generations_app.callback()

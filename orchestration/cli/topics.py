@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,9 @@ from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
     from streaming_jobs.runtime.unread import Unread
+    from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topic_figures import TopicFigures
+    from streaming_jobs.state.topic_records import VoidRange
 
 _KEEPS_ALL = -1
 
@@ -28,7 +31,7 @@ def topics(
 ) -> None:
     """Print the topics that streams read: partitions, offsets, records per second, retention, and the readers' lag.
 
-    With one TOPIC, also its partitions and the mean size of its newest records. Asks the broker.
+    With one TOPIC, also its partitions, the mean size of its newest records, and its void ranges. Asks the broker.
     """
     from streaming_jobs.platform.broker import bootstrap_servers
     from streaming_jobs.runtime.unread import unread_now
@@ -51,8 +54,12 @@ def topics(
     reading = {stream for topic in figures for stream in readers[topic]}
     unread = unread_now(call.settings, [call.topology[stream] for stream in sorted(reading)])
     lags = {topic: {each: _lag(unread.get(each), topic) for each in readers[topic]} for topic in figures}
-    values: list[dict[str, Any]] = [{**each.as_json(), "lag": lags[topic]} for topic, each in figures.items()]
-    show(output, values, lambda: _print(figures, lags, name))
+    void = {topic: _void(call.settings, each) for topic, each in figures.items()}
+    values: list[dict[str, Any]] = [
+        {**each.as_json(), "lag": lags[topic], "void": [dataclasses.asdict(v) for v in void[topic]]}
+        for topic, each in figures.items()
+    ]
+    show(output, values, lambda: _print(figures, lags, void, name))
     for missing in [name] if name and name not in figures else [each for each in declared if each not in figures]:
         if name in (None, missing):
             say(f"topic {missing} does not exist at {client.bootstrap}")
@@ -63,13 +70,30 @@ def _lag(unread: Unread | None, topic: str) -> int | None:
     return None if unread is None else sum(each.records for each in unread.partitions if each.topic == topic)
 
 
-def _print(figures: dict[str, TopicFigures], lags: dict[str, dict[str, int | None]], name: str | None) -> None:
-    columns = ["topic", "partitions", "records", "end", "records/s", "retention", "cleanup", "lag of readers"]
+def _void(settings: Settings, figures: TopicFigures) -> list[VoidRange]:
+    """The void ranges of a topic that hold now, in the order of offsets."""
+    from streaming_jobs.state import topic_records
+
+    record = topic_records.load(settings, figures.name)
+    if record is None or record.topic_id != figures.id:
+        return []
+    holding = [each for each in record.void if each.generation in {0, *record.path}]
+    return sorted(holding, key=lambda each: (each.partition, each.begin))
+
+
+def _print(
+    figures: dict[str, TopicFigures],
+    lags: dict[str, dict[str, int | None]],
+    void: dict[str, list[VoidRange]],
+    name: str | None,
+) -> None:
+    columns = ["topic", "partitions", "records", "void", "end", "records/s", "retention", "cleanup", "lag of readers"]
     rows = [
         [
             each.name,
             str(each.partitions),
             number(each.records),
+            number(_void_offsets(void[topic])),
             number(each.end),
             number(each.rate),
             retention_words(each.retention_ms),
@@ -79,9 +103,30 @@ def _print(figures: dict[str, TopicFigures], lags: dict[str, dict[str, int | Non
         for topic, each in figures.items()
     ]
     if rows:
-        print_table(columns, rows, right=columns[1:5])
+        print_table(columns, rows, right=columns[1:6])
     if name in figures:
         _print_partitions(figures[name])
+        _print_void(void[name])
+
+
+def _void_offsets(void: list[VoidRange]) -> int:
+    """The number of void offsets; ranges of several plans may overlap."""
+    from streaming_jobs.sources.void_ranges import VoidRanges
+
+    joined = VoidRanges.of((each.partition, each.begin, each.end) for each in void)
+    return sum(end - begin for spans in joined.spans.values() for begin, end in spans)
+
+
+def _print_void(void: list[VoidRange]) -> None:
+    """The ranges that no stream reads, with the plans that declared them."""
+    from reprocessing.planning.targets import instant_words
+
+    if void:
+        rows = [[str(v.partition), number(v.begin), number(v.end), v.plan, instant_words(v.at)] for v in void]
+        print()
+        print_table(
+            ["partition", "void from", "up to", "plan", "declared"], rows, right=("partition", "void from", "up to")
+        )
 
 
 def _print_partitions(figures: TopicFigures) -> None:

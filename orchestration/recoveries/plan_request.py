@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import UsageError
@@ -33,7 +33,10 @@ TARGETS: Mapping[str, str] = {
 }
 """The options that name a target, each with the kind of target that it stands for."""
 OF_ANY_STREAM = ("earliest", "latest", "offsets", "file", "shift-by", "duration", "datetime")
-"""Kinds of targets that mean the same for several streams; the others name a thing of one stream."""
+"""Kinds of targets that mean the same for several streams; the others name a thing of one stream.
+
+A named savepoint is one of each of its streams.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,16 @@ def make_requested(
     """
     from reprocessing.planning.planner import make_plan
     from reprocessing.planning.until import until_target
+    from streaming_jobs.state import named_savepoints
 
-    kind, _ = request.target
+    kind, value = request.target
+    shared = named_savepoints.find(settings, value) if kind == "savepoint" else None
+    if not request.streams and shared is not None:
+        request = replace(request, streams=tuple(shared.streams))
     if not request.streams:
         raise UsageError("no stream was given", f"name one of {', '.join(topology.streams)}")
     kinds = [kind, *([until_target(request.until).kind] if request.until is not None else [])]
-    of_one = [each for each in kinds if each not in OF_ANY_STREAM]
+    of_one = [each for each in kinds if each not in OF_ANY_STREAM and not (each == "savepoint" and shared)]
     if len(request.streams) > 1 and (of_one or request.require):
         what = f"the target {of_one[0]}" if of_one else "a condition"
         raise UsageError(

@@ -17,7 +17,7 @@ from streaming_jobs.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.state.ledger_file import LedgerLine, RawLine
 from streaming_jobs.state.stream_record import Corrected, Generation
 
-_PACE_OF = 2_000
+_PACE_OF = 500
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ With a target ahead of the stream nothing is replayed: the records in between ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reprocessing.planning.conditions import UnknownColumn, broken
@@ -25,15 +25,21 @@ from reprocessing.planning.reminders import reminders
 from reprocessing.planning.replay_start import replay_start
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot, refuse_fenced
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
-from reprocessing.planning.topics_at_planning import NOTHING_WRITTEN, check_topic_sinks, written_topics
+from reprocessing.planning.topics_at_planning import (
+    NOTHING_WRITTEN,
+    CommittedOffsets,
+    check_topic_sinks,
+    written_topics,
+)
 from reprocessing.planning.until import until_border, until_of
+from reprocessing.planning.void_since import further_back
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until, opened_by
 from reprocessing.plans.plan_file import next_id, save, sealed
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.tables import existing_table, open_tables
+from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.stream import Stream
@@ -96,10 +102,12 @@ def _drafts(
     along = through_topics(streams, asked)
     drafts: dict[str, StreamPlan] = {}
     changed: dict[str, dict[int, int]] = {}
+    committed = CommittedOffsets(settings)
     for name in along:
         if name in asked:
             request = asked[name]
-            if undoes is None and {topic.name for topic in streams[name].topics}.intersection(changed):
+            of_one = undoes is None and request.target.kind != "savepoint"  # one that has a name is of several
+            if of_one and {topic.name for topic in streams[name].topics}.intersection(changed):
                 raise UsageError(
                     f"stream {name} reads what another stream of the plan writes, so it is taken along",
                     f"leave {name} out: it goes back to its last batch before the first record that changes",
@@ -113,7 +121,7 @@ def _drafts(
                 continue
             target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
             request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)
-        drafts[name] = _draft(request, undoes)
+        drafts[name] = _draft(request, undoes, drafts, committed)
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
     refuse_others(settings, streams, changed, drafts)
@@ -145,8 +153,10 @@ def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> 
                 )
 
 
-def _draft(request: Request, undoes: str | None) -> StreamPlan:
-    """The plan of one stream, without the name of the recovery."""
+def _draft(
+    request: Request, undoes: str | None, before: Mapping[str, StreamPlan], committed: CommittedOffsets
+) -> StreamPlan:
+    """The plan of one stream, without the name of the recovery; `before` are those put right before it."""
     snapshot, target, checks = request.snapshot, request.target, request.checks
     refuse_fenced(snapshot)
     saw = snapshot.world
@@ -164,6 +174,9 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         did = f"is what {target} goes back before,"
         remarks = refuse_same_code(snapshot, code.version, did, same_code=request.same_code)
     resolved = request.resolved or resolve(target, snapshot.view())
+    if request.base is None and (moved := further_back(snapshot, target, resolved, before)) is not None:
+        target, resolved = moved
+        request = replace(request, target=target)
     if resolved.ahead:  # suites are on by default, and judge rebuilt rows: there are none
         checks = replace(checks, suites=())
     if resolved.ahead and (request.discard_state or checks != NO_CHECKS):
@@ -183,9 +196,9 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         remarks += border.notes
     if start.savepoint is not None and not discards:
         _refuse_other_state(snapshot, start.savepoint, undoes)
-    written = (
-        NOTHING_WRITTEN if resolved.ahead else written_topics(snapshot, start, request.wrong_from, discards=discards)
-    )
+    written = NOTHING_WRITTEN
+    if not resolved.ahead:
+        written = written_topics(snapshot, start, request.wrong_from, committed, discards=discards)
     reminded = reminders(snapshot, resolved, start, until)
     plan = StreamPlan(
         id="",
@@ -238,8 +251,8 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
     notes = []
     last = snapshot.history.last
     changed = last is None or last.code != snapshot.world.code
-    table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
     for rule in checks.rules:
+        table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
         try:
             broken(table.readable(), [rule])
         except UnknownColumn as error:
@@ -253,7 +266,7 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
 
 
 def _refuse_append_only(snapshot: PlanningSnapshot) -> None:
-    for table in open_tables(snapshot.settings, snapshot.stream).values():
+    for table in snapshot.tables.values():
         table.check_removable()
 
 

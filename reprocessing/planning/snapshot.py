@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,10 +19,10 @@ from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import LATE
-from streaming_jobs.sinks.tables import all_tables, open_table
+from streaming_jobs.sinks.stored import LATE, StoredTable
+from streaming_jobs.sinks.tables import all_tables, open_tables
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state import named_savepoints, savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -66,12 +66,18 @@ class PlanningSnapshot:
             savepoints=self.savepoints,
             for_time=self.topics.offsets_for_time,
             now=time.time(),
+            names=named_savepoints.of_stream(self.settings, self.stream.name),
         )
+
+    @cached_property
+    def tables(self) -> Mapping[str, StoredTable]:
+        """The stream's tables that exist, opened once."""
+        return open_tables(self.settings, self.stream)
 
     def _tables(self) -> list[SawTable]:
         tables = []
         for declared, role in all_tables(self.stream):
-            table = open_table(self.settings, declared, self.stream.name)
+            table = self.tables.get(declared.name)
             if table is None and role in LATE:  # the stream has not run since it has it
                 continue
             if table is None:

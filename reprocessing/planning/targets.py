@@ -27,6 +27,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import TopicSnapshot
+from streaming_jobs.state.named_savepoints import NamedSavepoint
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import CodeSince, StreamRecord
 
@@ -78,7 +79,8 @@ class Resolved:
 class View:
     """The facts about a stream on which a target is resolved.
 
-    `now` in seconds since 1970; `for_time` gives the offsets for a topic and a time in ms.
+    `now` in seconds since 1970; `for_time` gives the offsets for a topic and a time in ms. `names` are the named
+    savepoints that have one of the stream.
     """
 
     record: StreamRecord
@@ -88,6 +90,7 @@ class View:
     for_time: Callable[[str, int], Mapping[int, int]]
     now: float
     notes: list[str] = field(default_factory=list)
+    names: Mapping[str, NamedSavepoint] = field(default_factory=dict)
 
     @property
     def position(self) -> TopicOffsets:
@@ -312,11 +315,22 @@ def named_code(text: str, record: StreamRecord) -> CodeSince:
 
 
 def _savepoint(name: str, view: View) -> Resolved:
-    savepoint = next((s for s in view.savepoints if s.id == name), None)
+    savepoint = named_savepoint(name, view)
     if savepoint is None:
-        known = _list([s.id for s in view.savepoints]) or "there are none"
+        known = _list([*view.names, *(s.id for s in view.savepoints)]) or "there are none"
         raise UsageError(f"stream {view.record.stream} has no savepoint '{name}'", f"choose one: {known}")
-    return Resolved(savepoint.txn, savepoint.ends)
+    notes = []
+    if name in view.names:
+        notes.append(f"{name} is savepoint {savepoint.id} of stream {view.record.stream}")
+        if savepoint.taken_at > view.names[name].taken_at:
+            notes.append(f"it was taken anew on {instant_words(savepoint.taken_at)}, after its rows had been changed")
+    return Resolved(savepoint.txn, savepoint.ends, tuple(notes))
+
+
+def named_savepoint(name: str, view: View) -> Savepoint | None:
+    """The savepoint of the stream by its own name, or by one that it shares with other streams."""
+    own = view.names[name].streams[view.record.stream] if name in view.names else name
+    return next((s for s in view.savepoints if s.id == own), None)
 
 
 def integer(target: Target, what: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from reprocessing.planning.offline import only_the_broker
 from reprocessing.planning.snapshot import PlanningSnapshot
@@ -18,10 +19,11 @@ from reprocessing.planning.wrong_records import (
 )
 from reprocessing.plans.plan import Base
 from reprocessing.topics.groups import group_words
-from reprocessing.topics.written_topics import KafkaWrittenTopics
+from reprocessing.topics.written_topics import GroupPosition, KafkaWrittenTopics, behind
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
@@ -58,8 +60,23 @@ def check_topic_sinks(snapshot: PlanningSnapshot, *, bounded: bool) -> None:
         )
 
 
+@dataclass(frozen=True)
+class CommittedOffsets:
+    """The committed offsets of all consumer groups, asked for once for all streams of a plan, if at all."""
+
+    settings: Settings
+
+    @cached_property
+    def found(self) -> Sequence[GroupPosition] | TransientError:
+        """The offsets; an error if they cannot be had."""
+        try:
+            return KafkaWrittenTopics(self.settings).committed()
+        except TransientError as error:
+            return error
+
+
 def written_topics(
-    snapshot: PlanningSnapshot, start: Base, known: TopicOffsets | None, *, discards: bool
+    snapshot: PlanningSnapshot, start: Base, known: TopicOffsets | None, committed: CommittedOffsets, *, discards: bool
 ) -> WrittenAtPlanning:
     """The topics of a stream whose replay begins at `start`; `known` offsets are wrong in any case."""
     stream = snapshot.stream
@@ -76,16 +93,15 @@ def written_topics(
     opened = Generation(snapshot.record.generation + 1, 0.0, "", start.generation, start.batch)
     earlier = declared_since(records, snapshot.record, start, opened)
     wrong = wrong_from(start, ends, firsts, known=[known or {}, earlier])
-    notes = [*_groups(snapshot, wrong, ends), *([_EVERYTHING] if discards and start_of(start) == BEFORE_ALL else [])]
+    notes = [*_groups(committed, wrong, ends), *([_EVERYTHING] if discards and start_of(start) == BEFORE_ALL else [])]
     return WrittenAtPlanning(wrong, ends, tuple(notes))
 
 
-def _groups(snapshot: PlanningSnapshot, wrong: TopicOffsets, ends: TopicOffsets) -> Iterator[str]:
+def _groups(committed: CommittedOffsets, wrong: TopicOffsets, ends: TopicOffsets) -> Iterator[str]:
     """Notes about consumer groups that have read wrong records; they are not ours, since ours commit no offsets."""
-    topics = KafkaWrittenTopics(snapshot.settings)
     for name, begins in wrong.items():
         if read := {p: begin for p, begin in begins.items() if begin < ends[name][p]}:
-            try:
-                yield from (group_words(group, begins, ends[name]) for group in topics.groups(name, read))
-            except TransientError as error:
-                yield f"whether other consumers have read wrong records of {name} is not known: {error.found}"
+            if isinstance(committed.found, TransientError):
+                yield f"whether other consumers have read wrong records of {name} is not known: {committed.found.found}"
+            else:
+                yield from (group_words(group, begins, ends[name]) for group in behind(committed.found, name, read))

@@ -22,7 +22,16 @@ from reprocessing.planning.other_changes import accepted_since, slices_since
 from reprocessing.planning.replay_start import taken_now
 from reprocessing.planning.slices_instead import slices_command
 from reprocessing.planning.snapshot import PlanningSnapshot
-from reprocessing.planning.targets import Resolved, Target, View, complete, instant, named_batch, named_code
+from reprocessing.planning.targets import (
+    Resolved,
+    Target,
+    View,
+    complete,
+    instant,
+    named_batch,
+    named_code,
+    named_savepoint,
+)
 from reprocessing.plans.plan import Base, Until
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn
@@ -110,7 +119,7 @@ def until_of(snapshot: PlanningSnapshot, target: Target, border: Border, base: B
 
 def _border(target: Target, view: View) -> Border:
     if target.kind == "savepoint":
-        saved = next((s for s in view.savepoints if s.id == target.value), None)
+        saved = named_savepoint(target.value, view)
         if saved is None or not has_present_rows(view.record.generations, saved.txn):
             known = ", ".join(s.id for s in view.savepoints if has_present_rows(view.record.generations, s.txn))
             raise UsageError(

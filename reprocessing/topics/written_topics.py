@@ -7,14 +7,14 @@ ones become a void range (`streaming_jobs/state/topic_records.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import structlog
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from streaming_jobs.errors import TransientError, UsageError
@@ -40,6 +40,8 @@ _POLL = 0.1
 _BEYOND_A_TRANSACTION = timedelta(seconds=20)
 """The broker looks for transactions past their timeout every ten seconds."""
 _BLOCK = 10_000
+_AT_ONCE = 100
+"""Consumer groups that are asked about at the same time."""
 
 
 class GroupPosition(NamedTuple):
@@ -49,6 +51,25 @@ class GroupPosition(NamedTuple):
     topic: str
     partition: int
     offset: int
+
+
+def behind(committed: Iterable[GroupPosition], topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
+    """Those in these partitions of a topic that lie after `begins`."""
+    return [
+        each
+        for each in committed
+        if each.topic == topic and each.partition in begins and each.offset > begins[each.partition]
+    ]
+
+
+def _positions(group: str, asked: Any, timeout: float) -> list[GroupPosition]:
+    """The offsets of one group; none, which is logged, if it cannot be described."""
+    try:
+        positions = asked.result(timeout).topic_partitions or ()
+    except (KafkaException, TimeoutError) as error:
+        log.warning("consumer group cannot be described", group=group, reason=str(error)[:200])
+        return []
+    return [GroupPosition(group, p.topic, p.partition, p.offset) for p in positions if p.error is None]
 
 
 class WrittenTopics(Protocol):
@@ -167,33 +188,28 @@ class KafkaWrittenTopics:
 
     def groups(self, topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
         """Ask for the offsets of each group; those that may not be described are left out."""
+        return behind(self.committed(), topic, begins)
+
+    def committed(self) -> list[GroupPosition]:
+        """The committed offsets of all consumer groups, asked for at once; raises TransientError."""
         timeout = self.settings.kafka.timeout.total_seconds()
         until, admin, found = time.monotonic() + timeout, AdminClient(self._config), list[GroupPosition]()
         try:
             names = [g.group_id for g in admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid]
         except (KafkaException, TimeoutError) as error:
             raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
-        for number, name in enumerate(sorted(names)):
+        for number in range(0, len(names), _AT_ONCE):
             if time.monotonic() > until:
                 raise TransientError(
                     f"{number} of {len(names)} consumer groups could be asked in time", "ask them by hand"
                 )
-            found += self._positions(admin, name, topic, begins, timeout)
+            asked: dict[str, Any] = {}
+            for name in sorted(names)[number : number + _AT_ONCE]:
+                places = [ConsumerGroupTopicPartitions(name)]
+                asked |= admin.list_consumer_group_offsets(places, request_timeout=timeout)
+            for name, future in asked.items():
+                found += _positions(name, future, timeout)
         return found
-
-    def _positions(
-        self, admin: AdminClient, group: str, topic: str, begins: PartitionOffsets, timeout: float
-    ) -> Iterator[GroupPosition]:
-        places = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition) for partition in begins])
-        try:
-            asked = admin.list_consumer_group_offsets([places], request_timeout=timeout)
-            positions = asked[group].result(timeout).topic_partitions or ()
-        except (KafkaException, TimeoutError) as error:
-            log.warning("consumer group cannot be described", group=group, reason=str(error)[:200])
-            return
-        for each in positions:
-            if each.error is None and each.offset > begins[each.partition]:
-                yield GroupPosition(group, topic, each.partition, each.offset)
 
     def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[Records]:
         """Read them as a stream does."""

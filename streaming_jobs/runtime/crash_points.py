@@ -29,6 +29,9 @@ SLICE_POINTS = (
 )
 """The points of the rebuild of a slice; the batch is 0."""
 
+SAVEPOINT_POINTS = ("savepoint_of_name",)  # a stream has its savepoint, the name of all of them is not written
+"""The point of a savepoint of several streams; the batch is 0."""
+
 
 def crash_point(name: str, stream: str, batch: int) -> None:
     """Kill this process if the environment names this point of this batch."""

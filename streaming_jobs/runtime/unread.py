@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.errors import PreflightRefused, RecourseError
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import Place, TopicOffsets
@@ -22,6 +23,8 @@ from streaming_jobs.runtime.lag import EndOffsets, Ends, position_on_disk, sourc
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.first_records import first_timestamps
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
+from streaming_jobs.state import stream_record, topic_records
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.ends import end_names
 from streaming_jobs.table_sources.table_topics import versions_of
@@ -37,7 +40,8 @@ MOST = 500
 class PartitionLag:
     """One partition: the next offset to read, the end, and the timestamp of the first unread record (seconds).
 
-    `oldest` is None if everything is read, or if the record could not be read in time.
+    `oldest` is None if everything is read, or if the record could not be read in time. `void` offsets between both are
+    never read.
     """
 
     topic: str
@@ -45,11 +49,12 @@ class PartitionLag:
     position: int
     end: int
     oldest: float | None = None
+    void: int = 0
 
     @property
     def records(self) -> int:
-        """Records from the position to the end; offsets of transaction markers count too."""
-        return max(self.end - self.position, 0)
+        """Records from the position to the end, without void ones; offsets of transaction markers count too."""
+        return max(self.end - self.position - self.void, 0)
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,8 @@ def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unrea
     for name, (stream, position) in positions.items():
         ends = looking.newest(end_names(stream))
         if ends is not None:
-            starts = behind(position, ends)
+            void = _void(settings, stream)
+            starts = behind(position, ends, void)
             tables = {table.name: versions_of(settings, stream, table.name) for table in stream.tables_read}
             of_topics = {place: at for place, at in starts.items() if place[0] not in tables}
             oldest = first_timestamps(config, of_topics, _QUICK.total_seconds())
@@ -133,29 +139,54 @@ def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unrea
                 for place, start in starts.items()
                 if place[0] in tables and (ms := tables[place[0]].time_of_next(start)) is not None
             }
-            unread[name] = replace(unread_of(position, ends, oldest), tables=frozenset(tables))
+            unread[name] = replace(unread_of(position, ends, oldest, void), tables=frozenset(tables))
     return unread
 
 
-def behind(position: TopicOffsets, ends: Ends) -> dict[Place, int]:
+def behind(position: TopicOffsets, ends: Ends, void: Mapping[str, VoidRanges] | None = None) -> dict[Place, int]:
     """The first unread offset of each partition that has unread records, those with the most of them."""
-    every = [each for each in unread_of(position, ends, {}).partitions if each.records]
+    every = [each for each in unread_of(position, ends, {}, void).partitions if each.records]
     shown = sorted(every, key=lambda each: -each.records)[:MOST]
-    return {(each.topic, each.partition): each.position for each in shown}
+    ranges = void or {}
+    return {
+        (each.topic, each.partition): ranges.get(each.topic, NO_VOID).after({each.partition: each.position})[
+            each.partition
+        ]
+        for each in shown
+    }
 
 
-def unread_of(position: TopicOffsets, ends: Ends, oldest: Mapping[Place, float]) -> Unread:
-    """The unread records between a position and the ends of topics; `oldest` are timestamps of first unread ones."""
-    return Unread(
-        max(time.time(), ends.at),
-        tuple(
-            PartitionLag(
-                topic, partition, position.get(topic, {}).get(partition, 0), end, oldest.get((topic, partition))
-            )
-            for topic, each in sorted(ends.offsets.items())
-            for partition, end in sorted(each.items())
-        ),
-    )
+def unread_of(
+    position: TopicOffsets,
+    ends: Ends,
+    oldest: Mapping[Place, float],
+    void: Mapping[str, VoidRanges] | None = None,
+) -> Unread:
+    """The unread records between a position and the ends of topics; `oldest` are timestamps of first unread ones.
+
+    `void` ranges by topic are not counted.
+    """
+    ranges, partitions = void or {}, []
+    for topic, each in sorted(ends.offsets.items()):
+        for partition, end in sorted(each.items()):
+            start = position.get(topic, {}).get(partition, 0)
+            left_out = ranges.get(topic, NO_VOID).count({partition: (start, end)})
+            partitions.append(PartitionLag(topic, partition, start, end, oldest.get((topic, partition)), left_out))
+    return Unread(max(time.time(), ends.at), tuple(partitions))
+
+
+def _void(settings: Settings, stream: Stream) -> dict[str, VoidRanges]:
+    """By topic the void ranges that the stream does not read; an archive reads all."""
+    if is_archive(stream):
+        return {}
+    try:
+        bound = stream_record.load(settings, stream.name)
+        known = {topic.name: topic_records.load(settings, topic.name) for topic in (bound.topics if bound else ())}
+        ids = {topic.name: topic.topic_id for topic in (bound.topics if bound else ())}
+        return {n: each.holding() for n, each in known.items() if each is not None and each.topic_id == ids[n]}
+    except PreflightRefused as error:  # its next start reports it
+        log.info("void ranges cannot be read", stream=stream.name, reason=error.found)
+        return {}
 
 
 def _position(settings: Settings, stream: str) -> TopicOffsets | None:

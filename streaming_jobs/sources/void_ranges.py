@@ -36,6 +36,17 @@ class VoidRanges:
         """These ranges and others."""
         return VoidRanges.of((p, *span) for each in (self, other) for p, spans in each.spans.items() for span in spans)
 
+    def first_difference(self, other: VoidRanges) -> dict[int, int]:
+        """By partition, the first offset that is void in only one of the two; partitions without one are left out."""
+        found = {}
+        for partition in {*self.spans, *other.spans}:
+            mine, others = (
+                {border for span in each.spans.get(partition, ()) for border in span} for each in (self, other)
+            )
+            if mine != others:  # at a border that only one has, void begins or ends there alone
+                found[partition] = min(mine ^ others)
+        return found
+
     def after(self, offsets: PartitionOffsets) -> dict[int, int]:
         """The offsets, those in a void range moved to its end."""
         return {partition: self._end(partition, offset) for partition, offset in offsets.items()}

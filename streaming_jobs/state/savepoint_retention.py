@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from streaming_jobs.state.savepoints import Savepoint
 
 _DAY = 86_400.0
-_AGING = ("time", "code")
+AGING = ("time", "code", "name")
+"""Reasons of savepoints that are dropped with age; those with a name only after the name."""
 _Inode = tuple[int, int]
 
 
-def expired(savepoints: Sequence[Savepoint], rule: SavepointSettings, now: float) -> list[Savepoint]:
-    """The savepoints to drop because of their age; those taken on purpose stay.
+def expired(
+    savepoints: Sequence[Savepoint], rule: SavepointSettings, now: float, held: Collection[str] = ()
+) -> list[Savepoint]:
+    """The savepoints to drop because of their age; those taken on purpose, and those that names hold, stay.
 
     All stay for `keep`, the first of each day and those of recoveries for `keep_daily`, and the newest one always.
     """
@@ -32,16 +35,17 @@ def expired(savepoints: Sequence[Savepoint], rule: SavepointSettings, now: float
         if age > rule.keep and (day in days or age > rule.keep_daily):
             gone.append(savepoint)
         days.add(day)
-    return gone
+    return [savepoint for savepoint in gone if savepoint.id not in held]
 
 
 def too_large(
-    savepoints: Sequence[Savepoint], folders: Mapping[str, Iterable[Path]], max_bytes: int
+    savepoints: Sequence[Savepoint], folders: Mapping[str, Iterable[Path]], max_bytes: int, held: Collection[str] = ()
 ) -> list[Savepoint]:
     """The oldest savepoints to drop, so that the files held only by savepoints take at most `max_bytes`.
 
     `folders` are the folders with each savepoint's files, by its name. A file is held only by savepoints if all of its
-    hard links are theirs. Those taken on purpose, those of recoveries and the newest one stay, whatever they hold.
+    hard links are theirs. Those taken on purpose, of recoveries, with a name, and the newest one stay, whatever they
+    hold.
     """
     size: dict[_Inode, int] = {}
     names: dict[_Inode, int] = {}
@@ -54,6 +58,8 @@ def too_large(
     for savepoint in _aging(savepoints)[:-1]:
         if alone <= max_bytes:
             break
+        if savepoint.id in held:
+            continue
         gone.append(savepoint)
         for inode, count in mine[savepoint.id].items():
             ours[inode] -= count
@@ -64,7 +70,7 @@ def too_large(
 
 
 def _aging(savepoints: Sequence[Savepoint]) -> list[Savepoint]:
-    return [s for s in sorted(savepoints, key=lambda s: s.taken_at) if s.reason in _AGING]
+    return [s for s in sorted(savepoints, key=lambda s: s.taken_at) if s.reason in AGING]
 
 
 def files_below(places: Iterable[Path]) -> Iterator[os.stat_result]:

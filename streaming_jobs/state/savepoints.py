@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,14 +29,14 @@ from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTable, TableStore
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of, stores
-from streaming_jobs.state import stream_record
+from streaming_jobs.state import named_savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import cut
-from streaming_jobs.state.savepoint_retention import expired, files_below, too_large
+from streaming_jobs.state.savepoint_retention import AGING, expired, files_below, too_large
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
-Reason = Literal["time", "code", "purpose", "recovery"]
+Reason = Literal["time", "code", "purpose", "recovery", "name"]
 log = structlog.get_logger()
 _FORMAT = 1
 _NAME = re.compile(r"g\d{4,}-b\d{9,}")
@@ -144,10 +144,15 @@ def contents_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> dic
 def drop(settings: Settings, stream: Stream, name: str) -> None:
     """Remove a savepoint; savepoint.json first, so that a kill leaves unused files and no half savepoint."""
     saved = _saved_as(settings, stream.name, name)
-    (saved.folder / "savepoint.json").unlink(missing_ok=True)
+    _forget(settings, stream.name, name)
     for store in stores(stream):
         store.release(settings, saved)
     shutil.rmtree(saved.folder, ignore_errors=True)
+
+
+def _forget(settings: Settings, stream: str, name: str) -> None:
+    """Remove savepoint.json, so that there is no savepoint; its files stay for now."""
+    (folder(settings, stream) / name / "savepoint.json").unlink(missing_ok=True)
 
 
 def drop_outdated(settings: Settings, stream: Stream, record: StreamRecord, batch: int) -> None:
@@ -167,18 +172,22 @@ def drop_outdated(settings: Settings, stream: Stream, record: StreamRecord, batc
 
 def keep_for_recovery(settings: Settings, savepoint: Savepoint) -> None:
     """Retain a savepoint as long as those of recoveries, if its age would let it be dropped earlier."""
-    if savepoint.reason in ("time", "code"):
+    if savepoint.reason in AGING:
         value = {**asdict(savepoint), "reason": "recovery"}
         write_json(folder(settings, savepoint.stream) / savepoint.id / "savepoint.json", {"format": _FORMAT, **value})
 
 
 def prune(settings: Settings, stream: Stream) -> list[str]:
     """Drop savepoints past their age or too large together, and unfinished ones; returns the names of the dropped."""
-    existing = savepoints(settings, stream.name)
-    gone = [s.id for s in expired(existing, settings.savepoint, time.time())]
-    if settings.savepoint.max_mb:
-        left = [s for s in existing if s.id not in gone]
-        gone += [s.id for s in beyond(settings, stream, left, settings.savepoint.max_mb * _MB)]
+    with named_savepoints.only_one(settings):
+        held = named_savepoints.held(settings, stream.name)
+        existing = savepoints(settings, stream.name)
+        gone = [s.id for s in expired(existing, settings.savepoint, time.time(), held)]
+        if settings.savepoint.max_mb:
+            left = [s for s in existing if s.id not in gone]
+            gone += [s.id for s in beyond(settings, stream, left, settings.savepoint.max_mb * _MB, held)]
+        for name in gone:  # from here on nobody gives one of them a name
+            _forget(settings, stream.name, name)
     begun = (p for p in folder(settings, stream.name).glob("g*-b*") if p.name not in {s.id for s in existing})
     gone += [path.name for path in begun if time.time() - path.stat().st_mtime > _DAY / 24]
     for name in gone:
@@ -186,11 +195,16 @@ def prune(settings: Settings, stream: Stream) -> list[str]:
     return gone
 
 
-def beyond(settings: Settings, stream: Stream, candidates: Sequence[Savepoint], max_bytes: int) -> list[Savepoint]:
+def beyond(
+    settings: Settings,
+    stream: Stream,
+    candidates: Sequence[Savepoint],
+    max_bytes: int,
+    held: Collection[str] = (),
+) -> list[Savepoint]:
     """The oldest of these to drop, so that the files held only by savepoints take at most `max_bytes`."""
-    return too_large(
-        candidates, {savepoint.id: _places(settings, stream, savepoint) for savepoint in candidates}, max_bytes
-    )
+    places = {savepoint.id: _places(settings, stream, savepoint) for savepoint in candidates}
+    return too_large(candidates, places, max_bytes, held)
 
 
 def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:

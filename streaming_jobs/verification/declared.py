@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.subject import QUARANTINED, Subject, Table
 
@@ -25,7 +26,12 @@ def subject_of(stream: Stream) -> Subject:
     tables += [Table(name, f"{QUARANTINED}{table}") for table, name in aside.items()]
     tables.append(Table(stream.dead_letters, "dead_letters"))
     return Subject(
-        stream=stream.name, table=stream.primary.name, topic=first, others=tuple(others), tables=tuple(tables)
+        stream=stream.name,
+        table=stream.primary.name,
+        topic=first,
+        others=tuple(others),
+        tables=tuple(tables),
+        reads_void=is_archive(stream),
     )
 
 

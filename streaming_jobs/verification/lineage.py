@@ -28,7 +28,8 @@ class Coverage:
     """The offsets of all topics according to the entries.
 
     `proved` are the ranges of entries, `unproved` those of batches whose entry is gone, `skipped` were left out by a
-    recovery, and offsets before `begins` were never read. `faults` say where entries contradict each other.
+    recovery, and offsets before `begins` were never read. `void` were taken out of all ranges and count as skipped,
+    but entries still read over them. `faults` say where entries contradict each other.
     """
 
     begins: dict[Place, int] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Coverage:
     entries: list[Entry] = field(default_factory=list)
     missing: int = 0
     faults: list[str] = field(default_factory=list)
+    void: tuple[Span, ...] = ()
 
     @property
     def spans(self) -> list[Span]:
@@ -62,13 +64,18 @@ class Coverage:
 
     def read_by(self, code: str) -> list[Span]:
         """The ranges that this code has read, according to the entries that are left."""
-        return [
+        spans = [
             Span(read.topic, partition, read.start.get(partition, 0), end)
             for entry in self.entries
             if entry.code == code
             for read in entry.ranges
             for partition, end in read.end.items()
             if end > read.start.get(partition, 0)
+        ]
+        return [
+            part
+            for span in spans
+            for part in without(span, (v for v in self.void if (v.topic, v.partition) == (span.topic, span.partition)))
         ]
 
     def others(self, code: str) -> str:

@@ -60,7 +60,8 @@ class Subject:
     """One stream: its primary table, the topic or topics it is made from, the rule for its rows, its other tables.
 
     `rule` and `secondary` are for the kill loop, which knows without a run which rows its streams make of a record;
-    `tables` are compared by their declarations and by the recorded plans of the stream.
+    `tables` are compared by their declarations and by the recorded plans of the stream. One that `reads_void` reads
+    void ranges like all other records: an archive.
     """
 
     stream: str
@@ -70,6 +71,7 @@ class Subject:
     secondary: tuple[Elsewhere, ...] = ()
     others: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
+    reads_void: bool = False
 
     @property
     def topics(self) -> tuple[str, ...]:

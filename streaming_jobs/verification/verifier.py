@@ -34,6 +34,7 @@ from streaming_jobs.verification.table_rules import Covered, Packed, of_spans, p
 from streaming_jobs.verification.topic import TopicContent
 from streaming_jobs.verification.verdict import StreamVerdict, Verdict
 from streaming_jobs.verification.version_reader import assumed
+from streaming_jobs.verification.void_offsets import NO_VOID, VoidOffsets
 
 _UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
 
@@ -62,12 +63,14 @@ def verify(
     """
     at = newest_versions(subjects, tables) if at is None else at
     refused = refusals or {}
-    verdicts = tuple(
-        _Judge(s, tables, topics, finished, at[s.table], _beside(state, s.stream), refused.get(s.stream)).verdict()
-        for s in subjects
-    )
+    verdicts = []
+    for s in subjects:
+        void = NO_VOID if s.reads_void else VoidOffsets.read(state, topics, s.topics)
+        beside, refusals_of = _beside(state, s.stream), refused.get(s.stream)
+        judge = _Judge(s, tables, void.left(topics), finished, at[s.table], beside, refusals_of, void)
+        verdicts.append(judge.verdict())
     read = {name for subject in subjects for name in subject.topics}
-    return Verdict(sum(topics[name].records for name in read if name in topics), verdicts)
+    return Verdict(sum(topics[name].records for name in read if name in topics), tuple(verdicts))
 
 
 def _beside(state: Path | None, stream: str) -> Beside | None:
@@ -83,6 +86,7 @@ class _Judge:
     newest: int
     beside: Beside | None = None
     refusals: Refusals | None = None
+    void: VoidOffsets = NO_VOID
     faults: list[Fault] = field(default_factory=list)
     lost: list[Span] = field(default_factory=list)
     doubled: list[Span] = field(default_factory=list)
@@ -99,9 +103,13 @@ class _Judge:
         logged = versions(path)
         there = [version for version in logged if version <= self.newest]
         if logged and not there and self.newest >= 0:
-            return self._gone()
+            return self._unproved("its version was cleaned up while the topics were read: verify again")
+        for topic, plan in (self.void.under_way or {}).items():
+            return self._unproved(
+                f"plan {plan} is appending corrected records to topic {topic}: verify when it is over"
+            )
         chain = self._chain(path, there)
-        covered = self._coverage(chain, there)
+        covered = self.void.taken_out(self._coverage(chain, there))
         for name in self.subject.topics:
             self._topic(covered, name)
         rows = self._rows(path, there, chain, covered)
@@ -145,9 +153,9 @@ class _Judge:
             else frozenset(),
         )
 
-    def _gone(self) -> StreamVerdict:
-        """The verdict where the version to be judged was cleaned up while the topics were read: nothing is proved."""
-        table, text = self.subject.table, "its version was cleaned up while the topics were read: verify again"
+    def _unproved(self, text: str) -> StreamVerdict:
+        """The verdict where nothing can be proved, for the reason `text`."""
+        table = self.subject.table
         comparisons = (Comparison(table, "rows", "unproved", text),)
         return StreamVerdict(
             self.subject.stream, table, self.newest, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=comparisons

@@ -19,8 +19,10 @@ from streaming_jobs.runtime.unread import Unread, behind, unread_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources import topics
 from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state.status import Status, write_status
-from tests.support.worlds import STREAM, TOPIC, TOPIC_ID, FakeTopics
+from streaming_jobs.state.topic_records import VoidRange, declare_void
+from tests.support.worlds import STREAM, TOPIC, TOPIC_ID, Disk, FakeTopics
 
 ENDS = Ends(1_000.0, {TOPIC: {0: 50, 1: 7, 2: 0}})
 POSITION = {TOPIC: {0: 20, 1: 9}}
@@ -150,6 +152,36 @@ def test_topics_have_figures_and_the_lag_of_their_readers(
     assert len(printed.out.splitlines()) == 3 + 1 + 4
 
 
+def test_void_ranges_of_a_topic_are_shown_with_their_plans(
+    growing: Growing, home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, unread_of(POSITION, ENDS, {}))
+    ranges = [VoidRange(0, 11, 33, "w-0001", 2, 0.0), VoidRange(0, 20, 40, "w-0002", 3, 1.0)]
+    gone = VoidRange(0, 50, 60, "w-0003", 4, 2.0)
+    declare_void(home, TOPIC, TOPIC_ID, writer="w", path=(1, 2, 3), ranges=[*ranges, gone])
+    assert cli.main(["topics", TOPIC, "--seconds", "0"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2][3] == "29", "ranges that overlap count once"
+    assert [line[:4] for line in lines if "1970-01-01" in line] == [
+        ["0", "11", "33", "w-0001"],
+        ["0", "20", "40", "w-0002"],
+    ]
+    assert cli.main(["topics", "--seconds", "0", "-o", "json"]) == 0
+    (value,) = json.loads(capsys.readouterr().out)
+    assert [each["plan"] for each in value["void"]] == ["w-0001", "w-0002"]
+    declare_void(home, TOPIC, "another id", writer="w", path=(1,), ranges=[VoidRange(0, 1, 2, "x", 1, 0.0)])
+    assert cli.main(["topics", "--seconds", "0", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["void"] == []
+
+
+def test_void_offsets_are_not_unread() -> None:
+    void = {TOPIC: VoidRanges.of([(0, 10, 35), (0, 45, 60)])}
+    known = unread_of(POSITION, ENDS, {}, void)
+    assert [p.records for p in known.partitions] == [30 - 15 - 5, 0, 0]
+    assert behind(POSITION, ENDS, void) == {(TOPIC, 0): 35}, "the first record that will be read"
+    assert behind(POSITION, ENDS, {TOPIC: VoidRanges.of([(0, 10, 50)])}) == {}
+
+
 def test_a_topic_that_is_missing_or_unknown_is_named(
     growing: Growing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,3 +190,12 @@ def test_a_topic_that_is_missing_or_unknown_is_named(
     assert f"topic {TOPIC} does not exist at broker:9092" in capsys.readouterr().err
     assert cli.main(["topics", "thing"]) == 2
     assert f"did you mean '{TOPIC}'" in capsys.readouterr().err
+
+
+def test_the_void_ranges_of_a_streams_topics_are_those_of_the_topic_that_it_is_bound_to(home: Settings) -> None:
+    disk = Disk(home).open()
+    ranges = [VoidRange(0, 10, 20, "w-0001", 2, 0.0)]
+    declare_void(home, TOPIC, TOPIC_ID, writer="w", path=(1, 2), ranges=ranges)
+    assert unread._void(home, disk.stream) == {TOPIC: VoidRanges.of([(0, 10, 20)])}
+    declare_void(home, TOPIC, "another id", writer="w", path=(1, 2), ranges=ranges)
+    assert unread._void(home, disk.stream) == {}

@@ -1,0 +1,201 @@
+"""One savepoint of several streams under one name: whole or not there, retained as long as the name, dropped as one."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
+from streaming_jobs.settings import SavepointSettings, Settings
+from streaming_jobs.state import named_savepoints, savepoints
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.state.topology_savepoints import drop_named, take_named
+from streaming_jobs.stream import Stream
+from tests.support.life import OTHERS, STREAM, Life
+
+BOTH = (STREAM, OTHERS)
+NAME = "before-release"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> list[Life]:
+    """Two streams, of which the second one is two batches behind."""
+    lives = [Life.begin(tmp_path, stream) for stream in BOTH]
+    for life, batches in zip(lives, (6, 4), strict=True):
+        for number in range(batches):
+            life.batch(number)
+    return lives
+
+
+@pytest.fixture
+def settings(lives: list[Life]) -> Settings:
+    return lives[0].settings
+
+
+def ids(settings: Settings, stream: Stream) -> list[str]:
+    return [each.id for each in savepoints.savepoints(settings, stream.name)]
+
+
+def keep_nothing(settings: Settings) -> Settings:
+    """Every savepoint that ages is over its age, but the newest one of a stream."""
+    rule = SavepointSettings(keep=timedelta(0), keep_daily=timedelta(0), keep_named=settings.savepoint.keep_named)
+    return settings.model_copy(update={"savepoint": rule})
+
+
+def aged(settings: Settings, lives: list[Life]) -> None:
+    """Each stream gets a newer savepoint by time, and the rest is dropped if it may be."""
+    for life, number in zip(lives, (6, 4), strict=True):
+        life.batch(number)
+        savepoints.take(settings, life.stream, life.record, number, "time")
+        savepoints.prune(keep_nothing(settings), life.stream)
+
+
+def test_each_stream_has_its_own_last_batch_under_the_name(settings: Settings) -> None:
+    made = take_named(settings, BOTH, NAME, "why")
+    assert made.streams == {"things": "g0001-b000000005", "others": "g0001-b000000003"}
+    assert named_savepoints.named(settings) == [made] == [named_savepoints.find(settings, NAME)]
+    assert made.until == pytest.approx(made.taken_at + 90 * 86_400)
+    assert named_savepoints.of_stream(settings, "others") == {NAME: made}
+
+
+def test_killed_between_two_streams_there_is_no_name_and_what_was_taken_ages(
+    settings: Settings, lives: list[Life]
+) -> None:
+    def killed(taken: Savepoint) -> None:
+        if taken.stream == "things":
+            raise Killed
+
+    with pytest.raises(Killed):
+        take_named(settings, BOTH, NAME, each=killed)
+    assert named_savepoints.named(settings) == [] and ids(settings, STREAM) == ["g0001-b000000005"]
+    aged(settings, lives)
+    assert ids(settings, STREAM) == ["g0001-b000000006"]
+    assert take_named(settings, BOTH, NAME).streams["things"] == "g0001-b000000006"
+
+
+def test_retention_keeps_what_a_name_holds(settings: Settings, lives: list[Life]) -> None:
+    take_named(settings, BOTH, NAME)
+    aged(settings, lives)
+    assert ids(settings, STREAM) == ["g0001-b000000005", "g0001-b000000006"]
+    named_savepoints.remove(settings, NAME)
+    savepoints.prune(keep_nothing(settings), STREAM)
+    assert ids(settings, STREAM) == ["g0001-b000000006"]
+
+
+def test_the_bound_by_bytes_keeps_what_a_name_holds(
+    settings: Settings, lives: list[Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_named(settings, BOTH, NAME)
+    for number in (6, 7):
+        lives[0].batch(number)
+        savepoints.take(settings, STREAM, lives[0].record, number, "time")
+    monkeypatch.setattr(savepoints, "_MB", 0)
+    savepoints.prune(settings.model_copy(update={"savepoint": SavepointSettings(max_mb=1)}), STREAM)
+    assert ids(settings, STREAM) == ["g0001-b000000005", "g0001-b000000007"]
+
+
+def test_a_name_whose_time_is_over_holds_nothing_and_may_be_used_again(settings: Settings, lives: list[Life]) -> None:
+    first = take_named(settings, BOTH, NAME, keep=timedelta(microseconds=1))
+    time.sleep(0.001)
+    aged(settings, lives)
+    assert ids(settings, STREAM) == ["g0001-b000000006"]
+    again = take_named(settings, BOTH, NAME, keep=timedelta(0))
+    assert again.streams != first.streams and again.until is None
+    take_named(settings, [STREAM], "other", keep=timedelta(microseconds=1))
+    time.sleep(0.001)
+    take_named(settings, [STREAM], "third")
+    assert [each.name for each in named_savepoints.named(settings)] == [NAME, "third"]
+
+
+def test_a_name_in_use_is_refused(settings: Settings) -> None:
+    take_named(settings, BOTH, NAME)
+    with pytest.raises(UsageError, match="exists already"):
+        take_named(settings, [STREAM], NAME)
+
+
+@pytest.mark.parametrize("name", ["", "g0001-b000000003", "../x", "a b", "1st", "_x"])
+def test_a_name_that_is_no_name_is_refused(settings: Settings, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name"):
+        take_named(settings, BOTH, name)
+    assert named_savepoints.find(settings, name) is None
+
+
+def test_dropped_as_one_but_for_what_another_name_holds(settings: Settings) -> None:
+    take_named(settings, BOTH, NAME)
+    take_named(settings, [OTHERS], "second")
+    assert drop_named(settings, {s.name: s for s in BOTH}, NAME) == ["things g0001-b000000005"]
+    assert ids(settings, STREAM) == [] and ids(settings, OTHERS) == ["g0001-b000000003"]
+    assert [each.name for each in named_savepoints.named(settings)] == ["second"]
+
+
+def test_dropping_a_name_leaves_savepoints_that_were_there_before(settings: Settings, lives: list[Life]) -> None:
+    savepoints.take(settings, STREAM, lives[0].record, 5, "purpose")
+    take_named(settings, BOTH, NAME)
+    drop_named(settings, {s.name: s for s in BOTH}, NAME)
+    assert ids(settings, STREAM) == ["g0001-b000000005"] and ids(settings, OTHERS) == []
+
+
+def test_what_a_recovery_needs_is_not_dropped_with_a_name(settings: Settings) -> None:
+    take_named(settings, BOTH, NAME)
+    with pytest.raises(UsageError, match="needs savepoint g0001-b000000003 of stream others"):
+        drop_named(settings, {s.name: s for s in BOTH}, NAME, lambda s: ["g0001-b000000003"] if s == "others" else [])
+    assert named_savepoints.find(settings, NAME) is not None and len(ids(settings, STREAM)) == 1
+
+
+def test_a_recovery_between_two_streams_is_noticed(settings: Settings, lives: list[Life]) -> None:
+    def recovered(taken: Savepoint) -> None:
+        if taken.stream == "others":
+            record = lives[0].record
+            opened = Generation(record.generation + 1, time.time(), "recovery", record.generation, 3)
+            lives[0].save(type(record)(**{**record.__dict__, "generations": (*record.generations, opened)}))
+            lives[0].plan(3, generation=opened.number)
+            lives[0].finish(3, generation=opened.number)
+
+    with pytest.raises((TransientError, PreflightRefused, UsageError)):
+        take_named(settings, BOTH, NAME, each=recovered)
+    assert named_savepoints.named(settings) == []
+
+
+def test_a_savepoint_that_retention_took_before_the_name_was_written_is_taken_again(
+    settings: Settings, lives: list[Life]
+) -> None:
+    gone: list[str] = []
+
+    def dropped(taken: Savepoint) -> None:
+        if taken.stream == "others" and not gone:
+            savepoints.drop(settings, STREAM, "g0001-b000000005")
+            gone.append(taken.id)
+
+    made = take_named(settings, BOTH, NAME, each=dropped)
+    assert gone and savepoints.find(settings, "things", made.streams["things"]) is not None
+
+
+def test_a_recovery_under_way_is_refused_before_and_after(settings: Settings) -> None:
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) > 1:
+            raise UsageError("plan x is under way", "finish it")
+
+    with pytest.raises(UsageError, match="plan x"):
+        take_named(settings, BOTH, NAME, check=check)
+    assert named_savepoints.named(settings) == []
+
+
+def test_a_damaged_file_is_refused_and_keeps_every_savepoint(settings: Settings, lives: list[Life]) -> None:
+    take_named(settings, BOTH, NAME)
+    (settings.state / "_savepoints" / f"{NAME}.json").write_text("{")
+    with pytest.raises(PreflightRefused, match="cannot be read"):
+        named_savepoints.named(settings)
+    with pytest.raises(PreflightRefused):
+        savepoints.prune(keep_nothing(settings), STREAM)
+    assert len(ids(settings, STREAM)) == 1
