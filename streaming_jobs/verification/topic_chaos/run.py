@@ -98,6 +98,11 @@ class Report:
     verdict: Verdict
 
     @property
+    def batches(self) -> int:
+        """Batches in the tables, over all streams."""
+        return sum(stream.batches for stream in self.verdict.streams)
+
+    @property
     def ok(self) -> bool:
         """True if all topics are as they should be, for the reader outside too, and every offset is proved."""
         right = all(check.ok for check in self.checks) and bool(self.checks) and self.fed > 0
