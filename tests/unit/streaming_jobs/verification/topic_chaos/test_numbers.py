@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_key_gets_the_numbers_that_it_names_and_its_figures_are_theirs(seed: i
 def test_numbers_come_in_random_order_among_those_of_other_keys_and_again_with_the_same_seed() -> None:
     wave = next(waves(1))
     keys = [key for key, _ in wave]
-    neighbours = sum(one == other for one, other in zip(keys, keys[1:], strict=False))
+    neighbours = sum(one == other for one, other in pairwise(keys))
     assert neighbours < len(keys) / 10
     assert any(numbers != sorted(numbers) for numbers in fed(1).values())
     assert fed(1) == fed(1) != fed(2)
