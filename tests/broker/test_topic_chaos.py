@@ -27,7 +27,7 @@ def ran(home: Path, plan: Plan, chosen: Steps | None = None) -> Report:
     return report
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_kill_and_a_zombie_in_open_transactions_change_nothing_in_a_chain_of_two_streams(tmp_path: Path) -> None:
     first, second = COPIES
     chosen = [Phase((Lane(COPIES, (PointKill(second, "transaction_open", 1),)),)), Freeze(COPIES, first, 1, "zombie")]
@@ -37,7 +37,7 @@ def test_a_kill_and_a_zombie_in_open_transactions_change_nothing_in_a_chain_of_t
     assert copied.records_out == again.records_out == report.fed
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_figures_through_two_topics_are_what_arithmetic_says_after_a_kill_and_a_dead_broker(tmp_path: Path) -> None:
     """Minimum, maximum, difference, total, count, average and windowed counts of numbers in random order."""
     chosen = [

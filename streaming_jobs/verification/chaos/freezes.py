@@ -4,13 +4,14 @@
 
 `zombie`: the stream's lease is taken away, as on another machine, or where a file system forgets its locks, and another
 driver takes over. The stopped one, once woken, has to end by itself, refused by the topic, and the other one goes on.
+It runs that one stream, so that nothing else is on its way; if the stream reads what others write, these run beside it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,16 +60,23 @@ class FreezeRunner:
         newest = self.home.newest_batch(self.home.subject(freeze.stream).table)
         batch = (newest.batch if newest is not None else -1) + 1 + freeze.batches
         crash = f"{freeze.stream}:transaction_open:{batch}:stop"
-        streams = freeze.streams if freeze.then == "broker" else (freeze.stream,)
-        with self._driver(streams, RECOURSE_CRASH=crash) as driver:
-            self._until(lambda: driver.stopped, f"come to '{freeze}'", driver)
-            if freeze.then == "broker":
-                self._kill_broker(driver)
-            else:
-                self._replace(driver, freeze)
+        if freeze.then == "broker":
+            self._kill_broker(freeze, crash)
+        elif self.home.subject(freeze.stream).topic == self.home.fed:
+            self._replace(freeze, crash, freeze.streams)
+        else:
+            others = tuple(stream for stream in freeze.streams if stream != freeze.stream)
+            with self._driver(others) as beside:
+                self._replace(freeze, crash, (freeze.stream,))
+                self._stop(beside)
         self.tell(f"{freeze} (batch {batch})")
 
-    def _kill_broker(self, driver: DriverProcess) -> None:
+    def _kill_broker(self, freeze: Freeze, crash: str) -> None:
+        with self._driver(freeze.streams, RECOURSE_CRASH=crash) as driver:
+            self._until(lambda: driver.stopped, f"come to '{freeze}'", driver)
+            self._restart_broker(driver)
+
+    def _restart_broker(self, driver: DriverProcess) -> None:
         self.broker.kill()
         self.broker.start()
         self.tally.broker_kills += 1
@@ -79,10 +87,13 @@ class FreezeRunner:
         self.tally.restarts += max(0, self.home.restarts(driver.streams) - before)
         self._stop(driver)
 
-    def _replace(self, zombie: DriverProcess, freeze: Freeze) -> None:
-        zombie.freeze()
-        StreamFolder.of(self.home.settings, freeze.stream).lease.unlink()
-        with self._driver(freeze.streams) as other:
+    def _replace(self, freeze: Freeze, crash: str, streams: tuple[str, ...]) -> None:
+        """Stop a driver of the one stream, and replace it by one of these streams."""
+        with self._driver((freeze.stream,), RECOURSE_CRASH=crash) as zombie, ExitStack() as at_end:
+            self._until(lambda: zombie.stopped, f"come to '{freeze}'", zombie)
+            zombie.freeze()
+            StreamFolder.of(self.home.settings, freeze.stream).lease.unlink()
+            other = at_end.enter_context(self._driver(streams))
             self._goes_on(other)
             zombie.wake()
             code = zombie.wait(_GONE_WITHIN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,20 @@ def test_a_zombie_wakes_when_another_driver_has_the_stream_and_its_lease(world: 
     ]
     assert world.drivers[0].streams == ("flights_clean",) and world.drivers[1].streams == STREAMS
     assert (tally.broker_kills, tally.zombies, tally.sessions) == (0, 1, 2)
+
+
+def test_what_a_stream_reads_is_written_beside_it_while_its_zombie_waits(world: World) -> None:
+    world.home = replace(world.home, fed="another topic")
+    run(world, "zombie")
+    streams = [driver.streams for driver in world.drivers]
+    assert streams == [("carrier_totals",), ("flights_clean",), ("flights_clean",)]
+    assert world.done[-5:] == [
+        "driver 3 asked to stop",
+        "driver 3 ended",
+        "driver 2 ended",
+        "driver 1 asked to stop",
+        "driver 1 ended",
+    ]
 
 
 @pytest.mark.parametrize(
