@@ -31,7 +31,7 @@ def ran(home: Path, plan: Plan, chosen: Steps | None = None) -> Report:
 def test_a_kill_and_a_zombie_in_open_transactions_change_nothing_in_a_chain_of_two_streams(tmp_path: Path) -> None:
     first, second = COPIES
     chosen = [Phase((Lane(COPIES, (PointKill(second, "transaction_open", 1),)),)), Freeze(COPIES, first, 1, "zombie")]
-    report = ran(tmp_path / "home", Plan(1, 3, streams=COPIES), chosen)
+    report = ran(tmp_path / "home", Plan(1, 3, rate=80, streams=COPIES), chosen)
     assert dict(report.tally.points) == {f"{second}:transaction_open": 1} and report.tally.zombies == 1
     copied, again = report.checks
     assert copied.records_out == again.records_out == report.fed
@@ -44,7 +44,7 @@ def test_figures_through_two_topics_are_what_arithmetic_says_after_a_kill_and_a_
         Phase((Lane(FIGURES, (PointKill("numbers_added_up", "secondary_committed", 2),)),)),
         Freeze(FIGURES, "numbers_in_windows", 1, "broker"),
     ]
-    report = ran(tmp_path / "home", Plan(1, 4, streams=FIGURES), chosen)
+    report = ran(tmp_path / "home", Plan(1, 4, rate=80, streams=FIGURES), chosen)
     assert (report.tally.kills, report.tally.transactions_cut, report.tally.broker_kills) == (1, 1, 1)
     closed = {check.topic: (check.closed, check.groups) for check in report.checks if check.groups}
     assert closed.keys() == {"chaos_figures", "chaos_differences", "chaos_windows"}

@@ -31,6 +31,7 @@ HURRIED = {
     "hurried_by_driver": retried_flows.HURRIED_BY_DRIVER.name,
     "hurried_by_executors": retried_flows.HURRIED_BY_EXECUTORS.name,
 }
+_WITHIN = 480.0
 Run = Callable[[Mapping[str, str], Mapping[str, str]], None]
 
 
@@ -69,7 +70,7 @@ def run(home: Settings, attempts: Path) -> Run:
             **environment,
         }
         arguments = ("--trigger", "available-now", "--streams", ",".join(streams))
-        code, output = finished(driver(home, bootstrap, *arguments, flows=FLOWS, environment=variables))
+        code, output = finished(driver(home, bootstrap, *arguments, flows=FLOWS, environment=variables), _WITHIN)
         assert code == 0, output[-3000:]
         for stream, topic in streams.items():
             records = committed(bootstrap, topic, PARTITIONS)
@@ -79,6 +80,7 @@ def run(home: Settings, attempts: Path) -> Run:
     return ran
 
 
+@pytest.mark.timeout(600)
 def test_tasks_that_fail_after_their_last_row_and_are_repeated_write_each_record_once(
     home: Settings, run: Run, attempts: Path
 ) -> None:
@@ -100,7 +102,7 @@ def test_tasks_that_fail_after_their_last_row_and_are_repeated_write_each_record
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_two_attempts_of_a_task_at_the_same_time_write_each_record_once(
     home: Settings, run: Run, attempts: Path, tmp_path: Path
 ) -> None:
@@ -120,4 +122,5 @@ def test_two_attempts_of_a_task_at_the_same_time_write_each_record_once(
             {"RECOURSE_SPARK__MASTER": master, "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START | extra)},
         )
     made = [file.name.partition("-")[0] for file in attempts.iterdir()]
-    assert made.count("slow") >= 2 and made.count("second") >= 2, "each slow task had a second attempt beside it"
+    assert made.count("slow") >= 6, "one task of each batch of both streams"
+    assert made.count("second") >= 1, "Spark started a second attempt beside a slow one"

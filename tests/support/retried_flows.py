@@ -25,7 +25,7 @@ from tests.support.topic_flows import COPY
 
 FAILURES = "FAILED_ATTEMPTS"
 """The variable that names the folder in which failed, slow and second attempts leave an empty file each."""
-SLOW = 60.0
+SLOW = 30.0
 """Seconds that a slow attempt waits, if nobody ends it."""
 BY_DRIVER, BY_EXECUTORS = KafkaTopic("by-driver", value=Json(COPY)), KafkaTopic("by-executors", value=Json(COPY))
 HURRIED_BY_DRIVER = KafkaTopic("hurried-by-driver", value=Json(COPY))
