@@ -228,6 +228,7 @@ _COLUMNS = {
     "streaming_jobs.formats": 4,
     "streaming_jobs.graph": 5,
     "streaming_jobs.verification.chaos": 3,
+    "streaming_jobs.verification.topic_chaos": 4,
     "streaming_jobs.verification": 3,
     "streaming_jobs.examples.flights": 4,
     "streaming_jobs.examples.stock": 4,

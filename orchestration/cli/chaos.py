@@ -1,26 +1,41 @@
-"""`recourse chaos`: kill the streams with -9, and prove that nothing was lost or doubled."""
+"""`recourse chaos`: kill the streams with -9, and prove that nothing was lost or doubled.
+
+Here is the command, and the report on streams that write tables; `topic_chaos.py` has the one on topics.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli import FAILED
+from orchestration.cli import FAILED, topic_chaos
 from orchestration.cli.invocation import invocation
 from orchestration.cli.output import Output, OutputOption, log_to_stderr, number, print_json, print_table, say
 from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
 
 if TYPE_CHECKING:
+    from streaming_jobs.settings import Settings
     from streaming_jobs.verification.chaos.kill_loop import Report
     from streaming_jobs.verification.chaos.rule_truth import RuleCheck
 
 _SHOWN = 20
 _RANDOM_SEEDS = 10_000
+_RATES = {"tables": 60.0, "topics": 150.0}
+_BATCHES = {"tables": 200, "topics": 1000}
+
+
+class ChaosSubject(StrEnum):
+    """The streams that are killed."""
+
+    tables = "tables"
+    topics = "topics"
 
 
 def chaos(
@@ -29,11 +44,19 @@ def chaos(
         int,
         typer.Option(min=1, max=1000, help="How often a driver, or a Python process of its JVM, is killed with -9."),
     ] = 30,
+    subject: Annotated[
+        ChaosSubject,
+        typer.Option(help="Streams that write tables, or streams that read and write topics, in two stages."),
+    ] = ChaosSubject.tables,
     seed: Annotated[
         int | None, typer.Option(help="Same seed, same faults in the same order; default: a random one.")
     ] = None,
-    rate: Annotated[float, typer.Option(min=10, help="Records per second of the feeder.")] = 60.0,
-    batch: Annotated[int, typer.Option(min=4, help="Most records in a batch.")] = 200,
+    rate: Annotated[
+        float | None, typer.Option(min=10, help="Records per second of the feeder; default: 60, of topics 150.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=4, help="Most records in a batch; default: 200, of topics 1000.")
+    ] = None,
     scenarios: Annotated[
         bool, typer.Option("--scenarios", help="Afterwards damage checkpoint, table and topic: each has to be refused.")
     ] = False,
@@ -46,30 +69,62 @@ def chaos(
     """Run the streams on a broker of their own, kill them with -9, and verify that every offset came exactly once."""
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.setup import fetch_jars
-    from streaming_jobs.verification.chaos.kill_loop import Plan, run
+    from streaming_jobs.errors import UsageError
 
     log_to_stderr()
+    if scenarios and subject is ChaosSubject.topics:
+        raise UsageError("--scenarios damages streams that write tables", "leave out --subject topics, or --scenarios")
     base = invocation(context).settings
-    plan = Plan(kills, seed if seed is not None else _by_chance(), rate, batch, scenarios)
+    rate, batch = rate or _RATES[subject], batch or _BATCHES[subject]
+    seed = seed if seed is not None else _by_chance()
+    run = (
+        _of_tables(kills, seed, rate, batch, scenarios) if subject == "tables" else _of_topics(kills, seed, rate, batch)
+    )
     folder = _folder(home)
-    say(f"seed {plan.seed}: recourse chaos --kills {kills} --seed {plan.seed} repeats these faults; home {folder}")
+    again = f"recourse chaos --kills {kills} --seed {seed}" + (" --subject topics" if subject == "topics" else "")
+    say(f"seed {seed}: {again} repeats these faults; home {folder}")
     keep_home = True
     try:
         with stop_signals_interrupt():
             fetch_jars(base, broker=True)
-            report = run(plan, folder, base, say)
-        keep_home = keep or not report.ok
+            ok, as_data, show = run(folder, base)
+        keep_home = keep or not ok
     finally:
         if keep_home:
             say(f"the home is kept: {folder}")
         else:
             shutil.rmtree(folder)
     if output is Output.json:
-        print_json(as_json(report))
+        print_json(as_data())
     else:
-        _print_report(report)
-    if not report.ok:
+        show()
+    if not ok:
         raise typer.Exit(FAILED)
+
+
+Outcome = tuple[bool, "Callable[[], dict[str, Any]]", "Callable[[], None]"]
+"""True if all was proved, the report with stable keys, and the report for people."""
+Run = Callable[[Path, "Settings"], Outcome]
+
+
+def _of_tables(kills: int, seed: int, rate: float, batch: int, scenarios: bool) -> Run:
+    from streaming_jobs.verification.chaos.kill_loop import Plan, run
+
+    def made(folder: Path, base: Settings) -> Outcome:
+        report = run(Plan(kills, seed, rate, batch, scenarios), folder, base, say)
+        return report.ok, lambda: as_json(report), lambda: _print_report(report)
+
+    return made
+
+
+def _of_topics(kills: int, seed: int, rate: float, batch: int) -> Run:
+    from streaming_jobs.verification.topic_chaos.run import Plan, run
+
+    def made(folder: Path, base: Settings) -> Outcome:
+        report = run(Plan(kills, seed, rate, batch), folder, base, say)
+        return report.ok, lambda: topic_chaos.as_json(report), lambda: topic_chaos.print_report(report)
+
+    return made
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -81,15 +136,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "rate": report.plan.rate,
         "seconds": round(report.seconds, 1),
         "home": report.home,
-        "kills": tally.kills,
-        "points": dict(sorted(tally.points.items())),
-        "random_kills": dict(sorted(tally.victims.items())),
-        "process_kills": dict(sorted(tally.processes.items())),
-        "process_kills_not_made": dict(sorted(tally.not_made.items())),
-        "streams_restarted": tally.restarts,
-        "broker_kills": tally.broker_kills,
-        "sessions": tally.sessions,
-        "unplanned_ends": tally.unplanned,
+        **topic_chaos.tally_as_json(tally),
         "batches": report.batches,
         "batches_replayed": len(tally.replayed),
         "batches_skipped": len(tally.skipped),
@@ -106,20 +153,9 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def _print_report(report: Report) -> None:
     tally = report.tally
-    points: dict[str, list[int]] = {}
-    for name, count in tally.points.items():
-        points.setdefault(name.partition(":")[2], []).append(count)
     figures = [
         ("seed", str(report.plan.seed)),
-        ("kills", number(tally.kills)),
-        *((f"  at {point}", f"{sum(counts)} on {len(counts)} streams") for point, counts in sorted(points.items())),
-        *((f"  at random: {victim}", number(count)) for victim, count in sorted(tally.victims.items())),
-        *((f"  of a {process}, the session goes on", number(n)) for process, n in sorted(tally.processes.items())),
-        ("    streams restarted by their session", number(tally.restarts)),
-        *((f"  not made: no {process} was there", number(n)) for process, n in sorted(tally.not_made.items())),
-        ("kills of the broker", number(tally.broker_kills)),
-        ("sessions started", number(tally.sessions)),
-        ("sessions that ended without a kill", number(len(tally.unplanned))),
+        *topic_chaos.kills(tally),
         ("batches", number(report.batches)),
         ("  replayed after a kill", number(len(tally.replayed))),
         ("    half committed: in one table of two", number(len(tally.half))),

@@ -1,13 +1,15 @@
-"""Named points at which a test can kill this process with SIGKILL. Off unless `RECOURSE_CRASH` is set.
+"""Named points at which a test can kill this process with SIGKILL, or stop it. Off unless `RECOURSE_CRASH` is set.
 
-`RECOURSE_CRASH=totals:primary_committed:3` kills at that point of batch 3 of the stream `totals`. The points, in the
-order in which a batch reaches them:
+`RECOURSE_CRASH=totals:primary_committed:3` kills at that point of batch 3 of the stream `totals`. With `:stop` after it
+the process is stopped there once, until somebody sends it SIGCONT. The points, in the order in which a batch reaches
+them:
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 
 POINTS = (
     "batch_started",  # Spark has logged the offsets, nothing is written
@@ -33,8 +35,18 @@ SAVEPOINT_POINTS = ("savepoint_of_name",)  # a stream has its savepoint, the nam
 """The point of a savepoint of several streams; the batch is 0."""
 
 
+_TAKES_HOLD = 0.5
+
+
 def crash_point(name: str, stream: str, batch: int) -> None:
-    """Kill this process if the environment names this point of this batch."""
+    """Kill or stop this process if the environment names this point of this batch."""
     wanted = os.environ.get("RECOURSE_CRASH")
-    if wanted is not None and wanted == f"{stream}:{name}:{batch}":
+    if wanted is None:
+        return
+    point = f"{stream}:{name}:{batch}"
+    if wanted == point:
         os.kill(os.getpid(), signal.SIGKILL)
+    elif wanted == f"{point}:stop":
+        del os.environ["RECOURSE_CRASH"]
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(_TAKES_HOLD)  # another thread may take the signal, and this one goes on for a moment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,28 @@ class DriverProcess:
         if victim != "jvm":
             self.child.process.kill()
         return True
+
+    @property
+    def stopped(self) -> bool:
+        """True if its Python is stopped by a signal."""
+        if self.exit_code is None:
+            with suppress(psutil.Error):
+                return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        return False
+
+    def freeze(self) -> None:
+        """Stop its Python and its JVM, as a machine does that hangs."""
+        self.child.process.send_signal(signal.SIGSTOP)
+        if (jvm := self.jvm) is not None:
+            with suppress(psutil.NoSuchProcess):
+                jvm.suspend()
+
+    def wake(self) -> None:
+        """Let Python and JVM continue."""
+        if (jvm := self.jvm) is not None:
+            with suppress(psutil.NoSuchProcess):
+                jvm.resume()
+        self.child.process.send_signal(signal.SIGCONT)
 
     def planners(self) -> list[psutil.Process]:
         """The planners that run now."""

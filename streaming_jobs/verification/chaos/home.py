@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import streaming_jobs
+from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.status import read_status
 from streaming_jobs.verification.chaos.subjects import FLIGHTS, JUDGED, NEWEST, SPLIT
 from streaming_jobs.verification.delta_log import Entry, read_commit, versions
+from streaming_jobs.verification.subject import Subject
 
 SUBJECTS = (*FLIGHTS, SPLIT, JUDGED, NEWEST)
 """The streams of the kill loop: the shipped ones, one of two tables, and two whose rules take rows out."""
@@ -22,11 +24,13 @@ STREAMS = tuple(subject.stream for subject in SUBJECTS)
 LATENESS = "5 days"
 """Lateness of airport_hours here: four days drop nothing (docs/flights.md), the shipped ten would close no window."""
 
-_VALUES: Mapping[str, Any] = {
+_OF_FLIGHTS: Mapping[str, Any] = {
     "flows": ["streaming_jobs.examples.flights.streams", "streaming_jobs.verification.chaos.streams"],
+    "streams.airport_hours.lateness": LATENESS,
+}
+_VALUES: Mapping[str, Any] = {
     "stream.min_commit_interval": "200 ms",
     "stream.max_pause": "0 seconds",  # so that a kill interrupts a batch
-    "streams.airport_hours.lateness": LATENESS,
     "table.log_retention": "30 days",  # the proof reads every entry of the run
     "table.log_versions": 0,
     "spark.driver_memory_mb": 1024,
@@ -37,16 +41,28 @@ _VALUES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Home:
-    """Settings of one run, and the same as environment for its drivers."""
+    """Settings of one run, and the same as environment for its drivers; `fed` is the topic that the feeder writes."""
 
     settings: Settings
     values: Mapping[str, Any]
+    subjects: tuple[Subject, ...] = SUBJECTS
+    fed: str = TOPIC
 
     @classmethod
-    def of(cls, folder: Path, base: Settings, *, max_offsets: int) -> Home:
+    def of(
+        cls,
+        folder: Path,
+        base: Settings,
+        *,
+        max_offsets: int,
+        subjects: tuple[Subject, ...] = SUBJECTS,
+        fed: str = TOPIC,
+        changes: Mapping[str, Any] = _OF_FLIGHTS,
+    ) -> Home:
         """A home in `folder`; from the user's settings only those of jars and Java are taken over."""
         values = {
             **_VALUES,
+            **changes,
             "home": str(folder.absolute()),
             "maven_repository": base.maven_repository.get_secret_value(),
             "stream.max_offsets_per_trigger": max_offsets,
@@ -55,12 +71,16 @@ class Home:
             values["jars_dir"] = str(base.jars_dir)
         if base.java_home is not None:
             values["java_home"] = str(base.java_home)
-        return cls(Settings(**_nested(values)), values)
+        return cls(Settings(**_nested(values)), values, subjects, fed)
 
     @property
     def folder(self) -> Path:
         """The home folder."""
         return self.settings.home
+
+    def subject(self, stream: str) -> Subject:
+        """The subject of one of its streams."""
+        return next(subject for subject in self.subjects if subject.stream == stream)
 
     def environment(self, **changes: str) -> dict[str, str]:
         """The environment of a child process: no inherited settings, only these and `changes`."""
@@ -102,7 +122,7 @@ class Home:
 
     def commits(self, streams: Sequence[str]) -> int:
         """Versions of the primary tables of these streams together, a number that only rises."""
-        return sum(self.newest_version(subject.table) + 1 for subject in SUBJECTS if subject.stream in streams)
+        return sum(self.newest_version(subject.table) + 1 for subject in self.subjects if subject.stream in streams)
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

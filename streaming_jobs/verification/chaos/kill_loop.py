@@ -8,7 +8,7 @@ known here of the streams, by their declarations as `recourse verify` does, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +23,12 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.topology import Topology
 from streaming_jobs.verification.chaos.damages import Outcome, run_scenarios
-from streaming_jobs.verification.chaos.drivers import DriverProcess
-from streaming_jobs.verification.chaos.faults import Phase, Schedule, schedule
+from streaming_jobs.verification.chaos.faults import schedule
 from streaming_jobs.verification.chaos.feeding import Feeding
 from streaming_jobs.verification.chaos.home import STREAMS, SUBJECTS, Home
+from streaming_jobs.verification.chaos.phases import BURST, Loop, read_to_the_end
 from streaming_jobs.verification.chaos.rule_truth import EXPECTED, RuleCheck, compare_rules
-from streaming_jobs.verification.chaos.session_runner import ChaosFailed, LaneRunner, Tally, Tell
+from streaming_jobs.verification.chaos.session_runner import Tally, Tell
 from streaming_jobs.verification.ledger_chain import Fault
 from streaming_jobs.verification.offset_ranges import merged
 from streaming_jobs.verification.subject import Subject
@@ -44,12 +44,7 @@ POINTS_OF: Mapping[str, tuple[str, ...]] = {
     for subject in SUBJECTS
 }
 """The named points of each stream."""
-_STEP = 0.05
-_LAST_SESSION = 600.0
 _SECONDS_A_KILL = 60
-_BURST = 40_000
-"""Records that a session has to read with workers; four of them are more than half of the year's flights."""
-_BURST_WITHIN = 120.0
 
 
 @dataclass(frozen=True)
@@ -113,14 +108,14 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
         broker = at_end.enter_context(Broker(home.settings))
         Topics.of(home.settings.kafka, bootstrap_servers(home.settings)).create(TOPIC, PARTITIONS)
         steady = int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2))
-        bursts = sum(phase.burst for phase in faults.phases) * _BURST
+        bursts = sum(phase.burst for phase in faults.phases) * BURST
         feeding = Feeding(home.settings, rate=plan.rate, records=steady + bursts)
         at_end.callback(feeding.stop)
         reader = ConcurrentReader(plan.subjects, home.settings.tables)
         at_end.callback(reader.stop)
         feeding.start()
         reader.start()
-        _Loop(home, faults, broker, feeding, tally, tell).run()
+        Loop(home, faults.phases, faults.broker_after, broker, feeding, tally, tell).run()
         tell(f"{tally.kills} kills done; the streams read the topic to its end")
         records = feeding.finish()
         read_to_the_end(home, tally, plan.streams)
@@ -144,63 +139,6 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
         rules=tuple(rules),
         scenarios=tuple(outcomes),
     )
-
-
-def read_to_the_end(home: Home, tally: Tally, streams: Sequence[str]) -> None:
-    """Run one session over all unread records, in large batches; raises ChaosFailed if it does not end with 0."""
-    tally.sessions += 1
-    log = home.settings.logs / f"driver-{tally.sessions:03d}.log"
-    environment = home.environment(RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER="20000")
-    driver = DriverProcess.start(streams, environment, log, "--trigger", "available-now")
-    try:
-        code = driver.wait(_LAST_SESSION)
-        if code != 0:
-            raise ChaosFailed(
-                f"the last session {'did not end' if code is None else f'ended with {code}'}:\n{driver.words()}",
-                f"its log is {log}",
-            )
-    finally:
-        driver.end()
-
-
-@dataclass
-class _Loop:
-    home: Home
-    schedule: Schedule
-    broker: Broker
-    feeding: Feeding
-    tally: Tally
-    tell: Tell
-
-    def run(self) -> None:
-        """Run phase after phase, until every fault has happened."""
-        due = list(self.schedule.broker_after)
-        for phase in self.schedule.phases:
-            self._phase(phase, due)
-
-    def _phase(self, phase: Phase, due: list[int]) -> None:
-        end = self.feeding.burst(_BURST, _BURST_WITHIN) if phase.burst else 0
-        runners = [LaneRunner(self.home, lane, self.tally, self.tell, end) for lane in phase.lanes]
-        try:
-            while not all(runner.done for runner in runners):
-                for runner in runners:
-                    runner.step()
-                if due and self.tally.kills >= due[0]:
-                    due.pop(0)
-                    self._kill_broker()
-                self.feeding.check()
-                if self.feeding.dry:
-                    raise ChaosFailed("the topic has got all its records before the last kill", "use a lower --rate")
-                time.sleep(_STEP)
-        finally:
-            for runner in runners:
-                runner.end()
-
-    def _kill_broker(self) -> None:
-        self.broker.kill()
-        self.broker.start()
-        self.tally.broker_kills += 1
-        self.tell("the broker was killed and started again")
 
 
 def _verdict(home: Home, plan: Plan) -> Verdict:

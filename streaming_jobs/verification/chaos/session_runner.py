@@ -19,8 +19,7 @@ from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.verification.chaos.drivers import DriverProcess
 from streaming_jobs.verification.chaos.faults import Fault, Lane, PointKill, ProcessKill, RandomKill
-from streaming_jobs.verification.chaos.home import SUBJECTS, Home
-from streaming_jobs.verification.subject import Subject
+from streaming_jobs.verification.chaos.home import Home
 
 Tell = Callable[[str], None]
 """Called with one line of progress, for people."""
@@ -55,6 +54,9 @@ class Tally:
     A `replayed` batch was planned and not in its table, so the next start repeats it; a `skipped` one was in the table
     and not yet committed by Spark, so the next start skips it. A `half` one was in a secondary table and not in the
     primary: it is replayed too, and the secondary table must not take it twice.
+
+    `broker_kills` include those in an open transaction (`transactions_cut`). `zombies` are drivers that were stopped in
+    an open transaction, replaced, and woken.
     """
 
     kills: int = 0
@@ -64,6 +66,8 @@ class Tally:
     not_made: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
     broker_kills: int = 0
+    transactions_cut: int = 0
+    zombies: int = 0
     sessions: int = 0
     unplanned: list[str] = field(default_factory=list)
     replayed: set[tuple[str, int, int]] = field(default_factory=set)
@@ -161,7 +165,7 @@ class LaneRunner:
         changes = {}
         self._planned = str(fault)
         if isinstance(fault, PointKill):
-            newest = self.home.newest_batch(_subject(fault.stream).table)
+            newest = self.home.newest_batch(self.home.subject(fault.stream).table)
             batch = (newest.batch if newest is not None else -1) + 1 + fault.batches
             changes["RECOURSE_CRASH"] = f"{fault.stream}:{fault.point}:{batch}"
             self._planned = f"{fault} of batch {batch}"
@@ -229,10 +233,13 @@ class LaneRunner:
         return all(now >= before.versions[table] + _MORE_VERSIONS for table, now in self._versions().items())
 
     def _backlog_read(self) -> bool:
-        return all(self.home.position(_subject(stream).table) >= self.backlog_end for stream in self.lane.streams)
+        """True if the streams that read the topic of the feeder have read the burst."""
+        subjects = [self.home.subject(stream) for stream in self.lane.streams]
+        fed = [subject.table for subject in subjects if subject.topic == self.home.fed]
+        return all(self.home.position(table) >= self.backlog_end for table in fed)
 
     def _versions(self) -> dict[str, int]:
-        tables = [_subject(stream).table for stream in self.lane.streams]
+        tables = [self.home.subject(stream).table for stream in self.lane.streams]
         return {table: self.home.newest_version(table) for table in tables}
 
     def _process_kill_over(self, driver: DriverProcess) -> None:
@@ -314,7 +321,7 @@ class LaneRunner:
     def _account(self) -> None:
         """Count the batches that the kill interrupted after Spark's plan, by whether they were in the table."""
         for stream in self.lane.streams if self._was_killed else ():
-            subject = _subject(stream)
+            subject = self.home.subject(stream)
             newest = self.home.newest_batch(subject.table)
             generation = newest.generation if newest is not None else 1
             checkpoint = self.home.checkpoint(stream, generation)
@@ -325,7 +332,3 @@ class LaneRunner:
                 others = [self.home.newest_batch(other.table) for other in subject.secondary]
                 if not inside and any(entry is not None and entry.batch == planned for entry in others):
                     self.tally.half.add((stream, generation, planned))
-
-
-def _subject(stream: str) -> Subject:
-    return next(subject for subject in SUBJECTS if subject.stream == stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from streaming_jobs.runtime import crash_points
@@ -21,3 +23,13 @@ def test_a_test_can_kill_at_one_point_of_one_batch_and_nothing_else_dies(monkeyp
     ):
         crash_points.crash_point(name, stream, number)
     assert killed == [9]
+
+
+def test_a_test_can_stop_at_a_point_once_and_the_batch_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(crash_points.os, "kill", lambda pid, number: sent.append(number))
+    monkeypatch.setattr(crash_points.time, "sleep", lambda _: None)
+    monkeypatch.setenv("RECOURSE_CRASH", "s:transaction_open:3:stop")
+    for batch in (2, 3, 3):
+        crash_points.crash_point("transaction_open", "s", batch)
+    assert sent == [signal.SIGSTOP]

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +286,14 @@ def test_a_worker_is_killed_while_it_reads_a_backlog_which_has_to_be_read_whole(
     assert not made.driver.asked_to_end, "the backlog is not read"
     made.position = 40_000
     assert made.after().driver.asked_to_end
+
+
+def test_a_burst_is_waited_for_by_the_streams_that_read_the_topic_of_the_feeder(
+    session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = session(WORKER, backlog_end=40_000)
+    made.lane.home = replace(made.lane.home, fed="another topic")
+    assert made.after(5).driver.asked_to_end, "no stream of the session reads it"
 
 
 def test_a_backlog_that_was_read_before_a_worker_was_seen_is_a_kill_that_was_not_made(

@@ -1,0 +1,47 @@
+"""The faults of a run over topics: the same for a seed, every point, workers and planners, both kinds of freezes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
+from streaming_jobs.verification.chaos.faults import Phase, PointKill, ProcessKill
+from streaming_jobs.verification.chaos.freezes import Freeze
+from streaming_jobs.verification.topic_chaos.run import POINTS_OF, STREAMS, Plan, home_of, steps
+
+SEEDS = range(30)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sixty_kills_hit_every_point_of_every_stream_and_freeze_drivers_in_both_ways(seed: int) -> None:
+    phases, broker_after = steps(Plan(60, seed))
+    assert (phases, broker_after) == steps(Plan(60, seed))
+    faults = [f for phase in phases if isinstance(phase, Phase) for lane in phase.lanes for f in lane.faults]
+    assert len(faults) == 60
+    points = {(fault.stream, fault.point) for fault in faults if isinstance(fault, PointKill)}
+    assert points == {(stream, point) for stream in STREAMS for point in POINTS_OF[stream]}
+    processes = [fault.process for fault in faults if isinstance(fault, ProcessKill)]
+    assert min(processes.count("planner"), processes.count("worker")) >= 3
+    freezes = [phase for phase in phases if isinstance(phase, Freeze)]
+    assert [freeze.then for freeze in freezes].count("broker") == [f.then for f in freezes].count("zombie") == 5
+    assert isinstance(phases[0], Phase), "the first batches make the tables"
+
+
+@pytest.mark.parametrize("kills", [1, 5, 12])
+def test_few_kills_have_one_freeze_of_each_kind(kills: int) -> None:
+    for seed in SEEDS:
+        phases, _ = steps(Plan(kills, seed))
+        assert sorted(phase.then for phase in phases if isinstance(phase, Freeze)) == ["broker", "zombie"]
+
+
+def test_the_home_names_what_the_streams_declare(tmp_path: Path) -> None:
+    home = home_of(tmp_path, Settings.load(), Plan(1, 1))
+    topology = Topology.load(home.settings.flows)
+    for subject in home.subjects:
+        stream = topology[subject.stream]
+        assert stream.primary.name == subject.table
+        assert [topic.name for topic in stream.topics] == [subject.topic]
+    assert {subject.stream for subject in home.subjects} == set(STREAMS)
