@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import statistics
 import sys
 import threading
@@ -188,19 +189,23 @@ def _joined(ours: dict[str, float], spark: dict[str, Any]) -> dict[str, float]:
     return {**told, **ours, **rest, "whole batch": float(spark["triggerExecution"])}
 
 
+def _value(text: str) -> Any:
+    return json.loads(text) if text.startswith("{") else text
+
+
 def main() -> int:
     """Measure each size and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_breakdown")
     parser.add_argument("--work", choices=["stateless", "windowed", "running"], default="stateless")
     parser.add_argument("--output", choices=["table", "topic"], default="table")
     parser.add_argument("--sizes", default="100,100000")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; {...} is JSON")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     quiet()
     sizes = [int(size) for size in options.sizes.split(",")]
     medians: dict[int, dict[str, float]] = {}
-    with workshop(dict(text.split("=", 1) for text in options.set)) as shop:
+    with workshop({key: _value(text) for key, _, text in (each.partition("=") for each in options.set)}) as shop:
         for size in sizes:
             batches = measured(shop, options.work, options.output, size, BATCHES.get(size, 13))
             names = list(dict.fromkeys(name for batch in batches for name in batch))

@@ -13,7 +13,7 @@ from benchmarks.speed.records import PARTITIONS
 from benchmarks.speed.watch import Point
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings_sections import TopicSinkSettings
-from streaming_jobs.sinks.kafka.markers import marker_topic
+from streaming_jobs.sinks.kafka.markers import marker_topic, transactional_id
 
 _SAME_CHECKPOINT = 0.25
 _LOOK_FOR_TOPIC_EVERY = 0.25
@@ -148,7 +148,9 @@ class Markers:
     """Progress by the topic of the product's markers."""
 
     def __init__(self, bootstrap: str, *, stream: str, output: str) -> None:
-        self._topic = marker_topic(TopicSinkSettings().prefix, stream, output)
+        prefix = TopicSinkSettings().prefix
+        self._topic = marker_topic(prefix, stream, output)
+        self._key = transactional_id(prefix, stream, output).encode()
         self._batches = MarkedBatches(output)
         self._reader = consumer(bootstrap, f"markers-{output}", "read_committed")
         self._assigned = False
@@ -160,7 +162,7 @@ class Markers:
             return []
         points = []
         while (message := self._reader.poll(0)) is not None:
-            if message.error() is None:
+            if message.error() is None and message.key() == self._key:
                 points += self._batches.points(message.value() or b"", time.time())
         return points
 
