@@ -4,9 +4,10 @@
     python -m benchmarks.batch_breakdown --work running --sizes 100
     python -m benchmarks.batch_breakdown --work stateless --output topic --sizes 200
 
-The stream is one of benchmarks/speed/flows.py, in this process; its methods are timed from outside, each without the
-time of the timed methods it calls. Medians in ms, of upkeep the mean; `Spark:` is what StreamingQueryProgress reports.
-Parquet ends and the table's log begins when the data file gets its name, which the file system tells to a few ms.
+The stream is one of benchmarks/speed/flows.py or topic_flows.py, in this process; its methods are timed from outside,
+each without the time of the timed methods it calls. Medians in ms, of upkeep and of CPU time the mean; `Spark:` is what
+StreamingQueryProgress reports. Parquet ends and the table's log begins when the data file gets its name, which the file
+system tells to a few ms.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import statistics
 import sys
 import threading
@@ -29,6 +31,7 @@ from typing import Any
 from benchmarks.measuring import Workshop, named, on_topic, quiet, save, table, workshop
 from benchmarks.speed import flows, topic_flows
 from benchmarks.speed.feed import create_topic, feed_backlog
+from benchmarks.speed.process import cpu_seconds, family
 from benchmarks.speed.records import generate
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, ParquetAppend
@@ -53,6 +56,7 @@ SPARK = {
 }
 TRANSFORM, WRITE, PARQUET, LOG = "transform (Spark's job, rows to Arrow)", "write", "Parquet", "log of the table"
 UPKEEP = "upkeep"
+WHOLE, CPU = "whole batch", "CPU time of all processes, with the broker"
 OURS: list[tuple[type, str, str]] = [
     (BatchPipeline, "_ranges", "offset range from the checkpoint"),
     (BatchPipeline, "_done", "is it in the table already"),
@@ -149,6 +153,8 @@ def measured(shop: Workshop, work: str, output: str, size: int, batches: int) ->
     stream = stream_of(shop, work, output, topic, f"{work}_{size}")
     watch = Stopwatch()
     parts: dict[int, dict[str, float]] = {}
+    used: dict[int, float] = {}
+    first = WARM_UP.get(size, 3)
     call = BatchPipeline.__call__
 
     def one_batch(self: BatchPipeline, frame: Any, batch: int) -> None:
@@ -156,6 +162,8 @@ def measured(shop: Workshop, work: str, output: str, size: int, batches: int) ->
         watch.take()
         call(self, frame, batch)
         parts[batch] = {"whole": (time.perf_counter() - began) * 1000, **watch.take()}
+        if batch in (first, batches - 1):  # it takes some ms, which would be in the times of every batch
+            used[batch] = sum(cpu_seconds(process) for process in family(os.getpid()))
         _split_write(parts[batch], settings.tables / self.sinks.primary.name, watch.began.get(WRITE, 0.0))
 
     with timed(watch):
@@ -165,8 +173,9 @@ def measured(shop: Workshop, work: str, output: str, size: int, batches: int) ->
             shop.finish(started, seconds=300)
         finally:
             BatchPipeline.__call__ = call  # type: ignore[method-assign]
-    both = sorted(parts.keys() & started.progress.keys())[WARM_UP.get(size, 3) :]
-    return [_joined(parts[batch], started.progress[batch]) for batch in both]
+    both = sorted(batch for batch in parts.keys() & started.progress.keys() if batch > first)
+    cpu = 1000 * (used[batches - 1] - used[first]) / (batches - 1 - first)
+    return [{**_joined(parts[batch], started.progress[batch]), CPU: cpu} for batch in both]
 
 
 def _split_write(part: dict[str, float], path: Path, began: float) -> None:
@@ -186,7 +195,7 @@ def _joined(ours: dict[str, float], spark: dict[str, Any]) -> dict[str, float]:
         "from Spark to Python and back": float(spark["addBatch"]) - whole,
         "Spark: rest": float(spark["triggerExecution"]) - float(spark["addBatch"]) - sum(told.values()),
     }
-    return {**told, **ours, **rest, "whole batch": float(spark["triggerExecution"])}
+    return {**told, **ours, **rest, WHOLE: float(spark["triggerExecution"])}
 
 
 def _value(text: str) -> Any:
@@ -211,10 +220,10 @@ def main() -> int:
             names = list(dict.fromkeys(name for batch in batches for name in batch))
             medians[size] = {n: statistics.median(batch.get(n, 0.0) for batch in batches) for n in names}
             medians[size][UPKEEP] = statistics.mean(batch.get(UPKEEP, 0.0) for batch in batches)
-    names = list(dict.fromkeys(name for each in medians.values() for name in each if name != "whole batch"))
+    names = list(dict.fromkeys(name for each in medians.values() for name in each if name not in (WHOLE, CPU)))
     rows = [
         {f"{options.work}, ms": name, **{f"{size:,} records": medians[size].get(name, 0.0) for size in sizes}}
-        for name in [*names, "whole batch"]
+        for name in [*names, WHOLE, CPU]
     ]
     sys.stdout.write(table(rows))
     save(
