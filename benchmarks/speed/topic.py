@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 
 import pyarrow as pa
@@ -125,9 +125,15 @@ class TopicWatch:
         Raises LookupError for a record whose key is not its account.
         """
         assert self._rows is not None
-        if self._rows["account"].to_pylist() != [key.decode() for key in self._keys]:
-            raise LookupError(f"topic {self._output} has records whose key is not their account")
+        check_keys(self._rows, self._keys)
         return _newest(self._rows, self._work)
+
+
+def check_keys(rows: pa.Table, keys: Sequence[bytes]) -> None:
+    """Raise LookupError unless the key of each record is its account."""
+    wrong = sum(key != account.encode() for key, account in zip(keys, rows["account"].to_pylist(), strict=True))
+    if wrong:
+        raise LookupError(f"the key of {wrong} records is not their account")
 
 
 def _newest(rows: pa.Table, work: Work) -> pa.Table:

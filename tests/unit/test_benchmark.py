@@ -21,6 +21,7 @@ from benchmarks.speed.process import ContestantFailed
 from benchmarks.speed.progress import MarkedBatches, OffsetsBeforeRows, OffsetsWithRows
 from benchmarks.speed.records import COLUMNS, LATENESS_MS, WINDOW_MS, WORKS, Work, difference, generate, truth
 from benchmarks.speed.report import markdown
+from benchmarks.speed.topic import check_keys
 from benchmarks.speed.watch import SEEN, Point
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetRange, WrittenRange
@@ -171,6 +172,13 @@ def test_a_marker_is_a_point_with_the_offsets_read_and_the_rows_written_so_far()
     assert batches.points(marker(0, 5, 3), 2.0) == [Point(2.0, 6, 3)]
     assert batches.points(marker(0, 5, 3), 3.0) == []  # a driver that opens the topic writes the newest one again
     assert batches.points(marker(1, 9, 2), 4.0) == [Point(4.0, 10, 5)]
+
+
+def test_a_record_with_another_key_than_its_account_is_found() -> None:
+    rows = pa.table({"account": ["a000001", "a000002"]})
+    check_keys(rows, [b"a000001", b"a000002"])
+    with pytest.raises(LookupError, match="1 records"):
+        check_keys(rows, [b"a000001", b""])
 
 
 def test_offsets_before_their_rows_are_points_when_the_next_checkpoint_has_its_own() -> None:
