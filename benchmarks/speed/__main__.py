@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.speed import results
-from benchmarks.speed.contestants import Contestant, everybody, variant
+from benchmarks.speed.contestants import Contestant, everybody, topic_variant, variant
 from benchmarks.speed.measure import KINDS
 from benchmarks.speed.records import WORKS
 from benchmarks.speed.report import markdown
@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace, folder: Path, runs: list[results.Run]) -> 
 
 
 def _peers(options: argparse.Namespace) -> list[Contestant]:
-    known: list[Contestant] = [*everybody(), *options.variant]
+    known: list[Contestant] = [*everybody(), *options.variant, *options.topic_variant]
     wanted = options.peers or [peer.name for peer in known]
     if unknown := set(wanted) - {peer.name for peer in known}:
         raise SystemExit(f"no contestant {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in known)}")
@@ -89,6 +89,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1, help="of the records")
     add("--quiet", type=float, default=100.0, metavar="CORES", help="make runs again that more other load disturbed")
     add("--variant", type=variant, action="append", default=[], metavar="NAME:KEY=VALUE,...", help="see above")
+    add(
+        "--topic-variant",
+        type=topic_variant,
+        action="append",
+        default=[],
+        metavar="NAME:KEY=VALUE,...",
+        help="to topics",
+    )
     add("--out", type=Path, metavar="FILE", help="JSON; runs are added to those in it")
     add("--report", type=Path, nargs="+", metavar="FILE", help="run nothing, print the runs in these files")
     add("--plot", type=Path, metavar="FILE", help="draw them (.svg or .png); needs matplotlib")

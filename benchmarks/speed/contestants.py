@@ -9,13 +9,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from benchmarks.speed.environment import python_of
 from benchmarks.speed.feed import create_topic
 from benchmarks.speed.process import REPOSITORY, Child, ContestantFailed, clean_environment
+from benchmarks.speed.progress import CommittedOffsets, Markers, OffsetsBeforeRows, OffsetsWithRows, PointRule, Progress
 from benchmarks.speed.records import WORKS, Work
-from benchmarks.speed.topic import OffsetsBeforeRows, OffsetsWithRows, OutputTopic, Progress, TopicWatch
+from benchmarks.speed.topic import OutputTopic, TopicWatch
 from benchmarks.speed.watch import TableWatch, Watch, ledger_covered, loop_covered, spark_covered
 from streaming_jobs.platform import java, ports
 from streaming_jobs.platform.jars import cache, ensure, parse
@@ -46,8 +47,8 @@ class Assignment:
 
     @property
     def output(self) -> str:
-        """The name of the output of a contestant that writes a topic."""
-        return f"output-{self.folder.name}"
+        """The name of the output of a contestant that writes a topic: the run's and the work's."""
+        return f"{self.folder.name}.{self.work}"
 
 
 class Contestant(Protocol):
@@ -78,7 +79,7 @@ class Recourse:
     name: str = "recourse"
     settings: Mapping[str, str] = field(default_factory=dict)
     works: tuple[Work, ...] = WORKS
-    flows: str = "benchmarks.speed.flows"
+    flows: ClassVar[str] = "benchmarks.speed.flows"
 
     def prepare(self) -> None:
         """Nothing to build."""
@@ -93,12 +94,26 @@ class Recourse:
             RECOURSE_KAFKA__BOOTSTRAP_SERVERS=assignment.bootstrap,
             RECOURSE_FLOWS=json.dumps([self.flows]),
             BENCHMARK_TOPIC=assignment.topic,
+            BENCHMARK_RUN=assignment.folder.name,
         )
         return Child(command, environment, assignment.folder / "output.log", 'event="stream started"')
 
     def watch(self, assignment: Assignment) -> Watch:
         """The log of the work's table; progress by the ledger in it."""
         return TableWatch(assignment.folder / "tables" / assignment.work, assignment.work, ledger_covered)
+
+
+@dataclass(frozen=True)
+class RecourseTopics(Recourse):
+    """The product with topics as outputs, in one transaction per batch."""
+
+    name: str = "topics"
+    flows: ClassVar[str] = "benchmarks.speed.topic_flows"
+
+    def watch(self, assignment: Assignment) -> Watch:
+        """Its output topic, which is made here; progress by the markers in the same transactions."""
+        markers = Markers(assignment.bootstrap, stream=assignment.work, output=assignment.output)
+        return _topic_watch(assignment, markers)
 
 
 @dataclass(frozen=True)
@@ -179,7 +194,7 @@ class KafkaStreams:
 
     def watch(self, assignment: Assignment) -> Watch:
         """The offsets that it commits, and its output topic, which is made here."""
-        return _topic_watch(assignment, OffsetsWithRows())
+        return _topic_watch(assignment, _committed(assignment, OffsetsWithRows()))
 
 
 @dataclass(frozen=True)
@@ -220,7 +235,7 @@ class Flink:
             records=assignment.records,
             rows=assignment.rows,
         )
-        return _topic_watch(assignment, OffsetsBeforeRows(written, assignment.records))
+        return _topic_watch(assignment, _committed(assignment, OffsetsBeforeRows(written, assignment.records)))
 
     def _python(self) -> Path:
         return python_of("flink", _FLINK / "requirements.txt", cache(Settings.load()).parent / "benchmarks")
@@ -229,13 +244,16 @@ class Flink:
         return ensure(Settings.load(), parse((_FLINK / "jars.lock").read_text()))[0]
 
 
+def _committed(assignment: Assignment, rule: PointRule) -> CommittedOffsets:
+    """The progress of a contestant whose consumer group has the name of its output."""
+    return CommittedOffsets(assignment.bootstrap, group=assignment.output, source=assignment.topic, rule=rule)
+
+
 def _topic_watch(assignment: Assignment, progress: Progress) -> TopicWatch:
-    """The watch of a contestant that writes a topic, which is made here, and commits under its name."""
+    """The watch of a contestant that writes a topic, which is made here."""
     create_topic(assignment.bootstrap, assignment.output)
     return TopicWatch(
         assignment.bootstrap,
-        group=assignment.output,
-        source=assignment.topic,
         output=assignment.output,
         work=assignment.work,
         live=assignment.live,
@@ -250,14 +268,24 @@ INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle
 def everybody() -> list[Contestant]:
     """The contestants, in the order of the table."""
     live, economy = (Recourse(pace, {"stream.pace": pace}) for pace in ("live", "economy"))
+    topics = [RecourseTopics(), RecourseTopics("topics-live", {"stream.pace": "live"})]
     spark = [PlainSpark("informed", INFORMED), PlainSpark()]
-    return [Recourse(), live, economy, KafkaStreams(), Flink(), *spark, PythonLoop()]
+    return [Recourse(), live, economy, *topics, KafkaStreams(), Flink(), *spark, PythonLoop()]
 
 
 def variant(text: str) -> Recourse:
     """The product with further settings, from `name:key=value,key=value`; raises ValueError for another form."""
+    return Recourse(*_named_settings(text))
+
+
+def topic_variant(text: str) -> RecourseTopics:
+    """The same with topics as outputs."""
+    return RecourseTopics(*_named_settings(text))
+
+
+def _named_settings(text: str) -> tuple[str, dict[str, str]]:
     name, sign, rest = text.partition(":")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
     if not (name and sign) or not all(key and equals for key, equals, _ in pairs):
         raise ValueError(f"{text!r} is not name:key=value,key=value")
-    return Recourse(name, {key: value for key, _, value in pairs})
+    return name, {key: value for key, _, value in pairs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.speed.records import WORKS
 from benchmarks.speed.results import Run, Spread, select
 
 MARK = "kafka-streams"
@@ -37,6 +38,9 @@ def goals() -> list[Goal]:
     found = []
     for work, steady in (("stateless", 1.2), ("windowed", 1.0), ("running", 1.0)):
         found.append(Goal("recourse", work, "backlog", "steady_rate", steady, at_least=True, of=MARK))
+    for work in WORKS:
+        found.append(Goal("topics", work, "backlog", "steady_rate", 0.8, at_least=True, of=MARK))
+        found += [Goal("topics-live", work, "live", figure, 2.0, of=MARK) for figure in ("p50_ms", "p99_ms")]
     for work, p50, p99 in (("stateless", 150, 300), ("windowed", 300, 450), ("running", 200, 400)):
         found.append(Goal("live", work, "live", "p50_ms", p50))
         found.append(Goal("live", work, "live", "p99_ms", p99))

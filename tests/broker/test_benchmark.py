@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from benchmarks.speed.contestants import Recourse
+from benchmarks.speed.contestants import Recourse, RecourseTopics
 from benchmarks.speed.feed import create_topic, feed_backlog
 from benchmarks.speed.measure import Place, backlog, live
 from benchmarks.speed.records import generate
@@ -36,6 +36,16 @@ def test_a_backlog_becomes_the_truth_and_gives_figures(broker: Broker, tmp_path:
     assert 0 < figures.first_batch_s < 60
     assert figures.cpu_s > 0
     assert figures.peak_mb > 100
+
+
+def test_a_backlog_becomes_the_truth_from_topic_to_topic(broker: Broker, tmp_path: Path, topic: str) -> None:
+    place = Place(broker.start(), tmp_path)
+    records = generate(3_000, seed=3)
+    create_topic(place.bootstrap, topic)
+    feed_backlog(place.bootstrap, topic, records)
+    figures = backlog(RecourseTopics(), "windowed", place, topic, records)
+    assert figures.records == 3_002
+    assert figures.commits >= 2  # the rows of the last windows come with a batch after that of their records
 
 
 @pytest.mark.long

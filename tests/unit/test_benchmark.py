@@ -18,10 +18,13 @@ from benchmarks.speed.latency import latencies
 from benchmarks.speed.measure import _steady
 from benchmarks.speed.peers import flink_sql
 from benchmarks.speed.process import ContestantFailed
+from benchmarks.speed.progress import MarkedBatches, OffsetsBeforeRows, OffsetsWithRows
 from benchmarks.speed.records import COLUMNS, LATENESS_MS, WINDOW_MS, WORKS, Work, difference, generate, truth
 from benchmarks.speed.report import markdown
-from benchmarks.speed.topic import OffsetsBeforeRows, OffsetsWithRows
+from benchmarks.speed.topic import check_keys
 from benchmarks.speed.watch import SEEN, Point
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.positions import OffsetRange, WrittenRange
 
 RECORDS = generate(3_000, seed=7)
 
@@ -156,6 +159,26 @@ class WrittenTopic:
 def test_offsets_that_are_committed_with_the_rows_are_points_at_once() -> None:
     progress = OffsetsWithRows()
     assert [[point.records for point in progress.points(records)] for records in (0, 5, 5, 9)] == [[], [5], [], [9]]
+
+
+def test_a_marker_is_a_point_with_the_offsets_read_and_the_rows_written_so_far() -> None:
+    def marker(batch: int, end: int, rows: int) -> bytes:
+        offsets = (OffsetRange("in", "i", {0: 0, 1: 0}, {0: end, 1: 1}),) if batch >= 0 else ()
+        written = (WrittenRange("out", "o", 0, 0, rows + 1, rows), WrittenRange("other", "p", 0, 0, 9, 9))
+        return LedgerEntry("batch", "s", "topic:out", 1, batch, offsets, written=written).encode().encode()
+
+    batches = MarkedBatches("out")
+    assert batches.points(marker(-1, 0, 0), 1.0) == []  # opens the generation
+    assert batches.points(marker(0, 5, 3), 2.0) == [Point(2.0, 6, 3)]
+    assert batches.points(marker(0, 5, 3), 3.0) == []  # a driver that opens the topic writes the newest one again
+    assert batches.points(marker(1, 9, 2), 4.0) == [Point(4.0, 10, 5)]
+
+
+def test_a_record_with_another_key_than_its_account_is_found() -> None:
+    rows = pa.table({"account": ["a000001", "a000002"]})
+    check_keys(rows, [b"a000001", b"a000002"])
+    with pytest.raises(LookupError, match="1 records"):
+        check_keys(rows, [b"a000001", b""])
 
 
 def test_offsets_before_their_rows_are_points_when_the_next_checkpoint_has_its_own() -> None:
