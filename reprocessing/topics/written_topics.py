@@ -7,7 +7,7 @@ ones become a void range (`streaming_jobs/state/topic_records.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -25,7 +25,9 @@ from streaming_jobs.positions import PartitionOffsets, WrittenRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.clients import ClientLost
 from streaming_jobs.sinks.kafka.markers import marker_topic, read_marker, transactional_id
-from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
+from streaming_jobs.sinks.kafka.sharded import ShardedWriter
+from streaming_jobs.sinks.kafka.shards import read_shards
+from streaming_jobs.sinks.kafka.writer import Clients
 from streaming_jobs.sources.archived_ranges import read_ranges
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import client_config
@@ -42,6 +44,9 @@ _BEYOND_A_TRANSACTION = timedelta(seconds=20)
 _BLOCK = 10_000
 _AT_ONCE = 100
 """Consumer groups that are asked about at the same time."""
+
+NextMarker = Callable[[LedgerEntry | None], LedgerEntry]
+"""What the marker shall say, made of the newest one."""
 
 
 class GroupPosition(NamedTuple):
@@ -133,7 +138,11 @@ class KafkaWrittenTopics:
             raise TransientError(
                 f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker"
             ) from lost
-        return None if marker is None else marker.entry
+        if marker is None:
+            return None
+        shards = self._shards(stream, sink, marker.shards) if marker.shards else {}
+        ahead = [each for each in shards.values() if each is not None and each.txn > marker.entry.txn]
+        return max([marker.entry, *ahead], key=lambda each: each.txn)
 
     def fence(
         self, stream: Stream, sink: KafkaSink, generation: int, plan: str, position: Txn
@@ -155,7 +164,7 @@ class KafkaWrittenTopics:
                 )
             return replace(fenced, written=_carried(newest, position))
 
-        return self._marked(stream, sink, entry).written
+        return self._marked(stream, sink, entry)
 
     def mark(self, stream: Stream, sink: KafkaSink, at: Txn, plan: str, position: Txn) -> Sequence[WrittenRange]:
         """Write a marker without records; one that is there already stays, with its ranges."""
@@ -168,7 +177,7 @@ class KafkaWrittenTopics:
                 return newest or there
             return replace(there, written=_carried(newest, position))
 
-        return self._marked(stream, sink, entry).written
+        return self._marked(stream, sink, entry)
 
     def settled(self, topic: str) -> dict[int, int]:
         """Wait until the last stable offsets are the high watermarks."""
@@ -219,16 +228,22 @@ class KafkaWrittenTopics:
         finally:
             reader.close()
 
-    def _marked(self, stream: Stream, sink: KafkaSink, entry: Any) -> LedgerEntry:
-        writer = TransactionWriter(
+    def _marked(self, stream: Stream, sink: KafkaSink, entry: NextMarker) -> Sequence[WrittenRange]:
+        writer = ShardedWriter(
             stream.name, sink.ledger_name, sink.name, self.settings.topic_sink, Clients(self._config)
         )
         try:
-            writer.mark(entry)
+            return writer.mark_all(entry)
         finally:
             writer.close()
-        assert writer.newest is not None
-        return writer.newest
+
+    def _shards(self, stream: Stream, sink: KafkaSink, count: int) -> Mapping[int, LedgerEntry | None]:
+        try:
+            return read_shards(self._config, stream.name, sink.name, self.settings.topic_sink, count)
+        except ClientLost as lost:
+            raise TransientError(
+                f"the markers of the shards of topic {sink.name} cannot be read: {lost}", "check the broker"
+            ) from lost
 
     @cached_property
     def _bootstrap(self) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from streaming_jobs.positions import PartitionOffsets
 from streaming_jobs.sources.base import Span
-from streaming_jobs.sources.records import Records
+
+if TYPE_CHECKING:
+    from streaming_jobs.sources.records import Records
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class VoidRanges:
         """The records that are not void; the same object if all are."""
         if not self.spans or not len(records):
             return records
+        import numpy as np
+
         partitions = np.asarray(records.column("partition"))
         offsets = np.asarray(records.column("offset"))
         void = np.zeros(len(records), dtype=bool)

@@ -8,7 +8,7 @@ that have it skip it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -73,6 +73,23 @@ class ShardedWriter(TransactionWriter):
             shard.close()
         super().open(generation)
         self.begun = next(iter(ahead), None)
+
+    def mark_all(self, entry: Callable[[LedgerEntry | None], LedgerEntry]) -> tuple[WrittenRange, ...]:
+        """As `mark`, also for every shard that the topic has, each before the topic; the ranges of these markers.
+
+        A process that works for an older driver finds another one's marker in its shard, and ends.
+        """
+        self.shards = self._repeated(lambda _: self._found)
+        ranges: list[WrittenRange] = []
+        for number in range(self.shards):
+            shard = self._shard(number, self.shards)
+            try:
+                shard.mark(entry)
+            finally:
+                shard.close()
+            ranges += () if shard.newest is None else shard.newest.written
+        self.mark(entry)
+        return merged([*ranges, *(() if self.newest is None else self.newest.written)])
 
     def by_shards(self, rows: BatchOfRows) -> bool:
         """True for a batch that does not pass through the driver, and for one that some shards may have."""

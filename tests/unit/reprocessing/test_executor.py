@@ -60,8 +60,8 @@ def test_a_stream_that_does_not_stop_in_time_goes_on_as_if_nobody_had_asked(life
     assert executor.journal_of(life.settings, plan.id).outcome == "planned"
 
 
-def test_a_stream_that_a_plan_under_way_has_stopped_stays_stopped(life: Life, plan: StreamPlan) -> None:
-    executor.journal_of(life.settings, plan.id).write("keep", "begun")
+def test_a_stream_that_a_plan_has_fenced_stays_stopped(life: Life, plan: StreamPlan) -> None:
+    executor.journal_of(life.settings, plan.id).write("fence", "begun")
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
     request = stop_request.request(life.settings, STREAM.name)
@@ -81,6 +81,15 @@ def test_a_plan_that_was_killed_before_it_began_takes_its_marker_along(life: Lif
     assert not stop_of(life).exists()
 
 
+def test_a_stream_whose_savepoint_exists_but_no_fence_goes_on_if_the_plan_has_to_wait(
+    life: Life, plan: StreamPlan
+) -> None:
+    executor.journal_of(life.settings, plan.id).write("keep", "done")
+    with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
+        act(life, plan, "resume")
+    assert not stop_of(life).exists(), "its savepoint is taken again before the fence"
+
+
 def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: Life, plan: StreamPlan) -> None:
     seen = []
 
@@ -91,7 +100,8 @@ def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: L
 
     with pytest.raises(RuntimeError):
         act(life, plan, "resume", Looking(end=40))
-    assert [request.plan for request in seen] == [plan.id] and stop_of(life).exists(), "it is under way"
+    assert [request.plan for request in seen] == [plan.id], "it is at it"
+    assert not stop_of(life).exists(), "it has failed before the fence"
     act(life, plan, "give_up")
     assert not stop_of(life).exists()
 
