@@ -18,12 +18,14 @@ from confluent_kafka import Message
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from streaming_jobs.errors import PermanentError, PreflightRefused
-from streaming_jobs.ledger import LedgerEntry
+from reprocessing.topics.written_topics import KafkaWrittenTopics
+from streaming_jobs.errors import Fenced, PermanentError, PreflightRefused
+from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.sinks.kafka.markers import marker_topic
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter
-from streaming_jobs.sinks.kafka.shards import WRITTEN, ShardTask, read_shards, shards_topic
+from streaming_jobs.sinks.kafka.shards import WRITTEN, ShardTask, ShardWriter, read_shards, shards_topic
+from streaming_jobs.sinks.kafka.writer import Clients
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
@@ -189,6 +191,57 @@ def test_half_a_batch_takes_the_same_shards_again_and_no_other_number_of_them(
         produce(home.bootstrap, source, (thing(i) for i in range(COUNT + 100 * count - 100, COUNT + 100 * count)))
         assert home.run(sharded(source, target, shards)).status.error is None
     check(small, target, COUNT + 300)
+
+
+class NoRecords:
+    """A shard's part of a batch without a row."""
+
+    count, topic_ids, most_bytes = 0, dict[str, str](), 1_000_000
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def test_a_recovery_fences_every_shard_and_knows_what_some_of_them_have(
+    made: tuple[Bench, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, source, target = made
+    flow = sharded(source, target)
+    seen: list[ShardTask] = []
+
+    def ends(*parts: Any) -> None:
+        seen.append(parts[2])
+        with pytest.raises(Killed):
+            half_of_the_shards(*parts)
+        raise PermanentError("the driver is killed")
+
+    with_faults(monkeypatch, {1: ends})
+    assert home.run(flow).status.state == "failed"
+    (sink,) = flow.topic_sinks.values()
+    written, generation, position = KafkaWrittenTopics(home.settings), 2, Txn(1, 0)
+    newest = written.newest(flow, sink)
+    assert newest is not None and (newest.kind, newest.txn) == ("batch", Txn(1, 1)), "two shards have it"
+    found = written.fence(flow, sink, generation, "plan-1", position)
+    last = [m for m in committed(home.bootstrap, target, PARTITIONS) if _batch(m) == 1]
+    assert sum(each.records for each in found) == len(last) > 0
+    for each in found:
+        offsets = [int(m.offset() or 0) for m in last if m.partition() == each.partition]
+        assert (each.first, each.end) == (min(offsets), max(offsets) + 1)
+    assert written.fence(flow, sink, generation, "plan-1", position) == found, "it may be repeated"
+    config = client_config(home.settings.kafka, home.bootstrap)
+    for shard in range(SHARDS):
+        late = ShardWriter(
+            flow.name, sink.ledger_name, target, home.settings.topic_sink, Clients(config),
+            shard=shard, shards=SHARDS, owner=seen[0].owner,
+        )  # fmt: skip
+        with pytest.raises(Fenced, match="another driver"):
+            late.write(newest, NoRecords())  # type: ignore[arg-type]
+        late.close()
+    assert written.mark(flow, sink, Txn(3, 0), "plan-1", position) == found
+    after = written.newest(flow, sink)
+    assert after is not None and after.txn == Txn(3, 0)
+    now = read_shards(config, flow.name, target, home.settings.topic_sink, SHARDS)
+    assert {each.txn for each in now.values() if each is not None} == {Txn(3, 0)}
 
 
 @pytest.mark.timeout(1800)
