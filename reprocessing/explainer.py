@@ -95,6 +95,8 @@ def _replayed(plan: StreamPlan) -> Iterator[str]:
         retained = positions.get((topic, partition), 0)
         yield f"  {topic:<24} {partition:>9} {retained:>13,} {wanted:>10,} {begin:>11,} {end:>10,}"
     yield from _from_archives(plan)
+    if plan.void:
+        yield f"  {counted(plan.void, 'offset', 'is', 'are')} void, and not read"
     size = "" if plan.size is None else f", about {_size(plan.size)}"
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
     time = time if plan.records else "for Spark's start"

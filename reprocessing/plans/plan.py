@@ -121,7 +121,7 @@ class StreamPlan:
     never read. With `until` the recovery is bounded: the replay ends with that batch, and later rows stay as they are.
     `staging` is the name of its folder of staging tables. `wrong_from` has for each topic that the stream writes, by
     partition, the first offset that becomes void; the replay appends the corrected records after the topic's end, which
-    was at `ends_written` when the plan was made.
+    was at `ends_written` when the plan was made. Of the offsets to replay, `void` were void then.
     """
 
     id: str
@@ -141,6 +141,7 @@ class StreamPlan:
     until: Until | None = None
     wrong_from: TopicOffsets = field(default_factory=dict)
     ends_written: TopicOffsets = field(default_factory=dict)
+    void: int = 0
 
     @property
     def skips(self) -> bool:
@@ -159,8 +160,8 @@ class StreamPlan:
 
     @property
     def records(self) -> int:
-        """Records to replay, counted when the plan was made."""
-        return sum(end - begin for _, _, begin, end in self.ranges())
+        """Records to replay, counted when the plan was made, without void ones."""
+        return sum(end - begin for _, _, begin, end in self.ranges()) - self.void
 
     @property
     def unit(self) -> str:

@@ -132,11 +132,11 @@ def _fingerprint(value: dict[str, Any]) -> str:
 
 
 def _as_before(value: dict[str, Any]) -> dict[str, Any]:
-    """The fields without suites, archives, an end, topics written, and tables read that it lacks, as in older plans."""
+    """The fields without suites, archives, an end, topics written, void offsets, and tables read that it lacks, as in older plans."""
     checks, saw = value.get("checks"), value.get("saw")
     if checks is not None and not checks.get("suites"):
         value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
-    empty = [key for key in ("until", "wrong_from", "ends_written") if key in value and not value[key]]
+    empty = [key for key in ("until", "wrong_from", "ends_written", "void") if key in value and not value[key]]
     value = {key: each for key, each in value.items() if key not in empty}
     if saw is not None:
         value = {**value, "saw": {**saw, "topics": [_without_archive(topic) for topic in saw["topics"]]}}

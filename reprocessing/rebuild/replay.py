@@ -8,18 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from reprocessing.planning.conditions import refuse_unaskable
+from reprocessing.plans.plan import StreamPlan
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of, check_end
 from reprocessing.rebuild.void import void_for
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import ends_of
+from streaming_jobs.positions import TopicOffsets, ends_of
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import entries
 from streaming_jobs.sinks.tables import existing_table, store_of
+from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.stream import Stream
 
 
@@ -33,16 +35,19 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     began = time.monotonic()
     # The replay has folders of its own; archives are where the stream's tables are.
     until = context.plan.until
+    archives = Archives(context.settings, void_for(context))
+    topics = (topic for topic in context.plan.saw.topics if not topic.continues)
+    void = {topic.name: archives.void_of(context.stream, topic.name, topic.topic_id) for topic in topics}
     queries = SparkQueries(
         context.own,
         border_of(context) if until is None else RowByRow(context.own, context.stream),
-        archives=Archives(context.settings, void_for(context)),
+        archives=archives,
         until=None if until is None else until.ends,
     )
     session = Session(context.own, [context.stream], trigger="available-now", queries=queries)
     over = threading.Event()
     refused: list[UsageError] = []
-    watcher = threading.Thread(target=_watch, args=(session, context, over, refused), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(session, context, void, over, refused), daemon=True)
     watcher.start()
     try:
         code = session.run()
@@ -66,17 +71,22 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     return {
         "batch": last.batch,
         "seconds": round(time.monotonic() - began, 1),
-        "records": _replayed(context, reached),
+        "records": _read(context.plan, void, reached),
         "since": at_the_border(context, reached) if until is None else 0,
         "ends": {topic: dict(ends) for topic, ends in reached.items()},
     }
 
 
-def _watch(session: Session, context: RecoveryContext, over: threading.Event, refused: list[UsageError]) -> None:
+def _watch(
+    session: Session,
+    context: RecoveryContext,
+    void: Mapping[str, VoidRanges],
+    over: threading.Event,
+    refused: list[UsageError],
+) -> None:
     """Report the replay's progress once per second; end it if a rule cannot be evaluated on the table it writes."""
     rules_checked = False
-    ends = {(topic, p): (begin, end) for topic, p, begin, end in context.plan.ranges()}
-    total = sum(end - begin for begin, end in ends.values())
+    total = context.plan.records
     while not over.wait(1.0):
         for running in list(session.running):
             pipeline = running.pipeline
@@ -94,15 +104,17 @@ def _watch(session: Session, context: RecoveryContext, over: threading.Event, re
                 reached = pipeline.files.checkpoint.end(running.status.batch)
             except RecourseError:  # Spark is writing it
                 continue
-            done = sum(
-                offset - ends.get((t, p), (offset, 0))[0] for t, each in reached.items() for p, offset in each.items()
-            )
+            done = _read(context.plan, void, reached)
             context.events.progress(done, max(total, done))
 
 
-def _replayed(context: RecoveryContext, reached: Mapping[str, Mapping[int, int]]) -> int:
-    begins = {(topic, p): begin for topic, p, begin, _ in context.plan.ranges()}
-    return sum(end - begins.get((t, p), 0) for t, each in reached.items() for p, end in each.items())
+def _read(plan: StreamPlan, void: Mapping[str, VoidRanges], reached: TopicOffsets) -> int:
+    """The offsets from the replay's start to where it is, without void ones."""
+    begins = {(topic, p): begin for topic, p, begin, _ in plan.ranges()}
+    spans = {t: {p: (begins.get((t, p), 0), end) for p, end in each.items()} for t, each in reached.items()}
+    return sum(end - begin for each in spans.values() for begin, end in each.values()) - sum(
+        void[topic].count(each) for topic, each in spans.items() if topic in void
+    )
 
 
 def last_entry(settings: Settings, stream: Stream) -> LedgerEntry:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -109,6 +110,17 @@ def test_a_batch_is_there_once_and_the_marker_says_where(place: Place) -> None:
         offsets = [int(m.offset() or 0) for m in read if m.partition() == partition]
         assert (min(offsets), max(offsets) + 1, len(offsets)) == (r.first, r.end, r.records)
     assert sum(r.records for r in ranges.values()) == 100 and {r.topic_id for r in ranges.values()} == {"id"}
+
+
+def test_a_topic_is_opened_without_the_pauses_of_the_client(place: Place) -> None:
+    """Half a second until it looks for its coordinator again, half a second for the end of the markers."""
+    times = []
+    for generation in range(1, 6):
+        began = time.monotonic()
+        place.writer(generation).close()
+        times.append(time.monotonic() - began)
+        time.sleep(0.3)  # the broker ends the transaction
+    assert min(times) < 0.4, times
 
 
 def test_keys_go_where_the_java_client_puts_them(place: Place) -> None:

@@ -59,6 +59,9 @@ class Producer:
     sent: list[Record] = field(default_factory=list)
     aborted: Event = field(default_factory=Event)
 
+    def list_topics(self, topic: str, timeout: float) -> None:
+        del topic, timeout
+
     def init_transactions(self, timeout: float) -> None:
         del timeout
         self.cluster.epoch += 1

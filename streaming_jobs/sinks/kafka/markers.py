@@ -23,6 +23,7 @@ from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
 
 _OWNER, _SHARDS = "recourse.owner", "recourse.shards"
 _FIRST_LOOK = 64
+_WAIT_AT_END = 10
 _LONGEST_NAME = 249
 _SEGMENT = str(8 << 20)
 
@@ -126,6 +127,7 @@ def read_marker(
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
+                "fetch.wait.max.ms": _WAIT_AT_END,  # the broker holds back the answer that says where the end is
             }
         )
         try:

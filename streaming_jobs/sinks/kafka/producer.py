@@ -101,10 +101,18 @@ class BatchProducer:
         self._timeout = timeout
         self._client = connect(config)
 
-    def begin(self) -> None:
-        """Fence every older producer of the transactional id, and end what it has left open."""
-        seconds = self._timeout.total_seconds()
-        in_time("init_transactions", self._timeout + _GRACE, lambda: self._client.init_transactions(seconds))
+    def begin(self, topic: str) -> None:
+        """Fence every older producer of the transactional id, and end what it has left open.
+
+        A client that knows no broker yet looks for its coordinator only after 500 ms: it asks for a topic first.
+        """
+
+        def run() -> None:
+            until = time.monotonic() + self._timeout.total_seconds()
+            self._client.list_topics(topic, self._timeout.total_seconds())
+            self._client.init_transactions(max(until - time.monotonic(), 0.1))
+
+        in_time("init_transactions", self._timeout + _GRACE, run)
 
     def transact(
         self,

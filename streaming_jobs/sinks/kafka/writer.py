@@ -182,7 +182,7 @@ class TransactionWriter:
         config = producer_config(self.clients.config, self.settings, self.key, self._most_bytes)
         producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
         self._producer = producer
-        producer.begin()
+        producer.begin(self.topic)
         marker = self._read()
         self._refuse_other_driver(marker)
         self._refuse_lost(marker)
