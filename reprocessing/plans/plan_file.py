@@ -132,7 +132,7 @@ def _fingerprint(value: dict[str, Any]) -> str:
 
 
 def _as_before(value: dict[str, Any]) -> dict[str, Any]:
-    """The fields without suites, archives, an end, topics written, void offsets, tables read that it lacks (older plans)."""
+    """The fields without those that it lacks and that have come since: as the fingerprint of older plans was made."""
     checks, saw = value.get("checks"), value.get("saw")
     if checks is not None and not checks.get("suites"):
         value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
