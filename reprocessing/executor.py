@@ -29,7 +29,7 @@ from reprocessing.rebuild.context import (
     StageBegun,
     no_suites,
 )
-from reprocessing.rebuild.publish import has_published
+from reprocessing.rebuild.publish import fenced_by, has_published
 from reprocessing.rebuild.reopen import abort
 from reprocessing.rebuild.replay import replay
 from reprocessing.report.page import write_report
@@ -274,9 +274,21 @@ def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
                 check()
                 yield
         finally:
-            fenced = any(recovery.journal.begun("fence", name) for name in plan.names)
-            if recovery.journal.outcome in _OVER or not fenced:
+            if recovery.journal.outcome in _OVER or not _has_fenced(recovery):
                 _let_start(recovery)
+
+
+def _has_fenced(recovery: Recovery) -> bool:
+    """True if a table of the plan's streams is fenced, or if that cannot be told: then the streams stay stopped."""
+    try:
+        return any(
+            recovery.journal.begun("fence", context.stream.name)
+            and fenced_by(recovery.settings, context.stream, recovery.plan.id)
+            for context in recovery.each()
+        )
+    except Exception as error:  # noqa: BLE001 - the error that has brought us here is the one to be raised
+        recovery.events.tell(f"the streams stay stopped, since their tables cannot be looked at: {error}")
+        return True
 
 
 @contextmanager

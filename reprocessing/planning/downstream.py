@@ -20,7 +20,8 @@ from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import VoidRanges
-from streaming_jobs.state import stream_record, topic_records
+from streaming_jobs.state import lease, stream_record, topic_records
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.stream import Stream
 from streaming_jobs.topology import Topology
@@ -63,6 +64,26 @@ def never_ran(settings: Settings, stream: str) -> bool:
     return stream_record.load(settings, stream) is None
 
 
+def refuse_in_first_batch(settings: Settings, stream: str) -> None:
+    """Raise UsageError for a stream without a finished batch that may have read records, which may become void."""
+    if _may_have_read(settings, stream):
+        raise UsageError(
+            f"stream {stream} reads topics that the plan changes, and has begun its first batch",
+            f"let it finish this batch (recourse streams run {stream} --trigger available-now), or stop it if it has "
+            "read nothing yet",
+        )
+
+
+def _may_have_read(settings: Settings, stream: str) -> bool:
+    """True if a process holds the stream, or if a batch of it is planned: they know of no range that becomes void."""
+    if lease.holder(settings, stream) is not None:
+        return True
+    record = stream_record.load(settings, stream)
+    if record is None:
+        return False
+    return StreamFolder.of(settings, stream).checkpoint(record.generation).last_planned is not None
+
+
 def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream]) -> list[str]:
     """Streams that read topics to which a plan appends, and that have begun since it was made."""
     written = {topic for each in plan.streams for topic in each.wrong_from}
@@ -85,14 +106,14 @@ def refuse_others(
 def _readers_beside(
     settings: Settings, streams: Mapping[str, Stream], topics: Collection[str], planned: Collection[str]
 ) -> list[str]:
-    """The streams that read one of the topics, have finished a batch, and are not in the plan; no archives."""
+    """The streams that read one of the topics, may have read records, and are not in the plan; no archives."""
     return [
         name
         for name, stream in streams.items()
         if name not in planned
         and not is_archive(stream)
         and any(topic.name in topics for topic in stream.topics)
-        and ledger_file(settings, name).newest(name) is not None
+        and (ledger_file(settings, name).newest(name) is not None or _may_have_read(settings, name))
     ]
 
 

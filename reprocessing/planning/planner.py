@@ -15,6 +15,7 @@ from reprocessing.planning.downstream import (
     changed_by,
     goes_back_to,
     never_ran,
+    refuse_in_first_batch,
     refuse_others,
     through_tables,
     through_topics,
@@ -115,10 +116,14 @@ def _drafts(
                 )
         else:
             topics = {source.name for source in streams[name].topics}
-            if never_ran(settings, name) or not topics.intersection(changed):
+            if not topics.intersection(changed):
+                continue
+            if never_ran(settings, name):
+                refuse_in_first_batch(settings, name)
                 continue
             snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
-            if snapshot.history.last is None:  # it has begun, and has finished no batch: nothing of it is wrong
+            if snapshot.history.last is None:  # nothing of it is wrong, unless it is at its first batch
+                refuse_in_first_batch(settings, name)
                 continue
             target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
             request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)

@@ -55,11 +55,23 @@ class TopicSnapshot:
 
 
 @dataclass(frozen=True)
+class ShardsSnapshot:
+    """The newest batch of each shard of a topic, for one number of shards; `topic` has their markers.
+
+    `marked`: the marker of the sink speaks of them.
+    """
+
+    topic: str
+    newest: Mapping[int, LedgerEntry | None]
+    marked: bool = True
+
+
+@dataclass(frozen=True)
 class TopicSinkSnapshot:
     """One topic that the stream writes: `info` is None if it does not exist, `marker` is its newest batch's entry.
 
     `marker_info` is the topic of the marker, None without one. `name` is the sink's name in ledger entries. `shards`
-    are the newest batches of the shards that the marker speaks of; `declared_shards` may be another number of them.
+    are those that the marker speaks of, and those of the declared number, if that is another one.
     """
 
     name: str
@@ -70,8 +82,7 @@ class TopicSinkSnapshot:
     marker_topic: str = ""
     marker: LedgerEntry | None = None
     marker_info: TopicInfo | None = None
-    shards: Mapping[int, LedgerEntry | None] = field(default_factory=dict)
-    shards_topic: str = ""
+    shards: tuple[ShardsSnapshot, ...] = ()
     declared_shards: int = 0
 
     @property
@@ -79,6 +90,12 @@ class TopicSinkSnapshot:
         """The id of the topic that the newest batch was written to; None if it wrote nothing to it."""
         written = self.marker.written if self.marker is not None else ()
         return next((each.topic_id for each in written if each.topic == self.topic and each.topic_id), None)
+
+    @property
+    def marker_topics(self) -> str:
+        """The topics that say which batches the topic has, in words."""
+        names = [self.marker_topic, *(shards.topic for shards in self.shards)]
+        return f"marker topic{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 @dataclass(frozen=True)

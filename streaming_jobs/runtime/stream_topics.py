@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -11,7 +11,7 @@ import structlog
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.preflight.snapshot import TopicSinkSnapshot
+from streaming_jobs.preflight.snapshot import ShardsSnapshot, TopicSinkSnapshot
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -116,22 +116,18 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
     if not sink.exactly_once:
         return TopicSinkSnapshot(sink.ledger_name, sink.name, info, exactly_once=False, acks=own.acks)
     name, marker = marker_topic(own.prefix, stream.name, sink.name), None
-    shards: Mapping[int, LedgerEntry | None] = {}
+    shards: tuple[ShardsSnapshot, ...] = ()
     marker_info = connection.topics.describe(name)
-    if marker_info is not None:
-        config, _ = read_client_file(connection.client)
-        key = transactional_id(own.prefix, stream.name, sink.name)
-        try:
+    try:
+        if marker_info is not None:
+            config, _ = read_client_file(connection.client)
+            key = transactional_id(own.prefix, stream.name, sink.name)
             marker = read_marker(config, name, key, settings.kafka.timeout)
-            if marker is not None and marker.shards:
-                there = connection.topics.describe(shards_topic(own.prefix, stream.name, sink.name, marker.shards))
-                shards = dict.fromkeys(range(marker.shards))
-                if there is not None:
-                    shards = read_shards(config, stream.name, sink.name, own, marker.shards)
-        except ClientLost as lost:
-            raise BrokerUnreachable(
-                f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
-            ) from lost
+        shards = tuple(_shards(settings, stream, sink, connection, marked=0 if marker is None else marker.shards))
+    except ClientLost as lost:
+        raise BrokerUnreachable(
+            f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
+        ) from lost
     entry = None if marker is None else marker.entry
     return TopicSinkSnapshot(
         sink.ledger_name,
@@ -142,9 +138,23 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
         marker=entry,
         marker_info=marker_info,
         shards=shards,
-        shards_topic=shards_topic(own.prefix, stream.name, sink.name, len(shards)),
         declared_shards=sink.shards or 0,
     )
+
+
+def _shards(
+    settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, *, marked: int
+) -> Iterator[ShardsSnapshot]:
+    """The shards that the marker speaks of, and those of the declared number, if they have markers."""
+    own = settings.topic_sink
+    for count in sorted({marked, sink.shards or 0} - {0}):
+        name = shards_topic(own.prefix, stream.name, sink.name, count)
+        there, newest = connection.topics.describe(name), dict[int, LedgerEntry | None].fromkeys(range(count))
+        if there is not None:
+            config, _ = read_client_file(connection.client)
+            newest = dict(read_shards(config, stream.name, sink.name, own, count))
+        if there is not None or count == marked:
+            yield ShardsSnapshot(name, newest, marked=count == marked)
 
 
 def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:

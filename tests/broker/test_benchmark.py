@@ -45,7 +45,9 @@ def test_a_backlog_becomes_the_truth_from_topic_to_topic(broker: Broker, tmp_pat
     feed_backlog(place.bootstrap, topic, records)
     figures = backlog(RecourseTopics(), "windowed", place, topic, records)
     assert figures.records == 3_002
-    assert figures.commits >= 2  # the rows of the last windows come with a batch after that of their records
+    assert figures.commits >= 1
+    assert figures.rate is not None
+    assert figures.rate > 50
 
 
 @pytest.mark.long

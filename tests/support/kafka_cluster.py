@@ -1,7 +1,8 @@
-"""A cluster in memory, as far as writers of topics see it: transactions of one id, fencing, and committed records."""
+"""A cluster in memory, as far as writers of topics see it: transactions, fencing, and committed records."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
@@ -29,7 +30,7 @@ class Cluster:
     """`faults` are used up in order: before a commit, each is called once, and may raise; None: no fault."""
 
     committed: list[Record] = field(default_factory=list)
-    epoch: int = 0
+    epochs: Counter[str] = field(default_factory=Counter)
     faults: list[Callable[[], None] | None] = field(default_factory=list)
     producers: list[Producer] = field(default_factory=list)
 
@@ -50,7 +51,7 @@ class Cluster:
 
 @dataclass
 class Producer:
-    """A producer of the one transactional id."""
+    """A producer of a transactional id."""
 
     cluster: Cluster
     config: dict[str, Any]
@@ -64,8 +65,8 @@ class Producer:
 
     def init_transactions(self, timeout: float) -> None:
         del timeout
-        self.cluster.epoch += 1
-        self.epoch = self.cluster.epoch
+        self.cluster.epochs[self._id] += 1
+        self.epoch = self.cluster.epochs[self._id]
 
     def begin_transaction(self) -> None:
         self.sent = []
@@ -96,10 +97,14 @@ class Producer:
         fault = self.cluster.faults.pop(0) if self.cluster.faults else None
         if fault is not None:
             fault()
-        if self.epoch != self.cluster.epoch:
+        if self.epoch != self.cluster.epochs[self._id]:
             raise failure(KafkaError._FENCED)
         self.cluster.committed += self.sent
         self.sent = []
+
+    @property
+    def _id(self) -> str:
+        return str(self.config.get("transactional.id", ""))
 
 
 @dataclass

@@ -57,21 +57,22 @@ class ShardedWriter(TransactionWriter):
     def open(self, generation: int) -> None:
         """As TransactionWriter; every shard is fenced and claimed first, also those of a number declared before.
 
-        Raises ConfigurationError if the number has changed while some shards have a batch that others lack.
+        Raises ConfigurationError if the number has changed while some shards have a batch that others lack, and if a
+        topic without a marker has shards with batches.
         """
         found = self._repeated(lambda _: self._found)
         shards = [self._shard(number, count) for count in {found, self.shards} for number in range(count)]
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            ahead = {
-                entry.txn: shard.shards
-                for shard, entry in zip(shards, threads.map(ShardWriter.look, shards), strict=True)
-                if entry is not None and entry.batch >= 0 and (self.position is None or entry.txn > self.position)
-            }
-            self._refuse_half_a_batch(ahead, generation)
-            list(threads.map(lambda shard: shard.claim(self.owner, generation), shards))
-        for shard in shards:
-            shard.close()
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                list(threads.map(ShardWriter.look, shards))
+                self._refuse_half_a_batch(self._ahead(shards), generation)
+                list(threads.map(lambda shard: shard.claim(self.owner, generation), shards))
+        finally:
+            for shard in shards:
+                shard.close()
         super().open(generation)
+        ahead = self._ahead(shards)  # until its claim, a shard was open to processes of the driver before
+        self._refuse_half_a_batch(ahead, generation)
         self.begun = next(iter(ahead), None)
 
     def mark_all(self, entry: Callable[[LedgerEntry | None], LedgerEntry]) -> tuple[WrittenRange, ...]:
@@ -121,7 +122,18 @@ class ShardedWriter(TransactionWriter):
 
         return self._repeated(attempt)
 
+    def _ahead(self, shards: Iterable[ShardWriter]) -> dict[Txn, int]:
+        """The batches that some shards have and the marker has not, each with the number of these shards."""
+        newest = {shard.newest.txn: shard.shards for shard in shards if shard.newest is not None}
+        at = self.position
+        return {txn: count for txn, count in newest.items() if txn.batch >= 0 and (at is None or txn > at)}
+
     def _refuse_half_a_batch(self, ahead: Mapping[Txn, int], generation: int) -> None:
+        if ahead and self.position is None:
+            raise ConfigurationError(
+                f"topic {self.topic} has no marker, and its shards have {', '.join(map(str, ahead))}",
+                "start the stream again: preflight says which topics to delete",
+            )
         for txn, count in ahead.items():
             if count != self.shards or txn.generation != generation or len(ahead) > 1:
                 raise ConfigurationError(

@@ -14,6 +14,7 @@ from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
 from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import folder
+from reprocessing.rebuild.publish import fence
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stop_request
@@ -62,10 +63,31 @@ def test_a_stream_that_does_not_stop_in_time_goes_on_as_if_nobody_had_asked(life
 
 def test_a_stream_that_a_plan_has_fenced_stays_stopped(life: Life, plan: StreamPlan) -> None:
     executor.journal_of(life.settings, plan.id).write("fence", "begun")
+    fence(life.settings, STREAM, plan.id, plan.generation)
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
     request = stop_request.request(life.settings, STREAM.name)
     assert request is not None and request.plan == plan.id
+
+
+def test_a_stream_whose_fence_was_refused_goes_on(life: Life, plan: StreamPlan) -> None:
+    executor.journal_of(life.settings, plan.id).write("fence", "begun")
+    with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
+        act(life, plan, "resume")
+    assert not stop_of(life).exists(), "whoever is to finish its batch first has to be able to start it"
+
+
+def test_a_stream_whose_tables_cannot_be_looked_at_stays_stopped(
+    life: Life, plan: StreamPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> bool:
+        raise OSError("no such disk")
+
+    monkeypatch.setattr(executor, "fenced_by", unreadable)
+    executor.journal_of(life.settings, plan.id).write("fence", "begun")
+    with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
+        act(life, plan, "resume")
+    assert stop_of(life).exists()
 
 
 def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: StreamPlan) -> None:

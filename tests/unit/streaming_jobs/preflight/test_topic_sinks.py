@@ -10,11 +10,12 @@ import pytest
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSinkSnapshot
+from streaming_jobs.preflight.snapshot import ShardsSnapshot, StreamSnapshot, TopicSinkSnapshot
 from streaming_jobs.sources.topics import TopicInfo
 from tests.support.worlds import PRIMARY, STREAM, checkpoint_world, entry, fresh, opened, settled, with_table
 
 NAME, TOPIC = "topic:orders", "orders"
+SHARDS = "__recourse.s.orders.shards-2"
 INFO = TopicInfo(TOPIC, "its id", 3, -1, "delete")
 MARKERS = TopicInfo("__recourse.s.orders", "markers' id", 1, -1, "compact")
 
@@ -150,9 +151,9 @@ def test_the_entry_of_the_world_lists_no_topic() -> None:
     assert NAME not in entry(7).txns
 
 
-def shards(*batches: int | None, declared: int = 2) -> dict[str, Any]:
+def shards(*batches: int | None, declared: int = 2, marked: bool = True) -> dict[str, Any]:
     markers = {shard: None if batch is None else marker(batch) for shard, batch in enumerate(batches)}
-    return {"shards": markers, "shards_topic": "__recourse.s.orders.shards-2", "declared_shards": declared}
+    return {"shards": (ShardsSnapshot(SHARDS, markers, marked=marked),), "declared_shards": declared}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +161,7 @@ def shards(*batches: int | None, declared: int = 2) -> dict[str, Any]:
     [
         (settled(7), shards(-1, -1)),
         (settled(7), shards(5, 7, declared=0)),
+        (settled(7), shards(5, None, marked=False)),
         (in_flight(), shards(8, 7)),
         (in_flight(), shards(8, 8)),
     ],
@@ -185,3 +187,15 @@ def test_a_shard_that_is_lost_or_elsewhere_refuses_the_start(
 ) -> None:
     (finding,) = check_start(writing(snapshot, marker(7), Txn(1, 7), **changes))
     assert finding.severity == "refuse" and text in finding.found
+
+
+@pytest.mark.parametrize(("snapshot", "at"), [(fresh(), None), (opened(), marker(-1))])
+def test_shards_of_a_topic_that_was_deleted_refuse_the_start(snapshot: StreamSnapshot, at: LedgerEntry | None) -> None:
+    (finding,) = check_start(writing(snapshot, at, None, **shards(3, 3, marked=False)))
+    assert finding.severity == "refuse" and f"delete topic {SHARDS}" in finding.next_step
+
+
+def test_whoever_writes_all_records_again_is_told_to_delete_the_markers_of_shards_too() -> None:
+    no_record = replace(writing(fresh(), marker(3), None, **shards(3, 3)))
+    (finding,) = check_start(no_record)
+    assert f"its marker topics __recourse.s.orders, {SHARDS} together" in finding.next_step

@@ -106,6 +106,42 @@ def test_only_large_batches_and_those_begun_go_by_shards() -> None:
     assert begun.by_shards(small) and not begun.by_shards(replace(small, batch=5))
 
 
+def driver(cluster: Cluster) -> ShardedWriter:
+    clients = Clients({}, producer=cluster.producer, consumer=cluster.consumer)
+    return ShardedWriter("s", "topic:orders", TOPIC, TopicSinkSettings(), clients, shards=2)
+
+
+def of_driver(cluster: Cluster, writer: ShardedWriter, number: int) -> ShardWriter:
+    clients = Clients({}, producer=cluster.producer, consumer=cluster.consumer)
+    made = ShardWriter("s", "topic:orders", TOPIC, TopicSinkSettings(), clients, owner=writer.owner)
+    made.shard, made.shards = number, 2
+    return made
+
+
+def test_a_shard_that_the_driver_before_wrote_until_it_was_claimed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.sinks.kafka.sharded._AT_ONCE", 1)
+    cluster = Cluster()
+    before, after = driver(cluster), driver(cluster)
+    before.open(1)
+    late = of_driver(cluster, before, 1)
+    cluster.faults = [lambda: late.write(entry(0), Records([b"a"]))]  # while shard 0 is claimed
+    after.open(1)
+    assert after.begun == Txn(1, 0)
+    with pytest.raises(Fenced, match="another driver writes topic orders"):
+        of_driver(cluster, before, 0).write(entry(0), Records([b"b"]))
+
+
+def test_shards_with_batches_of_a_topic_without_a_marker_are_not_opened() -> None:
+    cluster = Cluster()
+    before = driver(cluster)
+    before.open(1)
+    of_driver(cluster, before, 1).write(entry(0), Records([b"a"]))
+    markers = "__recourse.s.orders"
+    cluster.committed = [record for record in cluster.committed if record.topic() not in (TOPIC, markers)]
+    with pytest.raises(ConfigurationError, match="topic orders has no marker, and its shards have g0001 batch 0"):
+        driver(cluster).open(1)
+
+
 def test_ranges_of_shards_become_one_per_partition() -> None:
     parts = [("a", "id", 1, 5, 9, 3), ("a", "id", 0, 2, 4, 2), ("a", "id", 1, 3, 6, 2), ("b", "", 0, 0, 1, 1)]
     assert merged(WrittenRange(*part) for part in parts) == (
@@ -124,6 +160,7 @@ def test_another_number_of_shards_has_other_markers() -> None:
 )
 def test_half_a_batch_is_finished_in_its_generation_by_as_many_shards(ahead: dict[Txn, int], generation: int) -> None:
     writer = ShardedWriter("s", "topic:orders", TOPIC, TopicSinkSettings(), Clients({}), shards=2)
+    writer.newest = entry(3)
     writer._refuse_half_a_batch({Txn(1, 4): 2}, 1)
     with pytest.raises(ConfigurationError, match="start the stream once as it was|and others do not"):
         writer._refuse_half_a_batch(ahead, generation)
