@@ -33,7 +33,7 @@ from reprocessing.planning.topics_at_planning import (
     written_topics,
 )
 from reprocessing.planning.until import until_border, until_of
-from reprocessing.planning.void_since import further_back
+from reprocessing.planning.void_since import further_back, still_void
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until, opened_by
 from reprocessing.plans.plan_file import next_id, save, sealed
 from streaming_jobs.archives.readable_topics import Archives
@@ -225,18 +225,19 @@ def _draft(
         wrong_from=written.wrong_from,
         ends_written=written.ends,
     )
-    plan = replace(plan, void=_void(snapshot, plan))
-    if plan.discards_state and not plan.records:
+    plan = replace(plan, void=_void(snapshot, plan, before))
+    if plan.discards_state and all(begin >= end for _, _, begin, end in plan.ranges()):
         raise UsageError("the target is the topic's end: there is nothing to replay", "choose an earlier one")
     return plan
 
 
-def _void(snapshot: PlanningSnapshot, plan: StreamPlan) -> int:
-    """How many of the offsets to replay are void now. Those that the plan itself declares void are replaced."""
+def _void(snapshot: PlanningSnapshot, plan: StreamPlan, before: Mapping[str, StreamPlan]) -> int:
+    """How many of the offsets to replay are void, and stay so; those that the plan declares void are replaced."""
     archives, found = Archives(snapshot.settings), 0
     for topic in (topic for topic in plan.saw.topics if not topic.continues):
         spans = {p: (begin, end) for name, p, begin, end in plan.ranges() if name == topic.name}
-        found += archives.void_of(snapshot.stream, topic.name, topic.topic_id).count(spans)
+        today = archives.void_of(snapshot.stream, topic.name, topic.topic_id)
+        found += still_void(snapshot, topic, today, before).count(spans)
     return found
 
 

@@ -15,7 +15,7 @@ from reprocessing.planning.history import generation_spans, within
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before, named_savepoint
 from reprocessing.planning.wrong_records import path_with
-from reprocessing.plans.plan import StreamPlan, opened_by
+from reprocessing.plans.plan import SawTopic, StreamPlan, opened_by
 from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.positions import TopicOffsets
@@ -71,9 +71,22 @@ def _after(
     if writer is None:
         return today
     opened = VoidRanges.of((p, begin, _FOR_EVER) for p, begin in writer.wrong_from[topic].items())
-    if record is None:
-        return opened
-    return record.holding(path_with(_record(settings, record.writer), opened_by(writer))).joined(opened)
+    return opened if record is None else _left_void(settings, record, writer).joined(opened)
+
+
+def still_void(
+    snapshot: PlanningSnapshot, topic: SawTopic, today: VoidRanges, before: Mapping[str, StreamPlan]
+) -> VoidRanges:
+    """The void ranges of a topic once the plan is carried out, without those that it declares; `today` are today's."""
+    writer = next((plan for plan in before.values() if topic.name in plan.wrong_from), None)
+    record = topic_records.load(snapshot.settings, topic.name)
+    if is_archive(snapshot.stream) or writer is None or record is None or record.topic_id != topic.topic_id:
+        return today
+    return _left_void(snapshot.settings, record, writer)
+
+
+def _left_void(settings: Settings, record: TopicRecord, writer: StreamPlan) -> VoidRanges:
+    return record.holding(path_with(_record(settings, record.writer), opened_by(writer)))
 
 
 def _at(settings: Settings, record: TopicRecord, at: float) -> VoidRanges:

@@ -44,10 +44,13 @@ def refuse_unfinished(context: RecoveryContext, position: Txn) -> None:
     for sink in context.stream.topic_sinks.values():
         newest = context.written.newest(context.stream, sink)
         if newest is not None and newest.kind == "batch" and newest.txn > position:
+            code = "with the corrected code if need be"
+            if sink.shards:  # some of them may lack it
+                code = f"with code {newest.code.hash}, which began it"
             raise UsageError(
                 f"topic {sink.name} has {newest.txn}, and the tables of stream {context.stream.name} lack it",
-                f"let the stream finish it (recourse streams run {context.stream.name} --trigger available-now), with "
-                "the corrected code if need be; then resume",
+                f"let the stream finish it (recourse streams run {context.stream.name} --trigger available-now), "
+                f"{code}; then resume",
             )
 
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.files import private_folder, remove_files, write_json
 from streaming_jobs.settings import Settings
 
@@ -90,14 +90,26 @@ def remove(settings: Settings, name: str) -> None:
 
 
 @contextmanager
-def only_one(settings: Settings) -> Iterator[None]:
-    """Hold the lock of names and retention; it is held for as long as some files are looked at, and ends with us."""
+def only_one(settings: Settings, wait: float = 60.0) -> Iterator[None]:
+    """Hold the lock of names and retention; it ends with us. Raises TransientError after `wait` seconds."""
     descriptor = os.open(private_folder(settings.state), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    until = time.monotonic() + wait
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not _locked(descriptor):
+            if time.monotonic() > until:
+                raise TransientError("another process holds the names of savepoints", "try again when it is done")
+            time.sleep(0.05)
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _folder(settings: Settings) -> Path:

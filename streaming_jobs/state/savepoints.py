@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,13 +173,22 @@ def drop_outdated(settings: Settings, stream: Stream, record: StreamRecord, batc
 def keep_for_recovery(settings: Settings, savepoint: Savepoint) -> None:
     """Retain a savepoint as long as those of recoveries, if its age would let it be dropped earlier."""
     if savepoint.reason in AGING:
-        value = {**asdict(savepoint), "reason": "recovery"}
-        write_json(folder(settings, savepoint.stream) / savepoint.id / "savepoint.json", {"format": _FORMAT, **value})
+        keep_for(settings, savepoint, "recovery", savepoint.note)
+
+
+def keep_for(settings: Settings, savepoint: Savepoint, reason: Reason, note: str) -> Savepoint:
+    """Give an existing savepoint another reason to be retained."""
+    kept = replace(savepoint, reason=reason, note=note)
+    _write(settings, kept)
+    return kept
 
 
 def prune(settings: Settings, stream: Stream) -> list[str]:
-    """Drop savepoints past their age or too large together, and unfinished ones; returns the names of the dropped."""
-    with named_savepoints.only_one(settings):
+    """Drop savepoints past their age or too large together, and unfinished ones; returns the names of the dropped.
+
+    Raises TransientError if names are given or dropped at this moment: a running stream does not wait for that.
+    """
+    with named_savepoints.only_one(settings, wait=0):
         held = named_savepoints.held(settings, stream.name)
         existing = savepoints(settings, stream.name)
         gone = [s.id for s in expired(existing, settings.savepoint, time.time(), held)]
@@ -332,8 +341,13 @@ def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, re
         state_fingerprint=dict(record.state_fingerprint),
         tables=tables,
     )
-    write_json(place / "savepoint.json", {"format": _FORMAT, **asdict(savepoint)})
+    _write(settings, savepoint)
     return savepoint
+
+
+def _write(settings: Settings, savepoint: Savepoint) -> None:
+    path = folder(settings, savepoint.stream) / savepoint.id / "savepoint.json"
+    write_json(path, {"format": _FORMAT, **asdict(savepoint)})
 
 
 def _retained(

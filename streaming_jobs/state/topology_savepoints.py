@@ -15,6 +15,7 @@ from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import named_savepoints, savepoints, stream_record
 from streaming_jobs.state.named_savepoints import NamedSavepoint, only_one
+from streaming_jobs.state.savepoint_retention import AGING
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
@@ -29,11 +30,21 @@ def last_batch(settings: Settings, stream: str) -> int | None:
 
 
 def take_last(settings: Settings, stream: Stream, reason: savepoints.Reason, note: str = "") -> Savepoint:
-    """Take a savepoint of a stream's last finished batch; the stream may run. Raises UsageError if it has none."""
-    record, last = stream_record.load(settings, stream.name), last_batch(settings, stream.name)
-    if record is None or last is None:
-        raise UsageError(f"stream {stream.name} has not finished a batch yet", "run it first")
-    return savepoints.take(settings, stream, record, last, reason, note)
+    """Take a savepoint of a stream's last finished batch; the stream may run. Raises UsageError if it has none.
+
+    One that exists, and that its age would let go, stays from now on for the purpose that is asked for.
+    """
+    for _ in range(_ATTEMPTS):
+        record, last = stream_record.load(settings, stream.name), last_batch(settings, stream.name)
+        if record is None or last is None:
+            raise UsageError(f"stream {stream.name} has not finished a batch yet", "run it first")
+        taken = savepoints.take(settings, stream, record, last, reason, note)
+        if reason != "purpose" or taken.reason not in AGING:
+            return taken
+        with only_one(settings):
+            if savepoints.find(settings, stream.name, taken.id) is not None:  # not pruned meanwhile
+                return savepoints.keep_for(settings, taken, reason, note)
+    raise TransientError(f"savepoints of stream {stream.name} are removed as soon as they are there", "try again")
 
 
 def take_named(
@@ -103,8 +114,8 @@ def drop_named(
                 )
             gone.append(saved)
         named_savepoints.remove(settings, name)
-    for saved in gone:
-        savepoints.drop(settings, streams[saved.stream], saved.id)
+        for saved in gone:  # still alone: nobody gives one of them another name
+            savepoints.drop(settings, streams[saved.stream], saved.id)
     return [f"{saved.stream} {saved.id}" for saved in gone]
 
 

@@ -31,6 +31,7 @@ from streaming_jobs.verification.topic import RawRecord, TopicContent, TopicRead
 from streaming_jobs.verification.truths import Watermarks, compare_truth, refused_whole, watermarks
 from streaming_jobs.verification.verdict import StreamVerdict, Verdict
 from streaming_jobs.verification.verifier import newest_versions, verify
+from streaming_jobs.verification.void_offsets import recorded
 
 Told = Callable[[str, int, int], None]
 """Called with progress: the name of the activity, offsets done, offsets in all."""
@@ -63,6 +64,7 @@ def verify_streams(
     begun = [s for s in streams if not s.tables_read and (options.finished or _has_begun(settings, s))]
     subjects = [subject_of(stream) for stream in begun]
     marks = {stream.name: watermarks(settings.state, stream.name) for stream in begun}
+    void_before = recorded(settings.state, {name for subject in subjects for name in subject.topics})
     at = newest_versions(subjects, settings.tables)
     readers = _readers(settings, begun, bootstrap, options.until)
     codes = {stream.name: code_version(stream, settings.flows).hash for stream in begun}
@@ -76,6 +78,7 @@ def verify_streams(
         at=at,
         state=settings.state,
         refusals=refusals,
+        void_before=void_before,
     )
     verdicts = []
     for stream in streams:

@@ -53,19 +53,21 @@ def verify(
     at: Mapping[str, int] | None = None,
     state: Path | None = None,
     refusals: Mapping[str, Refusals] | None = None,
+    void_before: Mapping[str, str | None] | None = None,
 ) -> Verdict:
     """Judge each subject by its tables and its topics.
 
     With `finished`, a stream must have read everything: an offset that it has not read is lost. `at` names the versions
     to judge, the newest ones if it is left out; the topics must have been read after these versions were there. `state`
     is the folder of the streams' state. `refusals` has by stream the verdicts of its formats on the records; without
-    it the dead letters are not compared.
+    it the dead letters are not compared. `void_before` is what `recorded` gave before `at`; what has changed since is
+    not proved.
     """
     at = newest_versions(subjects, tables) if at is None else at
     refused = refusals or {}
     verdicts = []
     for s in subjects:
-        void = NO_VOID if s.reads_void else VoidOffsets.read(state, topics, s.topics)
+        void = NO_VOID if s.reads_void else VoidOffsets.read(state, topics, s.topics, void_before or {})
         beside, refusals_of = _beside(state, s.stream), refused.get(s.stream)
         judge = _Judge(s, tables, void.left(topics), finished, at[s.table], beside, refusals_of, void)
         verdicts.append(judge.verdict())
@@ -108,6 +110,8 @@ class _Judge:
             return self._unproved(
                 f"plan {plan} is appending corrected records to topic {topic}: verify when it is over"
             )
+        for topic in self.void.changed:
+            return self._unproved(f"a recovery of topic {topic} came while the topics were read: verify again")
         chain = self._chain(path, there)
         covered = self.void.taken_out(self._coverage(chain, there))
         for name in self.subject.topics:

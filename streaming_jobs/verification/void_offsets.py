@@ -22,16 +22,31 @@ from streaming_jobs.verification.topic import PartitionContent, TopicContent
 
 @dataclass(frozen=True)
 class VoidOffsets:
-    """The void ranges of some topics, and by topic the plan that appends to it now, which may not be over."""
+    """The void ranges of some topics, and by topic the plan that appends to it now, which may not be over.
+
+    `changed` are the topics whose ranges are others than before.
+    """
 
     spans: tuple[Span, ...] = ()
     under_way: Mapping[str, str] | None = None
+    changed: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, state: Path | None, topics: Mapping[str, TopicContent], names: Iterable[str]) -> VoidOffsets:
-        """Those of these topics; an earlier topic of the same name does not count. Raises ValueError if damaged."""
+    def read(
+        cls,
+        state: Path | None,
+        topics: Mapping[str, TopicContent],
+        names: Sequence[str],
+        before: Mapping[str, str | None] | None = None,
+    ) -> VoidOffsets:
+        """Those of these topics; an earlier topic of the same name does not count. Raises ValueError if damaged.
+
+        `before` is what `recorded` has given.
+        """
         found: list[Span] = []
         under_way: dict[str, str] = {}
+        now = recorded(state, before or ())
+        changed = tuple(name for name in names if name in now and now[name] != (before or {})[name])
         for name in names:
             path = None if state is None else state / "_topics" / f"{name}.json"
             if path is None or name not in topics or not path.exists():
@@ -50,7 +65,7 @@ class VoidOffsets:
                     under_way[name] = str(value["under_way"])
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{path} has no {error}") from error
-        return cls(tuple(merged(found)), under_way)
+        return cls(tuple(merged(found)), under_way, changed)
 
     def left(self, topics: Mapping[str, TopicContent]) -> Mapping[str, TopicContent]:
         """The topics without the void records; their first and last offsets stay."""
@@ -87,6 +102,12 @@ class VoidOffsets:
 
 
 NO_VOID = VoidOffsets()
+
+
+def recorded(state: Path | None, names: Iterable[str]) -> dict[str, str | None]:
+    """What the files of these topics hold now, None without one: read before the versions of the tables."""
+    paths = {} if state is None else {name: state / "_topics" / f"{name}.json" for name in names}
+    return {name: path.read_text(encoding="utf-8") if path.exists() else None for name, path in paths.items()}
 
 
 def _of(spans: Iterable[Span], of: Span) -> list[Span]:

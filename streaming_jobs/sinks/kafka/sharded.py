@@ -46,6 +46,8 @@ class ShardedWriter(TransactionWriter):
     client: Path = Path()
     begun: Txn | None = field(default=None, init=False)
     """The batch that some shards may have, and the driver's marker does not."""
+    _half: LedgerEntry | None = field(default=None, init=False)
+    """The entry of this batch, if some shards lacked it when the sink was opened."""
     _found: int = field(default=0, init=False)
     """The shards of the marker that was read last."""
 
@@ -74,6 +76,8 @@ class ShardedWriter(TransactionWriter):
         ahead = self._ahead(shards)  # until its claim, a shard was open to processes of the driver before
         self._refuse_half_a_batch(ahead, generation)
         self.begun = next(iter(ahead), None)
+        having = [shard.newest for shard in shards if shard.newest is not None and shard.newest.txn == self.begun]
+        self._half = having[0] if 0 < len(having) < self.shards else None
 
     def mark_all(self, entry: Callable[[LedgerEntry | None], LedgerEntry]) -> tuple[WrittenRange, ...]:
         """As `mark`, also for every shard that the topic has, each before the topic; the ranges of these markers.
@@ -101,6 +105,7 @@ class ShardedWriter(TransactionWriter):
         self._refuse_older(entry)
         if self._has(entry):
             return False
+        self._refuse_other_code(entry)
         self.begun = entry.txn
         told = frame.mapInArrow(partial(task.written, entry, rows), WRITTEN).collect()
         if sorted(row["shard"] for row in told) != [*range(self.shards)]:
@@ -117,7 +122,7 @@ class ShardedWriter(TransactionWriter):
                 before = partial(self.before_commit, entry.batch)
                 producer.transact([], 0, {}, lambda _: self._marker(done), before)
                 self.newest = done
-            self.begun = None
+            self.begun = self._half = None
             return True
 
         return self._repeated(attempt)
@@ -141,6 +146,16 @@ class ShardedWriter(TransactionWriter):
                     f"{self.stream} now has {self.shards} shards and generation {generation}",
                     f"start the stream once as it was, with shards={count}: it finishes the batch",
                 )
+
+    def _refuse_other_code(self, entry: LedgerEntry) -> None:
+        """Raise PermanentError if some shards have the batch, and other code would write the rest of it."""
+        half = self._half
+        if half is not None and half.txn == entry.txn and half.code.hash != entry.code.hash:
+            raise PermanentError(
+                f"some of the {self.shards} shards of topic {self.topic} have {entry.txn}, written by code "
+                f"{half.code.hash}, and others do not; the code is {entry.code.hash} now",
+                f"start the stream once with code {half.code.hash}: it finishes the batch; then deploy the new code",
+            )
 
     def _shard(self, shard: int, shards: int) -> ShardWriter:
         return ShardWriter(self.stream, self.name, self.topic, self.settings, self.clients, shard=shard, shards=shards)

@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import structlog
 
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka import markers
+from streaming_jobs.sinks.kafka.clients import ClientLost
 from streaming_jobs.sinks.kafka.producer import Header, Outgoing
 from streaming_jobs.sinks.kafka.rows import BatchRecords, Block, KnownTopics, RowJudge
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
 from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.sources.topics import TopicInfo
+
+log = structlog.get_logger()
 
 COUNTED = "shard int, rows long, refused long"
 """What `ShardTask.counted` yields."""
@@ -81,7 +85,14 @@ class ShardWriter(TransactionWriter):
 
     def renew(self) -> None:
         """Let go of a producer that another process has fenced since, by writing the shard's next batch."""
-        if self._producer is not None and ((marker := self._read()) is None or marker.entry.txn != self.position):
+        if self._producer is None:
+            return
+        try:
+            marker = self._read()
+        except ClientLost as lost:  # the next producer reads it again, and repeats that if need be
+            log.warning("marker not read", stream=self.stream, topic=self.topic, shard=self.shard, reason=str(lost))
+            marker = None
+        if marker is None or marker.entry.txn != self.position:
             self.close()
             self.newest = None
 

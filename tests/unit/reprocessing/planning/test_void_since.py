@@ -10,7 +10,7 @@ import pytest
 
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Resolved, Target, resolve
-from reprocessing.planning.void_since import further_back
+from reprocessing.planning.void_since import further_back, still_void
 from reprocessing.plans.plan import StreamPlan
 from streaming_jobs.ledger import Txn
 from streaming_jobs.sources.void_ranges import VoidRanges
@@ -96,6 +96,17 @@ def test_a_batch_after_the_first_wrong_record_is_moved_back_too(reader: Life) ->
     writer = replace(writer, wrong_from={TOPIC: {0: 30}})
     assert moved(reader, Target("batch", "3"), writer) == Txn(1, 2)
     assert moved(reader, Target("batch", "2"), writer) == "stays"
+
+
+def test_void_offsets_that_the_plan_makes_count_again_are_replayed(reader: Life) -> None:
+    recovered(reader, 25, 35, path=(1, 2))
+    snapshot, today = planning_snapshot(reader.settings, STREAM, Topics()), VoidRanges.of([(0, 25, 35)])
+    (topic,) = snapshot.world.topics
+    assert still_void(snapshot, topic, today, {}) == today
+    writer = plan_one(planning_snapshot(reader.settings, OTHERS, Topics()), Target("batch", "1"))
+    undoing = replace(writer, wrong_from={TOPIC: {0: 50}})  # it leaves generation 2, which declared them void
+    assert still_void(snapshot, topic, today, {"others": undoing}) == VoidRanges()
+    assert still_void(snapshot, replace(topic, topic_id="another"), today, {"others": undoing}) == today
 
 
 def test_the_first_difference_of_two_sets_of_ranges() -> None:

@@ -11,9 +11,10 @@ import pytest
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.state import named_savepoints, savepoints
+from streaming_jobs.state.named_savepoints import only_one
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
-from streaming_jobs.state.topology_savepoints import drop_named, take_named
+from streaming_jobs.state.topology_savepoints import drop_named, take_last, take_named
 from streaming_jobs.stream import Stream
 from tests.support.life import OTHERS, STREAM, Life
 
@@ -141,6 +142,41 @@ def test_dropping_a_name_leaves_savepoints_that_were_there_before(settings: Sett
     take_named(settings, BOTH, NAME)
     drop_named(settings, {s.name: s for s in BOTH}, NAME)
     assert ids(settings, STREAM) == ["g0001-b000000005"] and ids(settings, OTHERS) == []
+
+
+def test_a_name_is_given_to_savepoints_that_are_whole(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_named(settings, BOTH, NAME)
+    drop, waited = savepoints.drop, list[str]()
+
+    def dropping(settings: Settings, stream: Stream, name: str) -> None:
+        with pytest.raises(TransientError, match="another process holds the names"), only_one(settings, wait=0):
+            waited.append("not alone")
+        drop(settings, stream, name)
+        waited.append(name)
+
+    monkeypatch.setattr(savepoints, "drop", dropping)
+    drop_named(settings, {s.name: s for s in BOTH}, NAME)
+    assert waited == ["g0001-b000000005", "g0001-b000000003"]
+
+
+def test_a_running_stream_does_not_wait_for_whoever_gives_names(settings: Settings, lives: list[Life]) -> None:
+    taken = savepoints.take(settings, STREAM, lives[0].record, 5, "time")
+    with only_one(settings), pytest.raises(TransientError):
+        began = time.monotonic()
+        savepoints.prune(keep_nothing(settings), STREAM)
+    assert time.monotonic() - began < 0.5
+    with only_one(settings):
+        assert savepoints.try_take(settings, STREAM, lives[0].record, 5, "time") == taken, "it is only logged"
+    assert ids(settings, STREAM) == [taken.id]
+
+
+def test_a_savepoint_for_a_purpose_is_kept_also_if_it_was_there(settings: Settings, lives: list[Life]) -> None:
+    there = savepoints.take(settings, STREAM, lives[0].record, 5, "time")
+    taken = take_last(settings, STREAM, "purpose", "before the release")
+    assert (taken.id, taken.reason, taken.note) == (there.id, "purpose", "before the release")
+    aged(settings, lives)
+    assert there.id in ids(settings, STREAM)
+    assert savepoints.find(settings, STREAM.name, there.id) == taken
 
 
 def test_what_a_recovery_needs_is_not_dropped_with_a_name(settings: Settings) -> None:

@@ -20,7 +20,7 @@ from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.topic import PartitionContent, TopicContent
 from streaming_jobs.verification.verdict import StreamVerdict
 from streaming_jobs.verification.verifier import verify
-from streaming_jobs.verification.void_offsets import VoidOffsets
+from streaming_jobs.verification.void_offsets import VoidOffsets, recorded
 from tests.support.life import PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.stream_on_disk import append
 
@@ -54,10 +54,18 @@ def declare(life: Life, *spans: tuple[int, int], generation: int = 2, under_way:
     )
 
 
-def judged(life: Life, *, topic_id: str = TOPIC_ID, finished: bool = False, archive: bool = False) -> StreamVerdict:
+def judged(
+    life: Life,
+    *,
+    topic_id: str = TOPIC_ID,
+    finished: bool = False,
+    archive: bool = False,
+    before: dict[str, str | None] | None = None,
+) -> StreamVerdict:
     topic = TopicContent(TOPIC, topic_id, {0: PartitionContent(0, END, np.arange(END))})
     subject = replace(subject_of(STREAM), reads_void=archive)
-    verdict = verify([subject], life.settings.tables, {TOPIC: topic}, state=life.settings.state, finished=finished)
+    settings, topics = life.settings, {TOPIC: topic}
+    verdict = verify([subject], settings.tables, topics, state=settings.state, finished=finished, void_before=before)
     return verdict.streams[0]
 
 
@@ -106,6 +114,15 @@ def test_while_a_plan_appends_nothing_is_judged(life: Life) -> None:
     declare(life, VOID, under_way="others-0001")
     (one,) = judged(life).comparisons
     assert one.verdict == "unproved" and "others-0001" in one.text
+
+
+def test_a_recovery_that_came_while_the_topics_were_read_leaves_nothing_proved(life: Life) -> None:
+    before = recorded(life.settings.state, [TOPIC])
+    declare(life, VOID)
+    (one,) = judged(life, before=before).comparisons
+    assert one.verdict == "unproved" and "came while the topics were read" in one.text
+    assert judged(life, before=recorded(life.settings.state, [TOPIC])).ok
+    assert judged(life, before=before, archive=True).verified == 40, "an archive has void records too"
 
 
 def test_ranges_that_code_has_read_are_cut_too(life: Life) -> None:

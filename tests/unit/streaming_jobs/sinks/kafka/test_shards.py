@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import ConfigurationError, Fenced, PermanentError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows
+from streaming_jobs.sinks.kafka.clients import ClientLost
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter, merged
 from streaming_jobs.sinks.kafka.shards import ShardWriter, shards_topic
 from streaming_jobs.sinks.kafka.writer import Clients
@@ -129,6 +130,34 @@ def test_a_shard_that_the_driver_before_wrote_until_it_was_claimed_is_seen(monke
     assert after.begun == Txn(1, 0)
     with pytest.raises(Fenced, match="another driver writes topic orders"):
         of_driver(cluster, before, 0).write(entry(0), Records([b"b"]))
+
+
+def test_half_a_batch_is_finished_by_the_code_that_began_it() -> None:
+    cluster = Cluster()
+    before = driver(cluster)
+    before.open(1)
+    begun = replace(entry(0), code=CodeVersion("old", "1"))
+    of_driver(cluster, before, 1).write(begun, Records([b"a"]))
+    after = driver(cluster)
+    after.open(1)
+    corrected = replace(begun, code=CodeVersion("new", "1"))
+    with pytest.raises(PermanentError, match="written by code old, and others do not; the code is new now"):
+        after.write_shards(corrected, None, None, {})  # type: ignore[arg-type]
+    of_driver(cluster, after, 0).write(begun, Records([b"b"]))
+    whole = driver(cluster)
+    whole.open(1)
+    whole._refuse_other_code(corrected)
+
+
+def test_a_shard_whose_marker_cannot_be_read_gets_another_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    claimed(cluster, "driver")
+    writer = shard(cluster, "driver")
+    writer.write(entry(0), Records([b"a"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_read", lambda: (_ for _ in ()).throw(ClientLost("too late")))
+        writer.renew()
+    assert not writer.write(entry(0), Records([b"a"])) and len(cluster.producers) == 3
 
 
 def test_shards_with_batches_of_a_topic_without_a_marker_are_not_opened() -> None:
