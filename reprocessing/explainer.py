@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from reprocessing.stages import stages_of
 from streaming_jobs.spelling import counted

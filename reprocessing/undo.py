@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reprocessing.executor import journal_of, undone_by
+from reprocessing.planning.instants import instant_words
 from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
-from reprocessing.planning.targets import Resolved, Target, instant_words
+from reprocessing.planning.targets import Resolved, Target
 from reprocessing.plans.journal import next_step
 from reprocessing.plans.plan import RecoveryPlan
 from streaming_jobs.errors import UsageError

@@ -90,7 +90,7 @@ def _begin(settings: Any, stream: str, text: str, now: float) -> float:
 
 
 def _print(timeline: Timeline, every_batch: bool) -> None:
-    from reprocessing.planning.targets import instant_words
+    from reprocessing.planning.instants import instant_words
     from reprocessing.timeline.timeline import group
 
     items: list[Item] = timeline.items()

@@ -181,7 +181,7 @@ def show_plan(
 @app.command("list", short_help="Print all plans.")
 def list_plans(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Print all plans, oldest first."""
-    from reprocessing.planning.targets import instant_words
+    from reprocessing.planning.instants import instant_words
     from reprocessing.plans.plan_file import load, names
 
     settings = invocation(context).settings

@@ -124,7 +124,7 @@ def list_savepoints(
 
     Without a stream, print the savepoints that have a name, with their streams.
     """
-    from reprocessing.planning.targets import instant_words
+    from reprocessing.planning.instants import instant_words
     from streaming_jobs.state import named_savepoints, savepoints
 
     call = invocation(context)
@@ -158,7 +158,7 @@ def list_savepoints(
 
 
 def _list_named(call: Invocation, output: Output) -> None:
-    from reprocessing.planning.targets import instant_words
+    from reprocessing.planning.instants import instant_words
     from streaming_jobs.durations import format_duration
     from streaming_jobs.state import named_savepoints
 
@@ -246,7 +246,7 @@ def generations() -> None:
 @generations_app.command("list", short_help="Print a stream's generations.")
 def list_generations(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
-    from reprocessing.planning.targets import instant_words
+    from reprocessing.planning.instants import instant_words
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.stream_folder import StreamFolder
 

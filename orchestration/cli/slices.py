@@ -95,7 +95,7 @@ def list_slices(
     output: OutputOption = Output.text,
 ) -> None:
     """Print the slices that were rebuilt, oldest first, and those that wait for their commit."""
-    from reprocessing.planning.targets import instant_words
+    from reprocessing.planning.instants import instant_words
     from streaming_jobs.state.slice_requests import SliceRequests
 
     call = invocation(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,6 +82,8 @@ def run(
         driver = session_driver(selected, call.environment(), Terminal(), trigger=trigger, asked_at=asked_at)
         driver.start()
         code = attend(driver, _patience(call.settings, selected), say)
+    if code < 0:
+        say(f"the driver was killed by {signal.Signals(-code).name}")
     raise typer.Exit(code if code >= 0 else FAILED)
 
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
 
 from reprocessing.planning.history import Batch, History, corrections, generation_spans, has_present_rows, within
+from reprocessing.planning.instants import instant_words
 from reprocessing.planning.offsets_text import parse_offsets, read_offsets
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
@@ -347,8 +348,3 @@ def _list(items: Iterable[object]) -> str:
 
 def _words(offsets: TopicOffsets) -> str:
     return "; ".join(f"{t} " + ", ".join(f"{p}:{o}" for p, o in sorted(each.items())) for t, each in offsets.items())
-
-
-def instant_words(at: float) -> str:
-    """A time in the form that plans show, UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

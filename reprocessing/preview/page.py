@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.preview.result import Preview, reasons
 from reprocessing.preview.words import code_words, headline, range_words, text
 from reprocessing.report.page import difference_section, document, html_table, within

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from reprocessing.planning.history import has_present_rows
+from reprocessing.planning.instants import instant_words
 from reprocessing.planning.replay_start import lost
-from reprocessing.planning.targets import instant_words
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.preview.compare import TableChange
 from reprocessing.preview.result import Preview, Verdict, reasons
 from streaming_jobs.spelling import counted

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.plans.journal import Journal, Line
 from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.rebuild.audit import Difference, paired

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.report.batches import BatchColumn, BatchSeries
 from reprocessing.report.facts import PartitionRanges, Span, StreamFacts
 from streaming_jobs.spelling import counted

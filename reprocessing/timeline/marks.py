@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.plans import plan_file
 from reprocessing.plans.journal import NOT_CONFIRMED, Journal, Line
 from reprocessing.plans.plan import RecoveryPlan

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.report.style import STYLE
 from reprocessing.timeline.marks import Mark
 from reprocessing.timeline.plot import draw

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.timeline.bins import Bin, bins_of, width_of
 from reprocessing.timeline.marks import KINDS, Kind, Mark
 from reprocessing.timeline.timeline import Timeline

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from reprocessing.planning.targets import instant_words
+from reprocessing.planning.instants import instant_words
 from reprocessing.timeline.batches import BatchPoint, read_batches
 from reprocessing.timeline.marks import Mark, as_json, marks_of
 from streaming_jobs.settings import Settings

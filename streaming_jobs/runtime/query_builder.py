@@ -44,8 +44,8 @@ from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
-from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.savepoints import PeriodicSavepoints
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.periodic_savepoints import PeriodicSavepoints, try_take
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
@@ -260,7 +260,7 @@ class QueryBuilder:
         changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))
         if changed is not record and record.code and snapshot.checkpoint.committed is not None:
             note = f"before code {changed.code[-1].hash}"
-            savepoints.try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
+            try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
         return changed
 
     def _checked_state(

@@ -20,16 +20,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import structlog
-
-from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
+from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder, write_json
 from streaming_jobs.ledger import NO_CODE, CodeVersion, Txn
 from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTable, TableStore
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of, stores
-from streaming_jobs.state import named_savepoints, stream_record
+from streaming_jobs.state import named_savepoints
 from streaming_jobs.state.checkpoint_cut import cut
 from streaming_jobs.state.savepoint_retention import AGING, expired, files_below, too_large
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -37,7 +35,6 @@ from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
 Reason = Literal["time", "code", "purpose", "recovery", "name"]
-log = structlog.get_logger()
 _FORMAT = 1
 _NAME = re.compile(r"g\d{4,}-b\d{9,}")
 _DAY = 86_400.0
@@ -254,42 +251,6 @@ def _open(settings: Settings, stream: Stream, name: str) -> StoredTable:
     if declared is None:
         raise PreflightRefused(f"stream {stream.name} no longer writes table {name}", "declare the sink again")
     return existing_table(settings, declared, stream.name)
-
-
-class PeriodicSavepoints:
-    """Takes a running stream's savepoints at an interval; called between two batches."""
-
-    def __init__(self, settings: Settings, stream: Stream, record: StreamRecord) -> None:
-        self._settings, self._stream, self._record = settings, stream, record
-        newest = max((s.taken_at for s in savepoints(settings, record.stream)), default=None)
-        self._last = newest if newest is not None else time.time()
-
-    def after(self, batch: int) -> None:
-        """Take one after this batch if it is time; a failure is logged and stops no stream."""
-        every = self._settings.savepoint.every.total_seconds()
-        if batch < 0 or not every or time.time() - self._last < every:
-            return
-        self._last = time.time()
-        try_take(self._settings, self._stream, self._record, batch, "time")
-
-
-def try_take(
-    settings: Settings, stream: Stream, record: StreamRecord, batch: int, reason: Reason, note: str = ""
-) -> Savepoint | None:
-    """Take one, and drop those past their age; a failure is only logged, since the stream can continue without it."""
-    taken = None
-    faults: tuple[type[Exception], ...] = (OSError, RecourseError, ValueError, KeyError)
-    faults += tuple(fault for store in stores(stream) for fault in store.faults)
-    try:
-        taken = take(settings, stream, record, batch, reason, note)
-        prune(settings, stream)
-        stream_record.prune(settings, record, settings.savepoint.keep_generations)
-    except faults as error:
-        what = "no savepoint was taken" if taken is None else "old savepoints and generations stay for now"
-        log.warning(what, stream=record.stream, batch=batch, reason=str(error)[:300])
-    if taken is not None:
-        log.info("savepoint", stream=record.stream, savepoint=taken.id, reason=reason)
-    return taken
 
 
 def version_after(table: StoredTable, stream: str, txn: Txn) -> int:

@@ -82,10 +82,15 @@ Fault = PointKill | RandomKill | ProcessKill
 
 @dataclass(frozen=True)
 class Lane:
-    """One session's streams and the faults it meets, in order."""
+    """One session's streams and the faults it meets, in order.
+
+    With `runs_on` it is started again after its last fault, and runs until those of the other lanes have happened:
+    other streams read what it writes.
+    """
 
     streams: tuple[str, ...]
     faults: tuple[Fault, ...]
+    runs_on: bool = False
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,9 @@ class Loop:
             while not all(runner.done for runner in runners):
                 for runner in runners:
                     runner.step()
+                if not any(runner.faults_left for runner in runners):
+                    for runner in runners:
+                        runner.finish()
                 if due and self.tally.kills >= due[0]:
                     due.pop(0)
                     self._kill_broker()

@@ -108,6 +108,7 @@ class LaneRunner:
     _reading_since: float | None = None
     _before: _Before | None = None
     _stopping: float | None = None
+    _over: bool = False
     _was_killed: bool = True
     """Of the driver that is dying; a stop at a batch border interrupts no batch."""
 
@@ -117,7 +118,20 @@ class LaneRunner:
     @property
     def done(self) -> bool:
         """True if all faults have happened and nothing is left of the drivers."""
-        return not self._queue and self.driver is None and self.dying is None
+        idle = self.driver is None and self.dying is None
+        return idle and not self._queue and (self._over or not self.lane.runs_on)
+
+    @property
+    def faults_left(self) -> bool:
+        """True while a fault of the lane is to come."""
+        return bool(self._queue)
+
+    def finish(self) -> None:
+        """Stop a session that only runs on, and start none any more: the faults of all lanes have happened."""
+        self._over = True
+        if self.driver is not None and not self._queue and self._stopping is None and self.driver.exit_code is None:
+            self._stopping = time.monotonic()
+            self.driver.child.ask_to_end()
 
     def step(self) -> None:
         """Advance the session: start it, kill it when its fault is due, or account for its end."""
@@ -128,15 +142,15 @@ class LaneRunner:
                 self.dying.end()
                 self.dying = None
         if self.driver is None:
-            if self._queue:
-                self._start(self._queue[0])
+            if self._queue or (self.lane.runs_on and not self._over):
+                self._start(self._queue[0] if self._queue else None)
             return
         if (code := self.driver.exit_code) is not None:
             self._ended(code)
         elif self._stopping is not None:
             late = time.monotonic() - self._stopping > _GONE_WITHIN
             self._expect(not late, f"did not stop within {_GONE_WITHIN:.0f} s")
-        else:
+        elif self._queue:
             self._advance(self._queue[0], self.driver)
 
     def _advance(self, fault: Fault, driver: DriverProcess) -> None:
@@ -161,9 +175,9 @@ class LaneRunner:
                 driver.end()
         self.driver = self.dying = None
 
-    def _start(self, fault: Fault) -> None:
+    def _start(self, fault: Fault | None) -> None:
         changes = {}
-        self._planned = str(fault)
+        self._planned = str(fault or "none")
         if isinstance(fault, PointKill):
             newest = self.home.newest_batch(self.home.subject(fault.stream).table)
             batch = (newest.batch if newest is not None else -1) + 1 + fault.batches
@@ -268,6 +282,9 @@ class LaneRunner:
         if self._before is not None:  # the kill was made, and the session did not survive it
             self._queue.popleft()
         if self._stopping is not None or self._before is not None:
+            self._unplanned(code)
+            return
+        if not self._queue:
             self._unplanned(code)
             return
         fault = self._queue[0]

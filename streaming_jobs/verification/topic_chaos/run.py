@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.topology import Topology
 from streaming_jobs.verification.chaos.drivers import DriverProcess
-from streaming_jobs.verification.chaos.faults import Phase, schedule
+from streaming_jobs.verification.chaos.faults import Lane, Phase, schedule
 from streaming_jobs.verification.chaos.freezes import Freeze, Then
 from streaming_jobs.verification.chaos.home import Home
 from streaming_jobs.verification.chaos.phases import Loop
@@ -116,13 +116,24 @@ def steps(plan: Plan) -> tuple[Steps, tuple[int, ...]]:
     """
     made = schedule(plan.seed, plan.kills, {stream: POINTS_OF[stream] for stream in plan.streams})
     chance = random.Random(plan.seed)  # noqa: S311 - to be repeated, not to be secret
-    phases: list[Phase | Freeze] = list(made.phases)
+    phases: list[Phase | Freeze] = [_with_their_writers(phase) for phase in made.phases]
     kinds: tuple[Then, ...] = ("broker", "zombie")
     for number in range(max(2, plan.kills // _KILLS_A_FREEZE)):
         stream, batches = chance.choice(plan.streams), chance.randint(0, _MOST_BATCHES)
         freeze = Freeze(plan.streams, stream, batches, kinds[number % len(kinds)])
         phases.insert(chance.randint(1, len(phases)), freeze)
     return phases, made.broker_after
+
+
+def _with_their_writers(phase: Phase) -> Phase:
+    """Sessions of one stream run on until all faults have happened, and so do those that write what they read."""
+    if len(phase.lanes) == 1 and len(phase.lanes[0].streams) > 1:
+        return phase
+    there = {stream for lane in phase.lanes for stream in lane.streams}
+    read = {_STAGES[stream][0] for stream in there}
+    writers = [stream for stream, (_, written) in _STAGES.items() if written in read and stream not in there]
+    lanes = [replace(lane, runs_on=True) for lane in phase.lanes]
+    return Phase((*lanes, *(Lane((stream,), (), runs_on=True) for stream in writers)))
 
 
 def run(plan: Plan, folder: Path, base: Settings, tell: Tell, chosen: Steps | None = None) -> Report:

@@ -12,6 +12,7 @@ from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.state import named_savepoints, savepoints
 from streaming_jobs.state.named_savepoints import only_one
+from streaming_jobs.state.periodic_savepoints import try_take
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topology_savepoints import drop_named, take_last, take_named
@@ -166,7 +167,7 @@ def test_a_running_stream_does_not_wait_for_whoever_gives_names(settings: Settin
         savepoints.prune(keep_nothing(settings), STREAM)
     assert time.monotonic() - began < 0.5
     with only_one(settings):
-        assert savepoints.try_take(settings, STREAM, lives[0].record, 5, "time") == taken, "it is only logged"
+        assert try_take(settings, STREAM, lives[0].record, 5, "time") == taken, "it is only logged"
     assert ids(settings, STREAM) == [taken.id]
 
 

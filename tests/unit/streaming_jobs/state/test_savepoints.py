@@ -26,6 +26,7 @@ from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.checkpoint_cut import copy, cut, cuttable, needed_state
+from streaming_jobs.state.periodic_savepoints import PeriodicSavepoints, try_take
 from streaming_jobs.state.savepoint_retention import expired
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -212,7 +213,7 @@ def test_the_newest_one_stays_however_old() -> None:
 
 def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: Life) -> None:
     settings = life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(seconds=0.05))})
-    keeper = savepoints.PeriodicSavepoints(settings, STREAM, life.record)
+    keeper = PeriodicSavepoints(settings, STREAM, life.record)
     keeper.after(5)
     assert savepoints.savepoints(settings, STREAM.name) == []
     time.sleep(0.06)
@@ -220,7 +221,7 @@ def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: L
     assert [s.id for s in savepoints.savepoints(settings, STREAM.name)] == ["g0001-b000000005"]
     time.sleep(0.06)
     keeper.after(77)  # a batch that cannot be cut at
-    off = savepoints.PeriodicSavepoints(
+    off = PeriodicSavepoints(
         life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(0))}), STREAM, life.record
     )
     off.after(4)
@@ -348,8 +349,8 @@ def test_what_goes_while_it_is_measured_costs_no_savepoint(life: Life, monkeypat
         monkeypatch.setattr(Path, "stat", dropped)
         return taken
 
-    monkeypatch.setattr(savepoints, "take", taking)
-    taken = savepoints.try_take(life.settings, STREAM, life.record, 5, "time")
+    monkeypatch.setattr("streaming_jobs.state.periodic_savepoints.take", taking)
+    taken = try_take(life.settings, STREAM, life.record, 5, "time")
     assert not links.exists() and taken is not None
     assert taken in savepoints.savepoints(life.settings, STREAM.name)
 
@@ -360,8 +361,8 @@ def test_a_savepoint_that_was_taken_is_told_even_if_no_old_one_could_go(
     def fails(*_: object) -> None:
         raise OSError("read-only")
 
-    monkeypatch.setattr(savepoints, "prune", fails)
-    taken = savepoints.try_take(life.settings, STREAM, life.record, 5, "time")
+    monkeypatch.setattr("streaming_jobs.state.periodic_savepoints.prune", fails)
+    taken = try_take(life.settings, STREAM, life.record, 5, "time")
     assert taken is not None and taken.batch == 5
 
 
@@ -374,7 +375,7 @@ def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs
     for number in (2, 3):
         StreamFolder.of(life.settings, STREAM.name).checkpoint(number).folder.mkdir()
     first = StreamFolder.of(life.settings, STREAM.name).checkpoint(1).folder
-    assert savepoints.try_take(life.settings, STREAM, life.record, 5, "time") is not None
+    assert try_take(life.settings, STREAM, life.record, 5, "time") is not None
     assert not first.exists() and here.exists()
     assert len(list(here.parent.glob("g000?"))) == 3
     Checkpoint(savepoints.checkpoint_of(life.settings, savepoint)).check()

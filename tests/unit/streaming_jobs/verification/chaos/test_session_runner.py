@@ -122,6 +122,25 @@ def test_a_driver_that_dies_at_its_point_is_a_kill_and_the_lane_is_done(home: Ho
     assert len(drivers) == 1
 
 
+def test_a_lane_runs_on_after_its_faults_until_it_is_finished(home: Home, drivers: list[FakeDriver]) -> None:
+    lane = LaneRunner(home, Lane(("flights_clean",), (POINT,), runs_on=True), Tally(), lambda _: None)
+    stepped(lane, 1)
+    lane.finish()
+    assert not drivers[0].asked_to_end, "its fault is to come"
+    lane._over = False
+    drivers[0].exit_code = -signal.SIGKILL
+    stepped(lane)
+    assert not lane.done and len(drivers) == 2 and "RECOURSE_CRASH" not in drivers[1].environment
+    drivers[1].exit_code = 1
+    stepped(lane)
+    assert len(drivers) == 3 and len(lane.tally.unplanned) == 1
+    lane.finish()
+    assert drivers[2].asked_to_end
+    drivers[2].exit_code = 0
+    stepped(lane)
+    assert lane.done and lane.tally.kills == 1 and len(drivers) == 3
+
+
 def test_a_driver_that_refuses_ends_the_run_with_its_words(home: Home, drivers: list[FakeDriver]) -> None:
     lane = stepped(runner(home, POINT), 1)
     drivers[0].exit_code = 78

@@ -30,6 +30,18 @@ def test_sixty_kills_hit_every_point_of_every_stream_and_freeze_drivers_in_both_
     assert isinstance(phases[0], Phase), "the first batches make the tables"
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stream_never_waits_for_records_of_one_that_does_not_run(seed: int) -> None:
+    phases = [phase for phase in steps(Plan(60, seed))[0] if isinstance(phase, Phase)]
+    apart = [phase for phase in phases if len(phase.lanes[0].streams) == 1]
+    assert apart
+    for phase in apart:
+        running = {lane.streams[0] for lane in phase.lanes if lane.runs_on}
+        assert len(running) == len(phase.lanes)
+        assert "numbers_copied" in running or not running & {"numbers_copied_again", "numbers_in_windows"}
+        assert "numbers_added_up" in running or "number_differences" not in running
+
+
 @pytest.mark.parametrize("kills", [1, 5, 12])
 def test_few_kills_have_one_freeze_of_each_kind(kills: int) -> None:
     for seed in SEEDS:
