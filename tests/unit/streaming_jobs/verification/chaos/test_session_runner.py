@@ -122,7 +122,10 @@ def test_a_driver_that_dies_at_its_point_is_a_kill_and_the_lane_is_done(home: Ho
     assert len(drivers) == 1
 
 
-def test_a_lane_runs_on_after_its_faults_until_it_is_finished(home: Home, drivers: list[FakeDriver]) -> None:
+def test_a_lane_runs_on_after_its_faults_until_it_is_finished(
+    home: Home, drivers: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_runner, "_LOOK_EVERY", 0.0)
     lane = LaneRunner(home, Lane(("flights_clean",), (POINT,), runs_on=True), Tally(), lambda _: None)
     stepped(lane, 1)
     lane.finish()
