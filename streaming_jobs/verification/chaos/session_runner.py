@@ -281,10 +281,7 @@ class LaneRunner:
             return
         if self._before is not None:  # the kill was made, and the session did not survive it
             self._queue.popleft()
-        if self._stopping is not None or self._before is not None:
-            self._unplanned(code)
-            return
-        if not self._queue:
+        if self._stopping is not None or self._before is not None or not self._queue:
             self._unplanned(code)
             return
         fault = self._queue[0]
