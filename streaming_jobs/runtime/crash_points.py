@@ -1,8 +1,8 @@
 """Named points at which a test can kill this process with SIGKILL, or stop it. Off unless `RECOURSE_CRASH` is set.
 
-`RECOURSE_CRASH=totals:primary_committed:3` kills at that point of batch 3 of the stream `totals`. With `:stop` after it
-the process is stopped there once, until somebody sends it SIGCONT. The points, in the order in which a batch reaches
-them:
+`RECOURSE_CRASH=totals:primary_committed:3` kills at that point of batch 3 of the stream `totals`, `...:3+` at that of
+the first batch from 3 on that comes to it: a batch without rows opens no transaction. With `:stop` after it the process
+is stopped there once, until somebody sends it SIGCONT. The points, in the order in which a batch reaches them:
 """
 
 from __future__ import annotations
@@ -43,10 +43,14 @@ def crash_point(name: str, stream: str, batch: int) -> None:
     wanted = os.environ.get("RECOURSE_CRASH")
     if wanted is None:
         return
-    point = f"{stream}:{name}:{batch}"
+    point = wanted.removesuffix(":stop")
+    place, _, number = point.removesuffix("+").rpartition(":")
+    later = point.endswith("+") and batch > int(number)
+    if place != f"{stream}:{name}" or not (later or number == str(batch)):
+        return
     if wanted == point:
         os.kill(os.getpid(), signal.SIGKILL)
-    elif wanted == f"{point}:stop":
+    else:
         del os.environ["RECOURSE_CRASH"]
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(_TAKES_HOLD)  # another thread may take the signal, and this one goes on for a moment

@@ -59,7 +59,7 @@ class FreezeRunner:
         """Run the freeze to its end; no driver is left."""
         newest = self.home.newest_batch(self.home.subject(freeze.stream).table)
         batch = (newest.batch if newest is not None else -1) + 1 + freeze.batches
-        crash = f"{freeze.stream}:transaction_open:{batch}:stop"
+        crash = f"{freeze.stream}:transaction_open:{batch}+:stop"
         if freeze.then == "broker":
             self._kill_broker(freeze, crash)
         elif self.home.subject(freeze.stream).topic == self.home.fed:
@@ -69,7 +69,7 @@ class FreezeRunner:
             with self._driver(others) as beside:
                 self._replace(freeze, crash, (freeze.stream,))
                 self._stop(beside)
-        self.tell(f"{freeze} (batch {batch})")
+        self.tell(f"{freeze} (batch {batch} or later)")
 
     def _kill_broker(self, freeze: Freeze, crash: str) -> None:
         with self._driver(freeze.streams, RECOURSE_CRASH=crash) as driver:

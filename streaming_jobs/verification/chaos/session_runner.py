@@ -181,8 +181,8 @@ class LaneRunner:
         if isinstance(fault, PointKill):
             newest = self.home.newest_batch(self.home.subject(fault.stream).table)
             batch = (newest.batch if newest is not None else -1) + 1 + fault.batches
-            changes["RECOURSE_CRASH"] = f"{fault.stream}:{fault.point}:{batch}"
-            self._planned = f"{fault} of batch {batch}"
+            changes["RECOURSE_CRASH"] = f"{fault.stream}:{fault.point}:{batch}+"
+            self._planned = f"{fault} of batch {batch} or later"
         elif isinstance(fault, ProcessKill) and fault.process == "worker":
             changes.update(_BACKLOG)
         self.tally.sessions += 1
