@@ -16,9 +16,12 @@ from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.errors import UsageError
 from streaming_jobs.graph.graph import Graph, Node
+from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.preflight.snapshot import start_over
+from streaming_jobs.preflight.take_snapshot import folders, ledger_file
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import lease, stream_record, topic_records
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -64,24 +67,45 @@ def never_ran(settings: Settings, stream: str) -> bool:
     return stream_record.load(settings, stream) is None
 
 
-def refuse_in_first_batch(settings: Settings, stream: str) -> None:
-    """Raise UsageError for a stream without a finished batch that may have read records, which may become void."""
-    if _may_have_read(settings, stream):
+def refuse_in_first_batch(settings: Settings, stream: Stream) -> None:
+    """Raise UsageError for a stream without a finished batch that may have read records which become void."""
+    if _runs(settings, stream):
         raise UsageError(
-            f"stream {stream} reads topics that the plan changes, and has begun its first batch",
-            f"let it finish this batch (recourse streams run {stream} --trigger available-now), or stop it if it has "
-            "read nothing yet",
+            f"stream {stream.name} reads topics that the plan changes, runs, and has finished no batch",
+            f"stop it (recourse streams stop {stream.name}), or wait until it has finished one",
+        )
+    if _half_written(settings, stream):
+        raise UsageError(
+            f"stream {stream.name} reads topics that the plan changes, and was ended in its first batch, which some of "
+            "its tables or topics may have",
+            f"let it finish this batch: recourse streams run {stream.name} --trigger available-now; if it cannot, "
+            f"{start_over(stream.name, folders(settings, stream))}",
         )
 
 
-def _may_have_read(settings: Settings, stream: str) -> bool:
-    """True if a process holds the stream, or if a batch of it is planned: they know of no range that becomes void."""
-    if lease.holder(settings, stream) is not None:
-        return True
-    record = stream_record.load(settings, stream)
+def _may_have_read(settings: Settings, stream: Stream) -> bool:
+    """True for a stream that knows of no range that becomes void: it runs, or its first batch is half written."""
+    return _runs(settings, stream) or _half_written(settings, stream)
+
+
+def _runs(settings: Settings, stream: Stream) -> bool:
+    return lease.holder(settings, stream.name) is not None
+
+
+def _half_written(settings: Settings, stream: Stream) -> bool:
+    """True if a batch is planned that a table other than the primary has, or that a topic may have.
+
+    Without that the next start repeats it, past the ranges that are void then.
+    """
+    record = stream_record.load(settings, stream.name)
     if record is None:
         return False
-    return StreamFolder.of(settings, stream).checkpoint(record.generation).last_planned is not None
+    planned = StreamFolder.of(settings, stream.name).checkpoint(record.generation).last_planned
+    if planned is None:
+        return False
+    positions = [table.position for table in open_tables(settings, stream).values()]
+    at = Txn(record.generation, planned)
+    return bool(stream.topic_sinks) or any(position is not None and position >= at for position in positions)
 
 
 def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream]) -> list[str]:
@@ -113,7 +137,7 @@ def _readers_beside(
         if name not in planned
         and not is_archive(stream)
         and any(topic.name in topics for topic in stream.topics)
-        and (ledger_file(settings, name).newest(name) is not None or _may_have_read(settings, name))
+        and (ledger_file(settings, name).newest(name) is not None or _may_have_read(settings, stream))
     ]
 
 

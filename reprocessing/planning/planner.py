@@ -119,11 +119,11 @@ def _drafts(
             if not topics.intersection(changed):
                 continue
             if never_ran(settings, name):
-                refuse_in_first_batch(settings, name)
+                refuse_in_first_batch(settings, streams[name])
                 continue
             snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
             if snapshot.history.last is None:  # nothing of it is wrong, unless it is at its first batch
-                refuse_in_first_batch(settings, name)
+                refuse_in_first_batch(settings, streams[name])
                 continue
             target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
             request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)

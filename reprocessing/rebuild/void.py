@@ -27,7 +27,7 @@ from reprocessing.planning.wrong_records import (
 )
 from reprocessing.plans.plan import opened_by
 from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.topics.written_topics import GroupPosition
+from reprocessing.topics.written_topics import IN_SHARDS, GroupPosition
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
@@ -45,7 +45,7 @@ def refuse_unfinished(context: RecoveryContext, position: Txn) -> None:
         newest = context.written.newest(context.stream, sink)
         if newest is not None and newest.kind == "batch" and newest.txn > position:
             code = "with the corrected code if need be"
-            if sink.shards:  # some of them may lack it
+            if newest.note == IN_SHARDS:
                 code = f"with code {newest.code.hash}, which began it"
             raise UsageError(
                 f"topic {sink.name} has {newest.txn}, and the tables of stream {context.stream.name} lack it",
@@ -88,7 +88,8 @@ def settle(context: RecoveryContext) -> Mapping[str, Any]:
     if late := left_out(context.settings, context.whole, [stream]):
         raise UsageError(
             f"stream {late[0]} reads topics of plan {plan.id}, and has begun since it was made",
-            f"give it up: recourse recover abort {plan.id}; then make a new plan, which takes the stream along",
+            f"if it has finished no batch, stop it and resume; otherwise give the plan up (recourse recover abort "
+            f"{plan.id}) and make a new one, which takes the stream along",
         )
     groups = [list(group) for name in names for group in _groups(context, name, begins[name], ends[name])]
     return {"topics": ids, "begins": begins, "ends": ends, "kept": kept, "groups": groups}

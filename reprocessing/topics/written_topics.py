@@ -45,6 +45,8 @@ _BLOCK = 10_000
 _AT_ONCE = 100
 """Consumer groups that are asked about at the same time."""
 
+IN_SHARDS = "in shards only"
+"""The note of the newest batch, if the topic's own marker does not have it: some shards may lack it."""
 NextMarker = Callable[[LedgerEntry | None], LedgerEntry]
 """What the marker shall say, made of the newest one."""
 
@@ -84,7 +86,7 @@ class WrittenTopics(Protocol):
         """Kafka's id of a topic; None if there is none."""
 
     def newest(self, stream: Stream, sink: KafkaSink) -> LedgerEntry | None:
-        """The marker of the newest batch in the topic; None without one, or without markers."""
+        """The marker of the newest batch in the topic, also if only shards have it (`IN_SHARDS`); None without one."""
 
     def fence(
         self, stream: Stream, sink: KafkaSink, generation: int, plan: str, position: Txn
@@ -141,7 +143,11 @@ class KafkaWrittenTopics:
         if marker is None:
             return None
         shards = self._shards(stream, sink, marker.shards) if marker.shards else {}
-        ahead = [each for each in shards.values() if each is not None and each.txn > marker.entry.txn]
+        ahead = [
+            replace(each, note=IN_SHARDS)
+            for each in shards.values()
+            if each is not None and each.txn > marker.entry.txn
+        ]
         return max([marker.entry, *ahead], key=lambda each: each.txn)
 
     def fence(

@@ -127,6 +127,14 @@ class StreamSnapshot:
         """The last resort, as the next step of an error."""
         return start_over(self.stream, self.folders)
 
+    def write_again(self, sink: TopicSinkSnapshot) -> str:
+        """The ways to write all records of a topic once more, with their cost: its markers have to go with it."""
+        return (
+            f"declare a new stream with a new output topic; or delete topic {sink.topic} and its "
+            f"{sink.marker_topics} together, create {sink.topic} again, and {self.start_over}. In both cases the "
+            f"records that are in {sink.topic} now are written again"
+        )
+
 
 def start_over(stream: str, folders: Sequence[Path] = ()) -> str:
     """The instruction to start a stream over, with its cost; `folders` are its state and its tables."""

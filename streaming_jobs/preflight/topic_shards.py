@@ -27,7 +27,7 @@ def _of_one_number(shards: ShardsSnapshot, sink: TopicSinkSnapshot, snapshot: St
             "refuse",
             f"topic {shards.topic} lacks the markers of shards {', '.join(map(str, gone))}: nobody knows which "
             f"batches of stream {snapshot.stream} they have written to topic {sink.topic}",
-            f"put the topic {shards.topic} back from a copy",
+            f"put the topic {shards.topic} back from a copy; or {snapshot.write_again(sink)}",
         )
         return
     at = None if sink.marker is None else sink.marker.txn
@@ -43,7 +43,9 @@ def _of_one_number(shards: ShardsSnapshot, sink: TopicSinkSnapshot, snapshot: St
             "refuse",
             f"shards of topic {sink.topic} have {', '.join(map(str, ahead))}, which is not the planned batch of stream "
             f"{snapshot.stream}, {planned or 'none'}",
-            f"put the checkpoint back that belongs to the topic; or delete topic {shards.topic}, if topic "
+            "put the checkpoint back that belongs to the topic"
+            if shards.marked
+            else f"put the checkpoint back that belongs to the topic; or delete topic {shards.topic}, if topic "
             f"{sink.topic} was deleted and made anew",
         )
     elif number != sink.declared_shards:

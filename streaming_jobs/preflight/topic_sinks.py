@@ -86,7 +86,7 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
                 "refuse",
                 f"topic {sink.topic} has records of stream {snapshot.stream} up to {sink.marker.txn}, but the stream's "
                 "record is gone",
-                f"put the state folder and the tables back from the newest copy; or {write_again(sink, snapshot)}",
+                f"put the state folder and the tables back from the newest copy; or {snapshot.write_again(sink)}",
             )
         return
     generation, planned = snapshot.record.generation, snapshot.checkpoint.planned
@@ -102,7 +102,7 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
             "refuse",
             f"the marker of topic {sink.topic} is {'gone' if lost else 'missing'}: nobody knows which batches of "
             f"stream {snapshot.stream} the topic has",
-            f"put the topic {sink.marker_topic} back from a copy; or {write_again(sink, snapshot)}"
+            f"put the topic {sink.marker_topic} back from a copy; or {snapshot.write_again(sink)}"
             if lost
             else "declare the topic as a sink of a new stream; or take it out of the declaration",
         )
@@ -122,17 +122,8 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
         yield Finding(
             "refuse",
             f"topic {sink.topic} is at {at}, but table {primary.name} says it should be at {expected or 'no batch'}",
-            f"put the table and the checkpoint back that belong to the topic; or {write_again(sink, snapshot)}",
+            f"put the table and the checkpoint back that belong to the topic; or {snapshot.write_again(sink)}",
         )
-
-
-def write_again(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> str:
-    """The two ways to write all records once more, with their cost: a marker has to go together with its topic."""
-    return (
-        f"declare a new stream with a new output topic; or delete topic {sink.topic} and its "
-        f"{sink.marker_topics} together, create {sink.topic} again, and {snapshot.start_over}. In both cases the "
-        f"records that are in {sink.topic} now are written again"
-    )
 
 
 def _gone(snapshot: StreamSnapshot) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.preflight.snapshot import ShardsSnapshot, TopicSinkSnapshot
+from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -187,8 +188,9 @@ def _writer(settings: Settings, stream: Stream, sink: KafkaSink, connection: Con
     name, clients = sink.ledger_name, Clients(config)
     if not sink.exactly_once:
         return PlainWriter(stream.name, name, sink.name, settings.topic_sink, clients)
-    shards, client = sink.shards or 0, connection.client
-    writer = ShardedWriter(stream.name, name, sink.name, settings.topic_sink, clients, shards=shards, client=client)
+    writer = ShardedWriter(stream.name, name, sink.name, settings.topic_sink, clients)
+    writer.shards, writer.client = sink.shards or 0, connection.client
+    writer.code = loaded_code(stream, settings.flows)
     writer.before_commit = lambda batch: crash_point("transaction_open", stream.name, batch)
     return writer
 

@@ -15,7 +15,6 @@ from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import named_savepoints, savepoints, stream_record
 from streaming_jobs.state.named_savepoints import NamedSavepoint, only_one
-from streaming_jobs.state.savepoint_retention import AGING
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
@@ -39,11 +38,12 @@ def take_last(settings: Settings, stream: Stream, reason: savepoints.Reason, not
         if record is None or last is None:
             raise UsageError(f"stream {stream.name} has not finished a batch yet", "run it first")
         taken = savepoints.take(settings, stream, record, last, reason, note)
-        if reason != "purpose" or taken.reason not in AGING:
+        if reason != "purpose" or taken.reason == "purpose":
             return taken
         with only_one(settings):
-            if savepoints.find(settings, stream.name, taken.id) is not None:  # not pruned meanwhile
-                return savepoints.keep_for(settings, taken, reason, note)
+            found = savepoints.find(settings, stream.name, taken.id)  # None if it was pruned meanwhile
+            if found is not None:
+                return savepoints.keep_for(settings, found, reason, note or found.note)
     raise TransientError(f"savepoints of stream {stream.name} are removed as soon as they are there", "try again")
 
 

@@ -45,8 +45,6 @@ class VoidOffsets:
         """
         found: list[Span] = []
         under_way: dict[str, str] = {}
-        now = recorded(state, before or ())
-        changed = tuple(name for name in names if name in now and now[name] != (before or {})[name])
         for name in names:
             path = None if state is None else state / "_topics" / f"{name}.json"
             if path is None or name not in topics or not path.exists():
@@ -65,6 +63,8 @@ class VoidOffsets:
                     under_way[name] = str(value["under_way"])
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{path} has no {error}") from error
+        now = recorded(state, before or ())
+        changed = tuple(name for name in names if name in now and now[name] != (before or {})[name])
         return cls(tuple(merged(found)), under_way, changed)
 
     def left(self, topics: Mapping[str, TopicContent]) -> Mapping[str, TopicContent]:

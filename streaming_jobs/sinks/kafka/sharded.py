@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from streaming_jobs.errors import ConfigurationError, PermanentError
 from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger import NO_CODE, CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.sinks.base import BatchOfRows, Committer
 from streaming_jobs.sinks.kafka import markers
@@ -44,10 +44,10 @@ class ShardedWriter(TransactionWriter):
     shards: int = 0
     """As declared; 0: none."""
     client: Path = Path()
+    code: CodeVersion = NO_CODE
+    """The code that computes the rows."""
     begun: Txn | None = field(default=None, init=False)
     """The batch that some shards may have, and the driver's marker does not."""
-    _half: LedgerEntry | None = field(default=None, init=False)
-    """The entry of this batch, if some shards lacked it when the sink was opened."""
     _found: int = field(default=0, init=False)
     """The shards of the marker that was read last."""
 
@@ -60,7 +60,7 @@ class ShardedWriter(TransactionWriter):
         """As TransactionWriter; every shard is fenced and claimed first, also those of a number declared before.
 
         Raises ConfigurationError if the number has changed while some shards have a batch that others lack, and if a
-        topic without a marker has shards with batches.
+        topic without a marker has shards with batches; PermanentError if the code has changed meanwhile.
         """
         found = self._repeated(lambda _: self._found)
         shards = [self._shard(number, count) for count in {found, self.shards} for number in range(count)]
@@ -77,7 +77,8 @@ class ShardedWriter(TransactionWriter):
         self._refuse_half_a_batch(ahead, generation)
         self.begun = next(iter(ahead), None)
         having = [shard.newest for shard in shards if shard.newest is not None and shard.newest.txn == self.begun]
-        self._half = having[0] if 0 < len(having) < self.shards else None
+        if 0 < len(having) < self.shards:
+            self._refuse_other_code(having[0])
 
     def mark_all(self, entry: Callable[[LedgerEntry | None], LedgerEntry]) -> tuple[WrittenRange, ...]:
         """As `mark`, also for every shard that the topic has, each before the topic; the ranges of these markers.
@@ -105,7 +106,6 @@ class ShardedWriter(TransactionWriter):
         self._refuse_older(entry)
         if self._has(entry):
             return False
-        self._refuse_other_code(entry)
         self.begun = entry.txn
         told = frame.mapInArrow(partial(task.written, entry, rows), WRITTEN).collect()
         if sorted(row["shard"] for row in told) != [*range(self.shards)]:
@@ -122,7 +122,7 @@ class ShardedWriter(TransactionWriter):
                 before = partial(self.before_commit, entry.batch)
                 producer.transact([], 0, {}, lambda _: self._marker(done), before)
                 self.newest = done
-            self.begun = self._half = None
+            self.begun = None
             return True
 
         return self._repeated(attempt)
@@ -147,13 +147,12 @@ class ShardedWriter(TransactionWriter):
                     f"start the stream once as it was, with shards={count}: it finishes the batch",
                 )
 
-    def _refuse_other_code(self, entry: LedgerEntry) -> None:
-        """Raise PermanentError if some shards have the batch, and other code would write the rest of it."""
-        half = self._half
-        if half is not None and half.txn == entry.txn and half.code.hash != entry.code.hash:
+    def _refuse_other_code(self, half: LedgerEntry) -> None:
+        """Raise PermanentError if other code would write the shards' rest of a batch: before any table has it."""
+        if half.code.hash != self.code.hash:
             raise PermanentError(
-                f"some of the {self.shards} shards of topic {self.topic} have {entry.txn}, written by code "
-                f"{half.code.hash}, and others do not; the code is {entry.code.hash} now",
+                f"some of the {self.shards} shards of topic {self.topic} have {half.txn}, written by code "
+                f"{half.code.hash}, and others do not; the code is {self.code.hash} now",
                 f"start the stream once with code {half.code.hash}: it finishes the batch; then deploy the new code",
             )
 

@@ -194,7 +194,9 @@ class ShardTask:
             raise LedgerConflict(
                 f"shard {shard} of topic {self.sink.name} has {newest.rows[_ROWS]} rows of {entry.txn}, which an "
                 f"earlier attempt wrote, and has {records.count} now",
-                "make the function give the same rows for the same records, then rebuild the topic from before it",
+                f"start the stream once with code {newest.code.hash}, which wrote them"
+                if newest.code.hash != entry.code.hash
+                else "make the function give the same rows for the same records, then rebuild the topic from before it",
             )
         text = json.dumps([astuple(each) for each in newest.written])
         yield pa.RecordBatch.from_pydict({"shard": pa.array([shard], pa.int32()), "written": [text]})

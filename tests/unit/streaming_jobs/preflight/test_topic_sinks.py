@@ -193,6 +193,10 @@ def test_a_shard_that_is_lost_or_elsewhere_refuses_the_start(
 def test_shards_of_a_topic_that_was_deleted_refuse_the_start(snapshot: StreamSnapshot, at: LedgerEntry | None) -> None:
     (finding,) = check_start(writing(snapshot, at, None, **shards(3, 3, marked=False)))
     assert finding.severity == "refuse" and f"delete topic {SHARDS}" in finding.next_step
+    (finding,) = check_start(writing(settled(7), marker(7), Txn(1, 7), **shards(9, 7)))
+    assert "delete" not in finding.next_step, "the marker speaks of them: without theirs no start would be possible"
+    (finding,) = check_start(writing(settled(7), marker(7), Txn(1, 7), **shards(7, None)))
+    assert f"{SHARDS} together" in finding.next_step
 
 
 def test_whoever_writes_all_records_again_is_told_to_delete_the_markers_of_shards_too() -> None:

@@ -172,7 +172,9 @@ def test_a_running_stream_does_not_wait_for_whoever_gives_names(settings: Settin
 
 
 def test_a_savepoint_for_a_purpose_is_kept_also_if_it_was_there(settings: Settings, lives: list[Life]) -> None:
-    there = savepoints.take(settings, STREAM, lives[0].record, 5, "time")
+    there = savepoints.take(settings, STREAM, lives[0].record, 5, "recovery", "for a plan")
+    assert take_last(settings, STREAM, "purpose").note == "for a plan"
+    savepoints.keep_for(settings, there, "time", "")
     taken = take_last(settings, STREAM, "purpose", "before the release")
     assert (taken.id, taken.reason, taken.note) == (there.id, "purpose", "before the release")
     aged(settings, lives)
