@@ -28,6 +28,7 @@ _FAULT_WITHIN = 240.0
 _GONE_WITHIN = 60.0
 _MOST_UNPLANNED = 5
 _LOOK_EVERY = 0.2
+_ASKED_TO_END = (0, -signal.SIGTERM, -signal.SIGINT)  # the last two while its modules are loaded
 _PROCESS_WITHIN = 120.0
 """Seconds in which a process to be killed has to appear, else its kill is not made."""
 _MORE_VERSIONS = 2
@@ -275,7 +276,7 @@ class LaneRunner:
     def _ended(self, code: int) -> None:
         """Account for a driver that has ended, as planned or not."""
         assert self.driver is not None
-        if self._stopping is not None and code == 0:
+        if self._stopping is not None and code in _ASKED_TO_END:
             self._let_go()
             self._was_killed = False
             return
@@ -311,7 +312,8 @@ class LaneRunner:
             )
         kind = "its lease was busy" if code == LeaseBusy.exit_code else f"exit code {code}"
         self.tally.unplanned.append(f"{kind}: {words}")
-        self.tell(f"a driver ended without a kill ({kind}) and is started again: {words.splitlines()[-1][:300]}")
+        last = words.rpartition("\n")[2]
+        self.tell(f"a driver ended without a kill ({kind}) and is started again: {last[:300]}")
         self._expect(
             len(self.tally.unplanned) <= _MOST_UNPLANNED, f"ended without a kill more than {_MOST_UNPLANNED} times"
         )
