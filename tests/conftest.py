@@ -59,8 +59,11 @@ def settings(tmp_path: Path) -> SettingsFactory:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The one broker of this test run; `broker.start()` gives its address. Tests use topics of their own."""
-    with Broker(Settings.load({"home": tmp_path_factory.mktemp("broker-home")})) as broker:
+    """The one broker of this test run; `broker.start()` gives its address. Tests use topics of their own.
+
+    It gets the topics of all tests, and records of 10 MB: more than its usual heap holds.
+    """
+    with Broker(Settings.load({"home": tmp_path_factory.mktemp("broker-home"), "broker.heap_mb": 256})) as broker:
         yield broker
 
 
