@@ -40,7 +40,8 @@ class TopicSnapshot:
 
     With an archive, `earliest` is the first offset that can be read, there or in Kafka. A table that the stream reads
     is a topic too (`kind`); its offsets are versions, and `continues` is as in `OffsetBounds`. With `content_gone` the
-    planned batch reads the table's content at a version, and that can no longer be read.
+    planned batch reads the table's content at a version, and that can no longer be read. A `compacted` topic keeps only
+    the newest record of each key.
     """
 
     name: str
@@ -52,6 +53,7 @@ class TopicSnapshot:
     continues: Mapping[int, int] = field(default_factory=dict)
     kind: Literal["topic", "table"] = "topic"
     content_gone: int | None = None
+    compacted: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Role, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -69,6 +70,11 @@ def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:
     """The stream's ledger beside its state."""
     return LedgerFile(StreamFolder.of(settings, stream).ledger, settings.table.ledger_retention)
+
+
+def is_compacted(info: TopicInfo) -> bool:
+    """True if the log cleaner of a topic removes records that have a later one with the same key."""
+    return "compact" in info.cleanup_policy
 
 
 def _checkpoint(checkpoint: Checkpoint) -> CheckpointSnapshot:
@@ -160,4 +166,5 @@ def _topic(topics: TopicReader, source: StreamSource) -> TopicSnapshot:
         offsets.archived,
         offsets.continues,
         kind,
+        compacted=is_compacted(info),
     )
