@@ -16,10 +16,9 @@ from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.wrong_records import (
     BEFORE_ALL,
     declared_since,
-    newest_batches,
+    first_written,
     start_of,
     topics_written,
-    written_after,
     wrong_from,
 )
 from reprocessing.plans.plan import Base
@@ -27,9 +26,8 @@ from reprocessing.topics.groups import group_words
 from reprocessing.topics.written_topics import GroupPosition, KafkaWrittenTopics, behind
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.take_snapshot import is_compacted, ledger_file
+from streaming_jobs.preflight.take_snapshot import is_compacted
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
 
@@ -89,8 +87,7 @@ def written_topics(
         return NOTHING_WRITTEN
     settings, sinks = snapshot.settings, [sink.name for sink in stream.topic_sinks.values()]
     ids = {name: info.id for name in sinks if (info := snapshot.topics.describe(name)) is not None}
-    log = newest_batches(store_of(stream.primary).commits(settings, stream.primary), stream.name)
-    firsts = written_after(ledger_file(settings, stream.name), stream, start_of(start), ids, log)
+    firsts = first_written(settings, stream, snapshot.record, start, ids)
     names = topics_written(stream, {**firsts, **(known or {})})
     there = [name for name in names if name in ids or snapshot.topics.describe(name) is not None]
     ends = {name: snapshot.topics.latest(name) for name in there}
