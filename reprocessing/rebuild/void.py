@@ -80,7 +80,7 @@ def settle(context: RecoveryContext) -> Mapping[str, Any]:
     kept = {name: {p: before.get(name, {}).get(p, end) for p, end in each.items()} for name, each in ends.items()}
     for name in names:
         declare(context, name, ids[name], opened_by(plan), begins[name], ends[name], under_way=plan.id)
-    if late := left_out(context.settings, context.whole, [stream]):
+    if late := left_out(context.settings, context.whole, [stream], context.topics):
         raise UsageError(
             f"stream {late[0]} reads topics of plan {plan.id}, and has begun since it was made",
             f"if it has finished no batch, stop it and resume; otherwise give the plan up (recourse recover abort "
