@@ -52,6 +52,16 @@ def hard_link(source: Path, target: Path) -> None:
         os.link(source, target)
 
 
+def link_as_new(source: Path, target: Path) -> None:
+    """`hard_link` for a file that a commit is about to add to a table: the file's time of change becomes now.
+
+    Delta's VACUUM takes the table's files from the version at its start, lists the folder later, and removes every
+    other file that is older than the retention. A link has its file's time, which may be weeks back.
+    """
+    hard_link(source, target)
+    os.utime(target)
+
+
 def private_folder(path: Path) -> Path:
     """Make the folder, readable by its owner alone, and return it; its name is on disk when this returns."""
     if not path.is_dir():
