@@ -92,7 +92,7 @@ def apply(recovery: Recovery) -> None:
         for context in recovery.each()
         for each in moved(context.plan, planning_snapshot(context.settings, context.stream, context.topics).world)
     ]
-    late = left_out(recovery.settings, plan, list(recovery.streams.values()))
+    late = left_out(recovery.settings, plan, list(recovery.streams.values()), recovery.topics)
     changes += [f"stream {name} reads its topics, and has begun since" for name in late]
     if changes:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(changes)}", "make a new plan")

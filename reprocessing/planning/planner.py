@@ -17,6 +17,7 @@ from reprocessing.planning.downstream import (
     never_ran,
     refuse_in_first_batch,
     refuse_others,
+    refuse_undeclared,
     through_tables,
     through_topics,
 )
@@ -131,6 +132,7 @@ def _drafts(
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
     refuse_others(settings, streams, changed, drafts)
+    refuse_undeclared(settings, {*streams, *drafts}, changed, requests[0].snapshot.topics)
     if not changed:  # nothing is between them
         return [drafts[name] for name in asked]
     by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))

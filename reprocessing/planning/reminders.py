@@ -37,6 +37,13 @@ def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until
             f"version {a.version} of table {a.table} was accepted ({a.why}): the replay does not repeat it"
             for a in snapshot.record.accepted
         ),
+        *(
+            f"topic {topic.name} is compacted: the replay reads what its cleaner has left. Records that a later one of "
+            "their key has replaced are gone, so the rows may differ from those of the first run also where they "
+            "were right"
+            for topic in snapshot.around.topics
+            if topic.compacted and not topic.archived
+        ),
         *_downstream(snapshot),
         *_replaced_slices(snapshot, start),
         *_replaced_rows(snapshot, start),

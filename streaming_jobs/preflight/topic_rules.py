@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from streaming_jobs.durations import format_duration
 from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import first_after
+from streaming_jobs.positions import TopicOffsets, first_after
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.sources.archived_ranges import gone
@@ -47,7 +47,32 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 yield _gone(snapshot, topic, partition, offset, first, position)
             elif end > latest:
                 yield Finding("lost", _ends_early(topic, partition, latest, end), _put_back(snapshot, topic))
+        yield from _read_void(snapshot, topic)
         yield from _retention(topic)
+
+
+def _read_void(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Iterator[Finding]:
+    """The finding for a stream that has read records which a recovery without it has declared void since."""
+    committed = snapshot.checkpoint.committed
+    ends = snapshot.checkpoint.ends.get(committed, {}) if committed is not None else {}
+    at = ends.get(topic.name, {})
+    read = [each for each in topic.void_since if each.begin < at.get(each.partition, 0)]
+    if read:
+        first = min(read, key=lambda each: (each.partition, each.begin))
+        back = {
+            name: {
+                p: min([offset, *(each.begin for each in read if (name, p) == (topic.name, each.partition))])
+                for p, offset in each_of.items()
+            }
+            for name, each_of in ends.items()
+        }
+        yield Finding(
+            "refuse",
+            f"plan {first.plan} has declared offsets {first.begin} to {first.end - 1} of topic {topic.name}, partition "
+            f"{first.partition}, void, and stream {snapshot.stream}, which was not declared then, has read them up to "
+            f"{at[first.partition] - 1}",
+            f"go back to before them, and read the corrected records instead: {_to_offsets(snapshot, back)}",
+        )
 
 
 def _missing(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Finding:
@@ -122,12 +147,25 @@ def _put_back(snapshot: StreamSnapshot, topic: TopicSnapshot) -> str:
 
 def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int]]) -> str:
     """The command that skips lost records, to the first offset that a topic still has or the stream's position."""
+    return _to_offsets(
+        snapshot,
+        {
+            topic.name: {
+                p: first_after(offset, p, topic.earliest, topic.continues) or offset
+                for p, offset in position.get(topic.name, {}).items()
+            }
+            for topic in snapshot.topics
+        },
+    )
+
+
+def _to_offsets(snapshot: StreamSnapshot, offsets: TopicOffsets) -> str:
+    """The command that lets the stream continue at offsets."""
     several = len(snapshot.topics) > 1
     places = [
-        f"{topic.name + '/' if several else ''}{partition}:"
-        f"{first_after(offset, partition, topic.earliest, topic.continues) or offset}"
-        for topic in snapshot.topics
-        for partition, offset in sorted(position.get(topic.name, {}).items())
+        f"{topic + '/' if several else ''}{partition}:{offset}"
+        for topic, each in offsets.items()
+        for partition, offset in sorted(each.items())
     ]
     return f"recourse recover plan {snapshot.stream} --to-offsets {','.join(places)}"
 

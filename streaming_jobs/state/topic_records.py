@@ -56,8 +56,12 @@ class TopicRecord:
 
     def holding(self, path: Sequence[int] | None = None) -> VoidRanges:
         """The ranges that hold now, or that would hold on another path."""
+        return VoidRanges.of((each.partition, each.begin, each.end) for each in self.holding_ranges(path))
+
+    def holding_ranges(self, path: Sequence[int] | None = None) -> list[VoidRange]:
+        """The same ranges, as they were declared."""
         on_path = {0, *(self.path if path is None else path)}
-        return VoidRanges.of((each.partition, each.begin, each.end) for each in self.void if each.generation in on_path)
+        return [each for each in self.void if each.generation in on_path]
 
 
 def load(settings: Settings, topic: str) -> TopicRecord | None:
