@@ -12,10 +12,11 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from orchestration.bundle.fields import place
-from orchestration.bundle.job import Bundle, Continuous, Job
+from orchestration.bundle.job import Bundle, Job
+from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.supervisor import Command, SessionSpec, run_session
-from orchestration.sessions.tags import KIND_TAG
+from orchestration.sessions.tags import SESSION_TAG
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
@@ -169,8 +170,7 @@ def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
 def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
     """The Dagster job of a bundle's job; its parameters are the job's configuration."""
     job = session.job
-    kind = "continuous" if isinstance(job.trigger, Continuous) else "scheduled" if job.trigger else "manual"
-    tags = {**job.tags, KIND_TAG: kind, "dagster/max_retries": "0"}
+    tags = {**job.tags, **job_tags(session.settings, job.kind), SESSION_TAG: job.key}
     if job.timeout_seconds:
         tags["dagster/max_runtime"] = str(job.timeout_seconds)
     return dg.define_asset_job(

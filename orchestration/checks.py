@@ -17,6 +17,7 @@ from orchestration.bundle.job import Continuous
 from orchestration.bundle.last_good import Fault
 from orchestration.sessions.decisions import RunSeen, should_run
 from orchestration.sessions.events import NO_RUN, not_being_made
+from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import session_runs
 from orchestration.sessions.supervisor import SessionSpec
@@ -82,6 +83,7 @@ class HealthChecks:
             can_subset=True,
         )
         def look(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            claim(context.instance, context.run.run_id, self.settings, NAME)
             verdicts = self.verdicts(context.instance, time.time())
             for key in context.selected_asset_check_keys:
                 yield verdicts[key].result(key)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,11 +33,11 @@ from orchestration.sessions.driver import Driver
 from orchestration.sessions.events import not_being_made, report_without_run
 from orchestration.sessions.executor import AnyContext, end_stopped, last_word
 from orchestration.sessions.looking_back import recent, unread
+from orchestration.sessions.ownership import claim, parent_lives
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, SESSION_TAG, WORKER_TAG
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, SESSION_TAG
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
-from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status, read_status
@@ -143,7 +142,7 @@ class _Watch:
 def run_session(context: Context, session: SessionSpec, values: Mapping[str, object]) -> None:
     """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
     job, settings = session.job, session.settings
-    context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity(), SESSION_TAG: job.key})
+    claim(context.instance, context.run.run_id, settings, job.kind, **{SESSION_TAG: job.key})
     chosen = job.arguments({name: _text(name, value) for name, value in values.items()})
     arguments = [*chosen, "--supervised"]
     if by_itself(context.run.tags):
@@ -285,27 +284,6 @@ def check_parents(parent: int) -> None:
 def by_itself(tags: Mapping[str, str]) -> bool:
     """True if a sensor or a schedule launched the run, not a person; then streams stopped on purpose stay stopped."""
     return "dagster/sensor_name" in tags or "dagster/schedule_name" in tags
-
-
-def identity(pid: int | None = None) -> str:
-    """Host, pid and mark (`processes/identity.py`) of a process (this one), as a tag value."""
-    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
-
-
-def is_running(worker: str) -> bool | None:
-    """True if the process that `identity` described runs; None if it is on another host, or cannot be identified."""
-    try:
-        host, pid, started = worker.rsplit(":", 2)
-    except ValueError:
-        return None
-    if host != socket.gethostname():
-        return None
-    return pid.isdigit() and is_alive(int(pid), started)
-
-
-def parent_lives(parent: str) -> bool:
-    """True if the `recourse up` that started this process still runs, or if none started it."""
-    return not parent or is_running(parent) is not False
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from orchestration.sessions import driver as drivers
 from orchestration.sessions import supervisor
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.fingerprint import fingerprint
-from orchestration.sessions.supervisor import PARENT_VARIABLE, identity
+from orchestration.sessions.ownership import identity, is_running
+from orchestration.sessions.supervisor import PARENT_VARIABLE
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire, holder
@@ -353,7 +354,7 @@ def test_kill_9_of_the_run_worker_leaves_no_driver(shop: Settings, stored: dg.Da
     assert status is not None
     assert status.state == "stopped"
     run = stored.get_runs(limit=1)[0]
-    assert supervisor.is_running(run.tags[WORKER_TAG]) is False
+    assert is_running(run.tags[WORKER_TAG]) is False
 
 
 def test_a_worker_whose_code_server_is_killed_stops_its_driver_and_fails(

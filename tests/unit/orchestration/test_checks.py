@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -14,7 +13,7 @@ import pytest
 from orchestration.checks import check_key, left_behind, verdict
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import RunSeen, should_run
-from orchestration.sessions.events import delete_older, not_being_made, report_without_run
+from orchestration.sessions.events import report_without_run
 from orchestration.sessions.tags import STOPPED_BY_TAG
 from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
 from streaming_jobs.settings import Settings
@@ -139,31 +138,3 @@ def test_what_a_person_has_executed_is_told_again_because_it_would_not_count_for
     )
     instance.report_dagster_event(event, run_id="by-hand")
     assert [tell(instance, WELL), tell(instance, WELL)] == [1, 0]
-
-
-def test_old_events_without_a_run_are_deleted_and_the_newest_of_each_kind_stay(instance: dg.DagsterInstance) -> None:
-    table = dg.AssetKey(["orders"])
-    for number in range(4):
-        report_without_run(instance, dg.AssetObservation(table, metadata={"alert": f"trouble {number}"}))
-        report_without_run(instance, dg.AssetMaterialization(table, metadata={"number": number}))
-        report_without_run(instance, (RED if number % 2 else WELL).evaluation(KEY))
-        not_being_made(instance, [table])
-    long_ago = datetime.now(UTC) - timedelta(hours=1)
-    assert delete_older(instance, long_ago) == 0
-    assert stored(instance) == (4, 4, 4)
-    assert delete_older(instance, datetime.now(UTC) + timedelta(seconds=1)) == 12
-    assert stored(instance) == (1, 1, 1)
-    newest = instance.get_latest_materialization_event(table)
-    assert newest is not None and newest.asset_materialization is not None
-    assert newest.asset_materialization.metadata["number"].value == 3
-    for connection in (instance.event_log_storage.index_connection, instance.event_log_storage.run_connection):  # type: ignore[attr-defined]
-        with connection() if "index" in connection.__name__ else connection("") as open_connection:
-            assert open_connection.exec_driver_sql("select count(*) from event_logs").scalar() == 4
-
-
-def stored(instance: dg.DagsterInstance) -> tuple[int, int, int]:
-    """Observations, materialisations and verdicts of the table."""
-    table = dg.AssetKey(["orders"])
-    checks = instance.event_log_storage.get_asset_check_execution_history(KEY, limit=100)
-    observed, made = instance.fetch_observations(table, limit=100), instance.fetch_materializations(table, limit=100)
-    return len(observed.records), len(made.records), len(checks)
