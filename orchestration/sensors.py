@@ -76,7 +76,8 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
             asked_to_start=_asked_to_start(session, stopped),
         )
         verdict = keepalive(seen, time.time())
-        supervisors.note(session.settings, job.key, job.streams, getattr(verdict, "reason", "starts a session"))
+        starts, words = not getattr(verdict, "for_good", False), getattr(verdict, "reason", "starts a session")
+        supervisors.note(session.settings, job.key, job.streams, words, starts=starts)
         if isinstance(verdict, Start):
             return dg.RunRequest(run_key=verdict.run_key)
         return dg.SkipReason(verdict.reason)

@@ -36,11 +36,11 @@ from orchestration.sessions.looking_back import recent, unread
 from orchestration.sessions.ownership import claim, parent_lives
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, SESSION_TAG
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, SESSION_TAG, STOPPED_BY_TAG
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.status import Status, read_status, write_status
 from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()
@@ -183,6 +183,8 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
             ended = driver.end(session.patience)
             with watch._trouble_is_logged():
                 reporter.finish(watch.statuses())
+                if interrupt is not None:
+                    _say_who_ended_it(context, settings, watch.statuses())
                 words = session.log.tail_from(_mark(context, session), TAIL)
                 context.log.info("driver ended with exit code %s; its last words:\n%s", ended, words)
     if interrupt is not None:
@@ -193,6 +195,18 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
         raise _failure(context, session, [words], code)
     if code:
         _fail(context, session, code, watch.statuses(), chosen)
+
+
+def _say_who_ended_it(context: Context, settings: Settings, statuses: Mapping[str, Status | None]) -> None:
+    """Note that a person asked for the end, in the status of each stream; `recourse up` going down is nobody's wish."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    asked = run is not None and run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+    if not asked or run is None or STOPPED_BY_TAG in run.tags:
+        return
+    for status in statuses.values():
+        if status is not None and status.state == "stopped":
+            status.ended_by = f"Terminate of run {run.run_id[:8]}"
+            write_status(settings, status)
 
 
 def _text(name: str, value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -284,7 +285,15 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     assert planned is not None and planned.run_id == ""
     assert ticks.look() == {}
     lease = acquire(ticks.settings, "orders", purpose="session")
-    assert ticks.look() == {"orders": (True, "well")}
+    assert ticks.look() == {"orders": (False, "starting")}, "it has committed nothing since its start"
+    at_work = Status("orders", "running", os.getpid(), started_at=now, heartbeat=now, committed_at=time.time(), batch=7)
+    write_status(ticks.settings, replace(at_work, lag_records=3))
+    result = ticks.tick("stream_health")
+    assert isinstance(result, dg.SensorResult)
+    (green,) = (event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation))
+    assert green.passed and green.metadata["verdict"].value == "well"
+    assert green.metadata["lag_records"].value == 3 and green.metadata["last_committed_batch"].value == "7"
+    ticks.instance.report_runless_asset_event(green)
     lease.release()
     stop_request.ask(ticks.settings, "orders", "asked by an operator")
     assert ticks.look() == {"orders": (False, "stopped")}

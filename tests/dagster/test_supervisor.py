@@ -119,7 +119,7 @@ def test_stop_ends_the_driver_at_a_batch_border_and_the_run_is_canceled(
     assert run.status is dg.DagsterRunStatus.CANCELED
     status = read_status(shop, "orders")
     assert status is not None
-    assert status.state == "stopped"
+    assert (status.state, status.ended_by) == ("stopped", f"Terminate of run {run.run_id[:8]}")
     assert "stopped at a batch border" in texts(instance, run)
     assert errors(instance, run) == ["stopped on request: each stream ended at a batch border"]
     assert happened(instance, run, dg.DagsterEventType.STEP_FAILURE) == []

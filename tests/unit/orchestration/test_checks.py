@@ -10,12 +10,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.checks import check_key, left_behind, verdict
+from orchestration.checks import check_key, left_behind, settling, verdict
 from orchestration.local_dagster.dagster_home import prepare
-from orchestration.sessions.decisions import RunSeen, should_run
+from orchestration.sessions.decisions import RunSeen, missed, should_run
 from orchestration.sessions.events import report_without_run
 from orchestration.sessions.tags import STOPPED_BY_TAG
-from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
+from orchestration.sessions.verdicts import AGAIN_AFTER, NOT_TOLD, OTHER_WORDS_AFTER, Verdict, to_tell
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status
@@ -28,6 +28,8 @@ def found(state: str, *reasons: Reason, notes: tuple[str, ...] = ()) -> Health:
     return Health("orders", NOW, state, reasons, notes)
 
 
+WELL = Verdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
+RED = Verdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
 DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so"))
 
 
@@ -41,6 +43,7 @@ DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so
         (found("stopped", notes=("was stopped on purpose",)), True, False, "WARN", "stopped"),
         (found("stopped"), False, True, "ERROR", "stopped"),
         (found("recovering", notes=("is being recovered",)), False, False, "WARN", "recovering"),
+        (found("restarting", notes=("its session ended",)), False, False, "WARN", "restarting"),
         (found("never started"), True, True, "ERROR", "never started"),
     ],
 )
@@ -65,18 +68,59 @@ def run(status: str, *, ago: float, **tags: str) -> RunSeen:
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
-        ([], False),
-        ([run("STARTED", ago=0)], False),
+        ([], None),
+        ([run("STARTED", ago=0)], None),
         ([run("SUCCESS", ago=61)], True),
-        ([run("SUCCESS", ago=59)], False),
+        ([run("SUCCESS", ago=59)], None),
+        ([run("SUCCESS", ago=-7200)], True),
         ([run("FAILURE", ago=61)], True),
         ([run("CANCELED", ago=61)], False),
         ([run("CANCELED", ago=61, **{STOPPED_BY_TAG: "shutdown"})], True),
         ([RunSeen("q", "QUEUED", created=NOW - 61)], True),
     ],
 )
-def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(runs: list[RunSeen], expected: bool) -> None:
+def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(
+    runs: list[RunSeen], expected: bool | None
+) -> None:
     assert should_run(runs, NOW, patience=60) is expected
+
+
+TICK = NOW - 1000
+NIGHT = RunSeen("night", "SUCCESS", created=TICK + 20, started=TICK + 30, ended=TICK + 90)
+
+
+@pytest.mark.parametrize(
+    ("runs", "word"),
+    [
+        ([NIGHT], None),
+        ([replace(NIGHT, status="FAILURE")], "run_failed"),
+        ([replace(NIGHT, status="FAILURE", started=None), NIGHT], "run_failed"),
+        ([replace(NIGHT, created=TICK - 86_400)], "overdue"),
+        ([replace(NIGHT, created=TICK - 9000, status="STARTED", ended=None)], None),
+        ([replace(NIGHT, created=TICK - 9000, status="CANCELED")], "overdue"),
+        ([replace(NIGHT, status="CANCELED")], None),
+        ([replace(NIGHT, created=TICK - 9000, status="QUEUED", started=None, ended=None)], "overdue"),
+        ([], "overdue"),
+    ],
+)
+def test_a_scheduled_job_is_red_when_its_newest_run_failed_or_its_tick_has_started_nothing(
+    runs: list[RunSeen], word: str | None
+) -> None:
+    found = missed(runs, TICK, NOW, patience=300, watched_since=TICK - 60)
+    assert (found and found.word) == word
+    if not runs:
+        assert missed(runs, TICK, NOW, patience=300, watched_since=TICK + 60) is None, "it was loaded after the tick"
+        assert missed(runs, TICK, TICK + 299, patience=300, watched_since=0) is None
+
+
+def test_green_again_only_after_the_stream_has_shown_that_it_works() -> None:
+    starting = settling(WELL, RED.evaluation(KEY))
+    assert (starting.passed, starting.severity, starting.mark) == (False, dg.AssetCheckSeverity.WARN, "starting")
+    assert starting.text == "orders is running; before it orders is dead: its session ended"
+    assert settling(WELL, starting.evaluation(KEY)) == starting, "however often it is looked at"
+    assert settling(WELL, WELL.evaluation(KEY)) is WELL and settling(WELL, None) is WELL
+    assert settling(RED, starting.evaluation(KEY)) is RED
+    assert starting.mark in NOT_TOLD, "or each try of a stream that never works is an alert, and an all-clear"
 
 
 STOPPED = Status("orders", "stopped", 7, heartbeat=NOW - 200, trigger="continuous")
@@ -111,10 +155,6 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-WELL = Verdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
-RED = Verdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
-
-
 def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = None) -> int:
     """Report what is to be told; how much it was."""
     reported = to_tell(instance, {KEY: verdict}, now or time.time())
@@ -127,6 +167,9 @@ def test_each_change_is_told_once_and_the_rest_now_and_then(instance: dg.Dagster
     assert tell(instance, Verdict(True, dg.AssetCheckSeverity.ERROR, "never started", "orders never started")) == 0
     assert [tell(instance, v) for v in (WELL, WELL, RED, RED, RED, WELL)] == [1, 0, 1, 0, 0, 1]
     assert tell(instance, WELL, time.time() + AGAIN_AFTER + 1) == 1
+    other = replace(WELL, text="orders is idle")
+    assert [tell(instance, other, time.time() + age) for age in (OTHER_WORDS_AFTER - 5, OTHER_WORDS_AFTER)] == [0, 1]
+    assert tell(instance, other, time.time() - 3600) == 1, "the clock was set back"
 
 
 def test_what_a_person_has_executed_is_told_again_because_it_would_not_count_for_the_next_rows(

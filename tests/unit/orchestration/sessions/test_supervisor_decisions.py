@@ -166,6 +166,21 @@ def test_a_failed_session_rests_before_it_is_started_again() -> None:
     assert isinstance(keepalive(seen(run("FAILURE", ago=FIRST_DELAY)), NOW), Start)
 
 
+def test_an_end_of_before_the_clock_was_set_back_keeps_nothing_waiting() -> None:
+    assert isinstance(keepalive(seen(run("FAILURE", ago=-7200)), NOW), Start)
+    ended = replace(run("STARTED", ago=0), started=NOW + 7200)
+    lost = SessionSeen(ended, worker_lives=False, held=False, heartbeat=NOW + 7000)
+    assert presumed_dead(lost, NOW, stale_after=60, patience=45) is not None
+    begins = replace(run("STARTING", ago=-7200), started=None)
+    assert presumed_dead(replace(lost, run=begins), NOW, stale_after=60, patience=45) is not None
+
+
+def test_a_wait_until_a_person_acts_is_told_from_one_that_ends() -> None:
+    for_good = seen(run("CANCELED")), seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS))
+    assert all(getattr(keepalive(each, NOW), "for_good", False) for each in for_good)
+    assert not getattr(keepalive(seen(run("FAILURE", ago=1.0)), NOW), "for_good", True)
+
+
 DEAD = SessionSeen(run("STARTED", ago=500), worker_lives=False, held=False, heartbeat=NOW - 400)
 
 
