@@ -9,6 +9,7 @@ import dagster as dg
 from orchestration.assets import (
     session_assets,
     session_job,
+    session_schedule,
     sessions,
     table_keys,
     topic_assets,
@@ -59,14 +60,7 @@ def location(
         if isinstance(session.job.trigger, Continuous)
     ]
     schedules = [
-        dg.ScheduleDefinition(
-            name=f"schedule_{session.job.key}",
-            job_name=session.job.key,
-            cron_schedule=session.job.trigger.cron,
-            execution_timezone=session.job.trigger.timezone,
-            default_status=dg.DefaultScheduleStatus["STOPPED" if session.job.trigger.paused else "RUNNING"],
-            description=f"Quartz: {session.job.trigger.quartz}",
-        )
+        session_schedule(session, session.job.trigger)
         for session in all_sessions
         if isinstance(session.job.trigger, Schedule)
     ]

@@ -33,7 +33,7 @@ from orchestration.sessions.reporting import table_key
 from orchestration.sessions.retention import Owned, delete_events, delete_runs
 from orchestration.sessions.runs import end_lost, session_runs, tell_queued
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import FINGERPRINT_TAG, WORKER_TAG
+from orchestration.sessions.tags import FINGERPRINT_TAG, HEARTBEAT_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request, stop_request, supervisors
@@ -96,12 +96,12 @@ def watchdog_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.S
         "comes. Writes into a queued run's log which run it waits for.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        ended = []
+        ended, start_timeout = [], context.instance.run_monitoring_start_timeout_seconds
         for session in sessions:
             runs = session_runs(context.instance, session)
             tell_queued(context.instance, session, runs)
             for run in runs:
-                if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run)):
+                if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run, start_timeout)):
                     _end(context.instance, run, reason)
                     ended.append(f"{run.run_id[:8]}: {reason}")
         ended += end_lost(context.instance, settings)
@@ -208,15 +208,27 @@ def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings, owned:
     return tick
 
 
-def _presumed_dead(session: SessionSpec, run: RunSeen) -> str | None:
+def _presumed_dead(session: SessionSpec, run: RunSeen, start_timeout: float) -> str | None:
     settings = session.settings
     worker = run.tags.get(WORKER_TAG)
     statuses = {name: read_status(settings, name) for name in session.job.streams}
     held = any(_may_be_of(run, status, holder(settings, name)) for name, status in statuses.items())
     beats = [status.heartbeat for status in statuses.values() if status and status.run_id == run.run_id]
-    seen = SessionSeen(run, is_running(worker) if worker else None, held, max(beats, default=None))
+    reported = run.tags.get(HEARTBEAT_TAG)
+    seen = SessionSeen(
+        run,
+        is_running(worker) if worker else None,
+        held,
+        max(beats, default=None),
+        elsewhere=not settings.dagster.own_instance,
+        reported=float(reported) if reported else None,
+    )
     return presumed_dead(
-        seen, time.time(), stale_after=settings.dagster.stale_after.total_seconds(), patience=session.patience
+        seen,
+        time.time(),
+        stale_after=settings.dagster.stale_after.total_seconds(),
+        patience=session.patience,
+        start_timeout=start_timeout,
     )
 
 

@@ -220,28 +220,45 @@ def back_off(runs: Sequence[RunSeen]) -> float:
 
 @dataclass(frozen=True)
 class SessionSeen:
-    """A run in progress, with the state of its worker, its driver and its heartbeat on this machine."""
+    """A run in progress, with the state of its worker, its driver and its heartbeat on this machine.
+
+    `elsewhere`: its worker may be on a host that cannot be seen from here, where only `reported` (the time of its last
+    report in Dagster's storage, by its own clock) tells that it lives.
+    """
 
     run: RunSeen
     worker_lives: bool | None
     held: bool
     heartbeat: float | None
+    elsewhere: bool = False
+    reported: float | None = None
 
 
-def presumed_dead(seen: SessionSeen, now: float, *, stale_after: float, patience: float) -> str | None:
+def presumed_dead(
+    seen: SessionSeen, now: float, *, stale_after: float, patience: float, start_timeout: float = 0.0
+) -> str | None:
     """The reason why a run in progress is dead, or None if it may still be alive.
 
-    It is alive while its worker or a driver runs: these report what is wrong.
+    It is alive while its worker or a driver runs: these report what is wrong. A run whose worker may be elsewhere, and
+    has never reported, is left to Dagster's own monitoring. `start_timeout`: the seconds that Dagster gives a worker to
+    start.
     """
     if seen.worker_lives or seen.held:
         return None
     run = seen.run
+    if seen.worker_lives is None and seen.elsewhere:
+        silent = 0.0 if seen.reported is None else now - seen.reported
+        if run.status not in ("STARTED", "CANCELING") or silent <= stale_after + patience:
+            return None
+        return f"its worker, on another host or in another container, has reported nothing for {silent:.0f} s"
     if run.status == "STARTED":
         last = max(seen.heartbeat or 0.0, run.started or run.updated)
         if passed(last, now) <= stale_after:
             return None
         return f"no heartbeat for {passed(last, now):.0f} s, no driver holds its streams, and its worker is gone"
     limit = stale_after + patience
+    if run.status == "STARTING":
+        limit = max(limit, start_timeout + stale_after)
     if run.status in ("STARTING", "CANCELING") and passed(run.updated, now) > limit:
         age = f"{run.status.lower()} for {passed(run.updated, now):.0f} s"
         return f"{age}, no driver holds its streams, and its worker is gone"

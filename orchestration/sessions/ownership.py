@@ -46,16 +46,16 @@ def claim(instance: dg.DagsterInstance, run_id: str, settings: Settings, kind: s
 
 def identity(pid: int | None = None) -> str:
     """Host, pid and mark (`processes/identity.py`) of a process (this one), as a tag value."""
-    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
+    return f"{_host()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
 
 
 def is_running(worker: str) -> bool | None:
-    """True if the process that `identity` described runs; None if it is on another host, or cannot be identified."""
+    """True if the process that `identity` described runs; None if it is on another host or in another container."""
     try:
         host, pid, started = worker.rsplit(":", 2)
     except ValueError:
         return None
-    if host != socket.gethostname():
+    if host not in (_host(), socket.gethostname()):  # an earlier version wrote the name alone
         return None
     return pid.isdigit() and is_alive(int(pid), started)
 
@@ -63,6 +63,14 @@ def is_running(worker: str) -> bool | None:
 def parent_lives(parent: str) -> bool:
     """True if the `recourse up` that started this process still runs, or if none started it."""
     return not parent or is_running(parent) is not False
+
+
+def _host() -> str:
+    """The host, and the namespace in which a pid of this process means something: each container has its own."""
+    try:
+        return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 @cache

@@ -8,6 +8,9 @@ WORKER_TAG = "recourse/worker"
 LOCATION_TAG = "recourse/location"
 """Id of the home that the run belongs to (`ownership.py`): other code locations may have jobs of the same name."""
 
+HEARTBEAT_TAG = "recourse/heartbeat"
+"""When the run's worker last reported (seconds since 1970): for a watchdog that cannot look at the worker's host."""
+
 SESSION_TAG = "recourse/session"
 """The job whose session the run is; a run launched from a table's page, which has no job, gets it when it begins."""
 

@@ -206,6 +206,35 @@ def test_a_run_is_declared_dead_only_when_nothing_of_it_lives(session: SessionSe
     assert (verdict is not None) is dead
 
 
+ELSEWHERE = replace(DEAD, worker_lives=None, elsewhere=True, heartbeat=None, reported=NOW - 20)
+
+
+@pytest.mark.parametrize(
+    ("session", "dead"),
+    [
+        (ELSEWHERE, False),
+        (replace(ELSEWHERE, reported=None), False),
+        (replace(ELSEWHERE, reported=NOW + 7200), False),
+        (replace(ELSEWHERE, reported=NOW - 104), False),
+        (replace(ELSEWHERE, reported=NOW - 106), True),
+        (replace(ELSEWHERE, worker_lives=False), True),
+        (replace(ELSEWHERE, run=run("STARTING", ago=5000), reported=None), False),
+        (replace(ELSEWHERE, elsewhere=False), True),
+    ],
+)
+def test_a_worker_that_cannot_be_seen_from_here_is_judged_by_its_own_reports_alone(
+    session: SessionSeen, dead: bool
+) -> None:
+    verdict = presumed_dead(session, NOW, stale_after=60, patience=45)
+    assert (verdict is not None) is dead
+
+
+def test_a_worker_that_starts_has_at_least_the_time_that_dagster_gives_it() -> None:
+    starting = replace(DEAD, run=run("STARTING", ago=200))
+    assert presumed_dead(starting, NOW, stale_after=60, patience=45, start_timeout=180) is None
+    assert presumed_dead(starting, NOW, stale_after=60, patience=45, start_timeout=100) is not None
+
+
 LIVE = StreamSeen("a", "running", started_at=NOW - 100)
 
 

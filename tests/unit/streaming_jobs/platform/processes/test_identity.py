@@ -46,6 +46,14 @@ def test_a_session_outlives_a_clock_that_is_set(request: pytest.FixtureRequest) 
     assert ownership.parent_lives(worker)
 
 
+def test_a_process_of_another_container_with_the_same_name_of_the_host_cannot_be_known() -> None:
+    host, pid, mark_ = ownership.identity().rsplit(":", 2)
+    name, _, _ = host.partition("/")
+    assert ownership.is_running(f"{name}/1:{pid}:{mark_}") is None
+    assert ownership.is_running(f"elsewhere:{pid}:{mark_}") is None
+    assert ownership.is_running(f"{name}:{pid}:{mark_}") is True, "as an earlier version wrote it"
+
+
 def test_a_running_broker_is_found_after_the_clock_was_set(
     settings: SettingsFactory, other: subprocess.Popen[bytes], request: pytest.FixtureRequest
 ) -> None:
