@@ -99,6 +99,8 @@ class Status:
     warnings: list[str] = field(default_factory=list)
     error: ErrorReport | None = None
     """The reason of the failure, while the stream is failed or waits for its next try."""
+    ended_by: str = ""
+    """Who asked for the end of the session that left the stream stopped, if it was not a stop request."""
     last_error: ErrorReport | None = None
     """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
 
