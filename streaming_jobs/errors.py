@@ -5,6 +5,7 @@
     ├── TransientError        may pass; trying again is right
     │   ├── LeaseBusy         another driver holds the stream
     │   ├── TableAwaited      a table that the stream reads does not exist yet
+    │   ├── TopicUnknown      the broker does not know a topic that was there before
     │   └── FunctionRaised    the stream's own function raised an exception, the first time
     └── PermanentError        trying again is a bug; a person has to act
         ├── PreflightRefused  state, tables and topics do not agree; nothing was started
@@ -110,6 +111,15 @@ class TableAwaited(TransientError):
     """
 
     code = "REC-015"
+
+
+class TopicUnknown(TransientError):
+    """The broker does not know a topic that was there before: it was deleted, or the broker has just started.
+
+    Nothing for a minute: the stream looks again every two seconds, and REC-021 follows if the topic stays unknown.
+    """
+
+    code = "REC-016"
 
 
 class PermanentError(RecourseError):
