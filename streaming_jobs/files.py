@@ -93,8 +93,14 @@ def remove_files(*paths: Path) -> Iterator[Path]:
 def sync_files(files: Iterable[Path], root: Path) -> None:
     """Have these files on disk, then the folders that lead to them from `root` on; a missing one is skipped."""
     files = list(files)
-    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(root)}
     sync_each(files)
+    sync_names(files, root)
+
+
+def sync_names(files: Iterable[Path], root: Path) -> None:
+    """Have the names of these files on disk: the folders that lead to them from `root` on, the deepest first."""
+    parents = {file.parent for file in files}
+    folders = {folder for each in parents for folder in (each, *each.parents) if folder.is_relative_to(root)}
     for depth in sorted({len(folder.parts) for folder in folders}, reverse=True):
         sync_each([folder for folder in folders if len(folder.parts) == depth])
 
