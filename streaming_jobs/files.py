@@ -41,6 +41,26 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=False), durable=durable)
 
 
+def overwritten(path: Path, text: str) -> bool:
+    """Overwrite a file in the blocks that it has, which takes no space; False if there is no file, or it is too small.
+
+    A reader may see a mixture of the two texts for a moment, and a kill may leave one.
+    """
+    data = text.encode()
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        if len(data) > os.fstat(descriptor).st_blocks * 512:
+            return False
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def hard_link(source: Path, target: Path) -> None:
     """Give a file a second name, and make the folders above it. An existing name stays: a killed attempt has made it.
 

@@ -26,6 +26,7 @@ import structlog
 
 from streaming_jobs.errors import RecourseError, SetupError, TransientError
 from streaming_jobs.files import private_folder
+from streaming_jobs.log_stream import log_stream
 from streaming_jobs.platform import class_data
 from streaming_jobs.platform.class_data import RECORD_SECONDS
 from streaming_jobs.platform.jars import broker_jars, spark_jars
@@ -193,7 +194,7 @@ def main() -> int:
     """Make missing archives. The exit code is 0 even if that fails: only speed is lost. An interrupt is 130."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(log_stream(sys.stderr)),
     )
     settings = Settings.load()
     try:
