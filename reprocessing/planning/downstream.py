@@ -7,7 +7,7 @@ wrote it. A stream that reads a table is not taken along: of a publish it gets t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before
@@ -114,8 +114,9 @@ def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream], 
     written, declared = {topic for each in plan.streams for topic in each.wrong_from}, all_streams(settings, streams)
     if not written:
         return []
-    undeclared = _undeclared_readers(settings, {*declared, *plan.names}, written, topics)
-    return [*_readers_beside(settings, declared, written, plan.names), *undeclared]
+    planned = {*plan.names, *plan.left}
+    undeclared = _undeclared_readers(settings, {*declared, *planned}, written, topics)
+    return [*_readers_beside(settings, declared, written, planned), *undeclared]
 
 
 def refuse_undeclared(
@@ -202,6 +203,39 @@ def changed_by(settings: Settings, plan: StreamPlan, opened: Generation) -> dict
         before, after = (VoidRanges(), VoidRanges()) if known is None else (known.holding(), known.holding(path))
         changed[topic] = first_changed(begins, before, after)
     return changed
+
+
+@dataclass(frozen=True)
+class Along:
+    """What to do with streams that a plan takes along, by name; any other goes back to before the first wrong record.
+
+    `discard_state`: the same with empty state; `rebuild`: everything anew from the stream's start; `leave`: nothing, it
+    keeps what it made of the wrong records and reads the corrected ones too.
+    """
+
+    discard_state: frozenset[str] = frozenset()
+    rebuild: frozenset[str] = frozenset()
+    leave: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return self.discard_state | self.rebuild | self.leave
+
+    def check(self, along: Collection[str]) -> None:
+        """Raise UsageError for a stream that is named twice, or is not among those taken `along`."""
+        for name in sorted(self.names):
+            if sum(name in each for each in (self.discard_state, self.rebuild, self.leave)) > 1:
+                raise UsageError(f"stream {name} is named by two options", "choose one of them")
+            if name not in along:
+                raise UsageError(
+                    f"stream {name} is not taken along by this plan",
+                    "--discard-state-of, --rebuild and --leave are for streams that read what the plan changes, "
+                    f"directly or through topics: {', '.join(along) or 'there are none'}",
+                )
+
+
+NO_CHOICE = Along()
 
 
 def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Target, Resolved]:

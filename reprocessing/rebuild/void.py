@@ -133,9 +133,11 @@ def declare(
     under_way: str | None = None,
 ) -> None:
     """Write void ranges of one topic, for the generation that is opened."""
-    now, plan = time.time(), context.plan.id
+    now, plan, left = time.time(), context.plan.id, context.whole.left
     ranges = [
-        VoidRange(p, begin, ends[p], plan, opened.number, now) for p, begin in sorted(begins.items()) if begin < ends[p]
+        VoidRange(p, begin, ends[p], plan, opened.number, now, left)
+        for p, begin in sorted(begins.items())
+        if begin < ends[p]
     ]
     topic_records.declare_void(
         context.settings,

@@ -165,7 +165,9 @@ def _void_since(settings: Settings, stream: Stream, topic: TopicSnapshot) -> tup
     if record is None or record.topic_id != topic.topic_id:
         return ()
     last = ledger_file(settings, stream.name).after(stream.name, None, at_most=1)
-    return tuple(each for each in record.holding_ranges() if last and each.at > last[0].at)
+    return tuple(
+        each for each in record.holding_ranges() if last and each.at > last[0].at and stream.name not in each.left
+    )
 
 
 def _topic(topics: TopicReader, source: StreamSource) -> TopicSnapshot:

@@ -20,7 +20,7 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
     planned = snapshot.checkpoint.planned
     starts = snapshot.checkpoint.starts.get(planned, {}) if planned is not None else {}
     ends = snapshot.checkpoint.ends.get(planned, {}) if planned is not None else {}
-    to_read = planned is not None and planned != snapshot.checkpoint.committed and not primary_has(snapshot, planned)
+    to_read = planned is not None and planned != snapshot.checkpoint.committed and _reads(snapshot, planned)
     position = starts if to_read else ends
     yield from other_topics(snapshot)
     for topic in snapshot.topics:
@@ -38,7 +38,7 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
             continue
         if topic.content_gone is not None and to_read:
             yield _content_gone(snapshot, topic.name, topic.content_gone)
-        for partition, end in ends.get(topic.name, {}).items():
+        for partition, end in _with_unread(topic, ends).items():
             offset = position.get(topic.name, {}).get(partition, 0)
             earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
             if earliest is None or latest is None:
@@ -119,9 +119,44 @@ def _gone(
     return Finding(
         "lost",
         f"{gone(topic.archived, topic.name, partition, offset, first)} "
-        f"({counted(first - offset, 'record')} never read)",
-        f"bring them back from a copy of the topic, or continue without them: {_skip_lost(snapshot, position)}",
+        f"({counted(first - offset, 'record')} {'read for its state' if _only_for_state(snapshot) else 'never read'})",
+        f"bring them back from a copy of the topic, or {_without(snapshot, position)}",
     )
+
+
+def _without(snapshot: StreamSnapshot, position: TopicOffsets) -> str:
+    """The instruction to continue without lost records, with its cost."""
+    if snapshot.checkpoint.committed is None:
+        return f"as no batch was finished yet, begin with the first record that is left: {snapshot.start_over}"
+    if _only_for_state(snapshot):
+        return (
+            "begin anew with empty state and empty tables at the first record that is left (readers have the present "
+            "rows until that is published, and then only those of the records that are left; the savepoint from before "
+            f"it keeps the others): recourse recover plan {snapshot.stream} --to-batch -1 --discard-state"
+        )
+    return f"continue without them: {_skip_lost(snapshot, position)}"
+
+
+def _only_for_state(snapshot: StreamSnapshot) -> bool:
+    """True if the tables have the planned batch, and it is read once more to compute the stream's state."""
+    planned = snapshot.checkpoint.planned
+    uncommitted = planned is not None and planned != snapshot.checkpoint.committed
+    return _keeps_state(snapshot) and uncommitted and primary_has(snapshot, planned or 0)
+
+
+def _reads(snapshot: StreamSnapshot, batch: int) -> bool:
+    """True if the next start reads the records of a planned batch: for the tables, or for its state."""
+    return _keeps_state(snapshot) or not primary_has(snapshot, batch)
+
+
+def _keeps_state(snapshot: StreamSnapshot) -> bool:
+    return snapshot.record is not None and bool(snapshot.record.state_fingerprint)
+
+
+def _with_unread(topic: TopicSnapshot, offsets: TopicOffsets) -> dict[int, int]:
+    """The offsets of a topic with those of partitions that were added since: such a partition is read from 0 on."""
+    known = offsets.get(topic.name, {})
+    return {**dict.fromkeys(topic.earliest, 0), **known} if known and topic.kind == "topic" else dict(known)
 
 
 def _content_gone(snapshot: StreamSnapshot, table: str, version: int) -> Finding:
@@ -160,7 +195,7 @@ def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int
         {
             topic.name: {
                 p: first_after(offset, p, topic.earliest, topic.continues) or offset
-                for p, offset in position.get(topic.name, {}).items()
+                for p, offset in _with_unread(topic, position).items()
             }
             for topic in snapshot.topics
         },
