@@ -210,8 +210,7 @@ def lay_ledger(settings: Settings, options: Any, code: Any) -> dict[str, float]:
 
 def _settled(ledger: Any) -> None:
     """Wait for the thread that compresses the day before."""
-    if hasattr(ledger, "wait"):
-        ledger.wait()
+    ledger.rolled()
 
 
 def lay_savepoints(settings: Settings, sink: DeltaSink, count: int, last: int) -> None:
@@ -254,8 +253,7 @@ def measure(settings: Settings, options: Any) -> dict[str, float]:
     keeper = PeriodicSavepoints(settings, STREAM, record)
     keeper._last = 0.0
     figures["periodic savepoint within a batch, s"] = timed(lambda: keeper.after(last))
-    if hasattr(keeper, "close"):
-        keeper.close()
+    keeper.settled(600)
     savepoints.drop(settings, STREAM, name_of(entry_of(last, 1, code).txn))
     figures["periodic savepoint, s"] = timed(lambda: try_take(settings, STREAM, record, last, "time"))
     _tell("savepoint", figures)

@@ -90,7 +90,8 @@ def _numbered(files: Files) -> npt.NDArray[np.intp]:
     """A number for each file, from 0 on, the same for the same device and inode."""
     devices, device = np.unique(files[:, 0], return_inverse=True)
     _, inode = np.unique(files[:, 1], return_inverse=True)
-    return np.unique(inode * max(len(devices), 1) + device, return_inverse=True)[1]
+    numbers: npt.NDArray[np.intp] = np.unique(inode * max(len(devices), 1) + device, return_inverse=True)[1]
+    return numbers
 
 
 def _aging(savepoints: Sequence[Savepoint]) -> list[Savepoint]:
