@@ -188,7 +188,9 @@ class History:
     def _batch(self, at: int) -> Batch:
         known = self._known[at]
         if isinstance(known, RawLine):
-            known = self._known[at] = _from(known.read())
+            known = _from(known.read())
+            if at == len(self._known) - 1:  # asked for again and again; all of them would not fit the memory
+                self._known[at] = known
         return known
 
 

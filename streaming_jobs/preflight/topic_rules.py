@@ -76,6 +76,14 @@ def _read_void(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Iterator[Findi
 
 
 def _missing(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Finding:
+    begun = snapshot.record is not None and snapshot.record.topic(topic.name) is not None
+    if topic.kind == "topic" and begun:
+        return Finding(
+            "unknown",
+            f"topic {topic.name}, which stream {snapshot.stream} has read, does not exist",
+            "check that kafka.bootstrap_servers names the right cluster; if the topic was deleted, "
+            f"{snapshot.start_over}",
+        )
     if topic.kind == "topic":
         return Finding(
             "refuse",

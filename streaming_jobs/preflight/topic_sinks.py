@@ -33,7 +33,7 @@ def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
     info = sink.info
     if info is None:
         yield Finding(
-            "refuse",
+            "refuse" if sink.written_id is None else "unknown",
             f"topic {sink.topic}, which stream {stream} writes, does not exist",
             "create it, or correct the name",
         )

@@ -224,15 +224,14 @@ def test_a_reader_that_leaves_early_is_no_bug(shape: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["config", "show"], ["streams", "list"], ["streams", "status"]])
-def test_light_commands_import_nothing_heavy_and_answer_quickly(arguments: list[str], tmp_path: Path) -> None:
+def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     script = (
-        "import sys, time\n"
+        "import sys\n"
         "from orchestration import cli\n"
         f"code = cli.main({arguments!r})\n"
         "heavy = {'dagster', 'pandas', 'pyarrow', 'deltalake', 'confluent_kafka', 'numpy'}\n"
         f"assert code == {int(arguments == ['streams', 'status'])}, code\n"  # nothing has ever run in this folder
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
-        "assert time.process_time() < 1.0, time.process_time()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from reprocessing.planning.targets import Target, View, named_code, resolve
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.preflight.snapshot import TopicSnapshot
-from streaming_jobs.state.ledger_file import LedgerFile, RawLine
+from streaming_jobs.state.ledger_file import LedgerFile, RawLine, lines_of
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince, Generation, StreamRecord
 
 NOW = 1_800_000_000.0
@@ -226,7 +227,7 @@ def line(txn: Txn, end: int) -> RawLine:
         "txns": {},
         "code": ["a", "1"],
     }
-    return RawLine(txn, "s", json.dumps(value, separators=(",", ":")).encode())
+    return lines_of("s", io.BytesIO(json.dumps(value, separators=(",", ":")).encode()))[0]
 
 
 def batches(generations: Sequence[Generation], *days: list[RawLine]) -> list[Batch]:
