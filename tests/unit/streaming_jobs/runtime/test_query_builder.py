@@ -20,7 +20,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.conftest import SettingsFactory
-from tests.support.worlds import THINGS, TOPIC, FakeTopics, checkpoint_world, opened, parity, settled
+from tests.support.worlds import THINGS, TIMED, TOPIC, FakeTopics, NoBytes, checkpoint_world, opened, parity, settled
 
 
 def test_a_start_position_is_the_topics_first_or_next_offsets() -> None:
@@ -85,7 +85,9 @@ def test_a_warning_for_unknown_operators_names_the_path_that_batches_take(
 def test_a_lateness_in_the_settings_goes_before_the_declared_one_also_when_it_is_zero(
     settings: SettingsFactory, lateness: str | None, delay: int
 ) -> None:
-    late = replace(parity, sources={"things": replace(THINGS, event_time="n", lateness="6 hours")})
+    late = replace(
+        parity, sources={"things": replace(THINGS, value=NoBytes(TIMED), event_time="at", lateness="6 hours")}
+    )
     loaded = settings({"stream.lateness": lateness} if lateness else {})
     assert [source.lateness for source in assembly(loaded, late)._sources({})] == [timedelta(seconds=delay)]
 
