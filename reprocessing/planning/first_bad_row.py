@@ -64,7 +64,7 @@ def refuse_same_code(snapshot: PlanningSnapshot, code: CodeVersion, did: str, *,
     Code with the same function is the same code; a newer version of the package alone corrects no function.
     """
     today = snapshot.world.code
-    if code.hash != today.hash:
+    if not code.same_code(today):
         return []
     if same_code:
         return [f"--same-code: code {code.hash} {did} and it runs the replay too"]
@@ -128,8 +128,8 @@ def _readable(table: StoredTable, version: int | None, in_log: set[int]) -> bool
 
 def _first_of_code(snapshot: PlanningSnapshot, batch: Batch) -> Batch:
     """The first batch of the unbroken run of the same code that includes this batch."""
-    first, wrote = batch, _code_of(snapshot, batch).hash
-    while (earlier := snapshot.history.before(first.txn)) is not None and _code_of(snapshot, earlier).hash == wrote:
+    first, wrote = batch, _code_of(snapshot, batch)
+    while (earlier := snapshot.history.before(first.txn)) is not None and wrote.same_code(_code_of(snapshot, earlier)):
         first = earlier
     return first
 

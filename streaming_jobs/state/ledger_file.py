@@ -131,7 +131,7 @@ class LedgerFile:
             "rows": dict(entry.rows),
             "txns": dict(entry.txns),
             **({"rules": {table: dict(broken) for table, broken in entry.rules.items()}} if entry.rules else {}),
-            "code": [entry.code.hash, entry.code.package],
+            "code": list(entry.code),
         }
         if entry.written:
             line["written"] = [list(astuple(each)) for each in entry.written]
