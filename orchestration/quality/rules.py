@@ -103,8 +103,10 @@ def counts_in(status: Status | None, table: str, rules: RowRules) -> dict[str, R
     }
     error = status.error if status is not None else None
     if status is not None and error is not None and error.get("code") == RuleBroken.code:
+        from streaming_jobs.sinks.row_rules import names_rule
+
         for name, count in counts.items():
-            if count.on_fail == "fail" and name in str(error.get("found", "")):
+            if count.on_fail == "fail" and names_rule(str(error.get("found", "")), table, name):
                 counts[name] = RuleCount(count.total + 1, time.time(), "fail")
     return counts
 

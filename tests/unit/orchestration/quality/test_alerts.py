@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import structlog
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.suites import run_tags
-from orchestration.quality.transitions import LONGEST_PAUSE, Alerts
+from orchestration.quality.transitions import LONGEST_PAUSE, Alerts, Receiver, Transition
 from orchestration.sessions.events import report_without_run
 from orchestration.sessions.ownership import identity
 from orchestration.sessions.runs import end_lost
@@ -44,7 +46,8 @@ class Ticks:
     """The sensor with its cursor, and a clock of our own."""
 
     def __init__(self, instance: dg.DagsterInstance, **quality: Any) -> None:
-        settings = Settings.load({f"quality.{name}": value for name, value in quality.items()})
+        given = {"alert_after": "0 seconds", "email_severity": "warning", **quality}
+        settings = Settings.load({f"quality.{name}": value for name, value in given.items()})
         self.instance, self.alerts, self.cursor = instance, CheckAlerts({KEY: "orders"}, settings), ""
         self.later = 0.0
 
@@ -109,7 +112,7 @@ def test_a_receiver_that_is_down_gets_each_change_later_and_the_other_one_gets_n
     with webhook(status=503) as hook, mail_server() as mails, structlog.testing.capture_logs() as logged:
         ticks = Ticks(instance, webhook=hook.url, email_to=["a@b.example"], smtp_port=mails.port)
         ticks.evaluate(False)
-        assert "webhook: the webhook answered 503; 1 wait" in ticks.tick()
+        assert "webhook: the webhook answered 503; 0 sent, 1 wait" in ticks.tick()
         ticks.evaluate(True)
         assert "webhook: 2 wait" in ticks.tick(), "the pause after a failure is kept"
         assert len(hook.paths) == 1
@@ -124,7 +127,7 @@ def test_a_receiver_that_is_down_gets_each_change_later_and_the_other_one_gets_n
 
 def test_what_is_never_taken_is_given_up_with_an_error_in_the_log(instance: dg.DagsterInstance) -> None:
     with webhook(status=500) as hook, structlog.testing.capture_logs() as logged:
-        ticks = Ticks(instance, webhook=hook.url)
+        ticks = Ticks(instance, webhook=hook.url, remind_every="0 seconds")
         ticks.evaluate(False)
         ticks.tick()
         ticks.later = 25 * 3600.0
@@ -141,8 +144,35 @@ def test_a_sender_that_raises_loses_nothing_and_tells_no_secret(instance: dg.Dag
     ticks.alerts = CheckAlerts({KEY: "orders"}, ticks.alerts.settings, {"webhook": broken})
     ticks.evaluate(False)
     with structlog.testing.capture_logs() as logged:
-        assert "sending raised RuntimeError; 1 wait" in ticks.tick()
+        assert "sending raised RuntimeError; 0 sent, 1 wait" in ticks.tick()
     assert SECRET not in str(logged)
+
+
+def test_what_is_too_long_or_unreadable_holds_nothing_else_up(instance: dg.DagsterInstance) -> None:
+    with webhook(longest=12_000) as hook, structlog.testing.capture_logs() as logged:
+        ticks = Ticks(instance, webhook=hook.url)
+        now = time.time()
+        waiting = [
+            Transition(f"{n}", f"c{n}", "orders", "orders", "failed", "passed", f"{n} " + "x" * 800, now - n, "")
+            for n in range(40)
+        ]
+        waiting[7] = replace(waiting[7], text="unreadable")
+        ticks.cursor = Alerts({}, {"webhook": Receiver(tuple(waiting))}).cursor()
+        assert "39 sent" in ticks.tick()
+    assert [alert["id"] for alert in hook.alerts] == [f"{n}" for n in range(40) if n != 7]
+    assert all(len(json.dumps(body)) <= 12_500 for body in hook.bodies)
+    (refused,) = (entry for entry in logged if entry["event"] == "alert refused")
+    assert (refused["alert"], refused["log_level"]) == ("orders: check c7 is red", "error")
+
+
+def test_a_tick_calls_the_heartbeat_and_says_what_to_run(instance: dg.DagsterInstance) -> None:
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url, heartbeat_url=f"{hook.url}/alive")
+        ticks.evaluate(False)
+        sensor = ticks.alerts.sensor()
+        sensor(dg.build_sensor_context(instance=instance, cursor=None))
+    assert hook.paths[-1].endswith("/alive")
+    assert [alert["command"] for alert in hook.alerts] == ["recourse quality show orders_rows"]
 
 
 def test_a_stream_that_is_stopped_on_purpose_or_recovered_is_no_change(instance: dg.DagsterInstance) -> None:
