@@ -23,7 +23,7 @@ from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, sh
 from orchestration.sessions.events import NO_RUN, not_being_made
 from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import health_figures, table_key
-from orchestration.sessions.runs import session_runs
+from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
 from streaming_jobs.settings import Settings
@@ -132,7 +132,8 @@ class HealthChecks:
 
     def verdicts(self, instance: dg.DagsterInstance, now: float) -> dict[dg.AssetCheckKey, Verdict]:
         """The verdict on every table now."""
-        expected, missing = self._should_run(instance, now), self._missed(instance, now)
+        runs = runs_by_session(instance, self.sessions)
+        expected, missing = self._should_run(runs, now), self._missed(runs, now)
         fault = self.fault()
         continuous = {name for session in self.sessions if _continuous(session) for name in session.job.streams}
         known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(self.keys)
@@ -160,7 +161,7 @@ class HealthChecks:
     def _stream_of(self) -> dict[dg.AssetCheckKey, str]:
         return {check_key(sink.name): stream.name for stream in self.streams for sink in stream.sinks.values()}
 
-    def _should_run(self, instance: dg.DagsterInstance, now: float) -> dict[str, bool | None]:
+    def _should_run(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, bool | None]:
         """Whether each stream of a job ought to run now (`judge`); a stream without a job is left out.
 
         One that ended while the session of its continuous job goes on with the others ought to.
@@ -173,7 +174,7 @@ class HealthChecks:
                 continue
             if not self.settings.dagster.keepalive:
                 continue
-            runs = session_runs(instance, session)
+            runs = by_session[session.job.key]
             all_of_them = should_run(runs, now, patience=patience)
             # A session that restarts itself needs the time that it is given to stop.
             longer = patience + session.patience
@@ -182,7 +183,7 @@ class HealthChecks:
                 expected[name] = True if left else all_of_them
         return expected
 
-    def _missed(self, instance: dg.DagsterInstance, now: float) -> dict[str, Missed]:
+    def _missed(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, Missed]:
         """What the runs of scheduled jobs say against their streams."""
         found: dict[str, Missed] = {}
         for session in self.sessions:
@@ -191,7 +192,7 @@ class HealthChecks:
                 continue
             tick = get_latest_completed_cron_tick(trigger.cron, datetime.fromtimestamp(now, UTC), trigger.timezone)
             reason = missed(
-                session_runs(instance, session),
+                by_session[session.job.key],
                 tick.timestamp(),
                 now,
                 patience=OVERDUE_AFTER,

@@ -31,7 +31,7 @@ from orchestration.sessions.fingerprint import fingerprint
 from orchestration.sessions.ownership import is_running
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.retention import Owned, delete_events, delete_runs
-from orchestration.sessions.runs import end_lost, session_runs, tell_queued
+from orchestration.sessions.runs import end_doubled, end_lost, runs_by_session, session_runs, tell_queued
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.tags import FINGERPRINT_TAG, HEARTBEAT_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
@@ -97,8 +97,10 @@ def watchdog_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.S
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         ended, start_timeout = [], context.instance.run_monitoring_start_timeout_seconds
+        by_session = runs_by_session(context.instance, sessions)
         for session in sessions:
-            runs = session_runs(context.instance, session)
+            runs = by_session[session.job.key]
+            ended += end_doubled(context.instance, session, runs)
             tell_queued(context.instance, session, runs)
             for run in runs:
                 if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run, start_timeout)):

@@ -20,10 +20,10 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from orchestration.sessions.events import NO_RUN
 from orchestration.sessions.ownership import location_id
+from orchestration.sessions.runs import ENDED
 from orchestration.sessions.tags import KIND_TAG, KINDS, LOCATION_TAG
 from streaming_jobs.settings import Settings
 
-FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 RUNS_AT_ONCE = 100
 ROWS_AT_ONCE = 1000
 _VARIABLES = 500
@@ -47,7 +47,7 @@ def delete_runs(
         ours.append({KIND_TAG: KINDS})
     deleted = 0
     for tags in ours:
-        old = dg.RunsFilter(tags=tags, statuses=FINISHED, updated_before=limit)
+        old = dg.RunsFilter(tags=tags, statuses=ENDED, updated_before=limit)
         while doomed := _but(keep, instance.get_runs(old, limit=RUNS_AT_ONCE + len(keep), ascending=True)):
             for run_id in doomed:
                 if time.monotonic() > deadline:

@@ -5,12 +5,13 @@ A run is ours by its tags (`ownership.py`), never by the name of its job.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import dagster as dg
 import structlog
 from dagster._core.storage.dagster_run import RunRecord
 
+from orchestration.bundle.job import Continuous
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.ownership import is_running, location_id
 from orchestration.sessions.reporting import table_key
@@ -25,20 +26,61 @@ ASSET_JOB = "__ASSET_JOB"
 """The job that Dagster uses when assets are launched without naming one."""
 BEGUN = [dg.DagsterRunStatus[status] for status in IN_PROGRESS if status != "QUEUED"]
 UNFINISHED = [dg.DagsterRunStatus[status] for status in IN_PROGRESS]
+ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 NEWEST = 12
 """Number of a job's newest runs that keepalive reads."""
 
 
 def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunSeen]:
     """The newest runs of a session, newest first, also those launched from a table's page without a job."""
+    in_progress = _in_progress(instance, [session])[session.job.key]
+    return _newest_first([*in_progress, *_ended(instance, session, in_progress)])
+
+
+def runs_by_session(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunSeen]]:
+    """The runs of each session by its job, newest first; those that have ended only where none has begun and runs.
+
+    One look at all runs in progress: the sensors that need every session would otherwise ask for each job.
+    """
+    in_progress = _in_progress(instance, sessions)
+    runs = {}
+    for session in sessions:
+        found = in_progress[session.job.key]
+        begun = any(record.dagster_run.status in BEGUN for record in found)
+        runs[session.job.key] = _newest_first(found if begun else [*found, *_ended(instance, session, found)])
+    return runs
+
+
+def _in_progress(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunRecord]]:
+    found: dict[str, list[RunRecord]] = {session.job.key: [] for session in sessions}
+    if not sessions:
+        return found
+    ours = {LOCATION_TAG: location_id(sessions[0].settings)}
+    for record in instance.get_run_records(dg.RunsFilter(tags=ours, statuses=UNFINISHED)):
+        if (key := record.dagster_run.tags.get(SESSION_TAG)) in found:
+            found[key].append(record)
+    # Nothing but its tables tells that a run launched from a table's page is a session, before it has begun.
+    for record in instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED)):
+        selected = set(record.dagster_run.asset_selection or ())
+        for session in sessions if LOCATION_TAG not in record.dagster_run.tags else ():
+            if selected & {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}:
+                found[session.job.key].append(record)
+    return found
+
+
+def _ended(instance: dg.DagsterInstance, session: SessionSpec, in_progress: Sequence[RunRecord]) -> Sequence[RunRecord]:
+    """The newest runs that have ended, and those that count however many queued duplicates were cancelled since."""
     ours = {LOCATION_TAG: location_id(session.settings), SESSION_TAG: session.job.key}
-    records = list(instance.get_run_records(dg.RunsFilter(tags=ours), limit=NEWEST))
-    # Runs that have begun are read too, however many duplicates were queued since.
-    for statuses in (BEGUN, [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]):
-        records += instance.get_run_records(dg.RunsFilter(tags=ours, statuses=statuses), limit=NEWEST)
-    if not any(record.start_time for record in records):
+    records = list(instance.get_run_records(dg.RunsFilter(tags=ours, statuses=ENDED), limit=NEWEST))
+    if records and all(record.dagster_run.status is dg.DagsterRunStatus.CANCELED for record in records):
+        lasted = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+        records += instance.get_run_records(dg.RunsFilter(tags=ours, statuses=lasted), limit=NEWEST)
+    if not any(record.start_time for record in [*records, *in_progress]):
         records += _of_earlier_version(instance, session)
-    records += _launched_from_page(instance, session)
+    return records
+
+
+def _newest_first(records: Iterable[RunRecord]) -> list[RunSeen]:
     runs = [
         RunSeen(
             run_id=r.dagster_run.run_id,
@@ -52,17 +94,6 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
         for r in {r.dagster_run.run_id: r for r in records}.values()
     ]
     return sorted(runs, key=lambda run: run.created, reverse=True)
-
-
-def _launched_from_page(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunRecord]:
-    """Runs launched from a table's page that have not begun: nothing but their tables tells that they are sessions."""
-    tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
-    waiting = instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED))
-    return [
-        record
-        for record in waiting
-        if LOCATION_TAG not in record.dagster_run.tags and tables & set(record.dagster_run.asset_selection or ())
-    ]
 
 
 def _of_earlier_version(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunRecord]:
@@ -87,6 +118,28 @@ def end_lost(instance: dg.DagsterInstance, settings: Settings) -> list[str]:
             log.error("run declared dead", run=run.run_id, found=reason)
             instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
             ended.append(f"{run.run_id[:8]}: {reason}")
+    return ended
+
+
+def end_doubled(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequence[RunSeen]) -> list[str]:
+    """Cancel each queued run that was launched from a table's page while the session runs: it would wait for ever.
+
+    A launch of the job itself stays in the queue: it follows the session that a person then stops.
+    """
+    first = next((run for run in runs if run.status == "STARTED"), None)
+    if first is None or not isinstance(session.job.trigger, Continuous):
+        return []
+    ended = []
+    for queued in runs:
+        run = instance.get_run_by_id(queued.run_id) if queued.status == "QUEUED" else None
+        if run is None or run.status is not dg.DagsterRunStatus.QUEUED or run.job_name != ASSET_JOB:
+            continue
+        words = (
+            f"run {first.run_id[:8]} is the session of {', '.join(session.job.streams)}, and does not end: "
+            "this run would wait for ever. To start the session anew, terminate that run"
+        )
+        instance.report_run_canceled(run, words)
+        ended.append(f"{run.run_id[:8]}: {words}")
     return ended
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import RemoteJobOrigin
 
 from orchestration.assets import sessions
 from orchestration.bundle import job_yaml
@@ -20,7 +21,7 @@ from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.fingerprint import fingerprint
 from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.runs import NEWEST, session_runs
+from orchestration.sessions.runs import ASSET_JOB, NEWEST, runs_by_session, session_runs
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, KIND_TAG, SESSION_TAG, STOPPED_BY_TAG, WORKER_TAG
 from streaming_jobs.settings import Settings
@@ -29,7 +30,7 @@ from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.topology import Topology
 from tests.dagster.fakes.command import fake_command
-from tests.dagster.ticks import Ticks
+from tests.dagster.ticks import REPOSITORY, Ticks
 
 DEAD_WORKER = f"{socket.gethostname()}:999999999:gone"
 
@@ -220,6 +221,25 @@ def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> No
     assert seen.status in IN_PROGRESS
 
 
+@pytest.mark.parametrize("status", ["STARTED", "CANCELING"])
+def test_materialize_all_beside_a_running_session_is_ended_with_the_reason(ticks: Ticks, status: str) -> None:
+    session = ticks.run(dg.DagsterRunStatus[status])
+    queued = ticks.instance.create_run_for_job(
+        ticks.defs.resolve_implicit_global_asset_job_def(),
+        status=dg.DagsterRunStatus.QUEUED,
+        asset_selection=frozenset(table_key(table) for table in ("orders", "customers")),
+        remote_job_origin=RemoteJobOrigin(REPOSITORY, ASSET_JOB),
+    ).run_id
+    of_the_job = ticks.run(dg.DagsterRunStatus.QUEUED)
+    ticks.tick("watchdog")
+    states = [run and run.status.value for run in map(ticks.instance.get_run_by_id, (session, queued, of_the_job))]
+    assert states == [status, "CANCELED" if status == "STARTED" else "QUEUED", "QUEUED"]
+    if status == "STARTED":
+        log = [entry.message for entry in ticks.instance.all_logs(queued)]
+        assert any(f"run {session[:8]} is the session of orders, customers" in message for message in log)
+        assert session[:8] in str(ticks.tick("keepalive_shop")), "that was no stop of the session"
+
+
 def test_what_another_location_of_the_instance_runs_is_left_alone(
     shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +322,7 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
 def test_a_stream_that_ended_while_its_session_goes_on_is_red(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
     long_ago = time.time() - 2000
     session = RunSeen("r", "STARTED", created=long_ago, started=long_ago)
-    monkeypatch.setattr("orchestration.checks.session_runs", lambda *_: [session])
+    monkeypatch.setattr("orchestration.checks.runs_by_session", lambda *_: {"shop": [session]})
     write_status(ticks.settings, Status("orders", "stopped", 7, heartbeat=long_ago, trigger="continuous"))
     assert ticks.look() == {"orders": (False, "red: not_running")}
     stop_request.ask(ticks.settings, "orders", "asked by an operator")
@@ -362,3 +382,24 @@ def test_a_session_that_has_just_begun_is_not_silent_because_of_the_one_before(t
     lease.release()
     assert isinstance(result, dg.SensorResult)
     assert not result.asset_events
+
+
+def test_the_sensors_of_all_sessions_ask_once_for_the_runs_in_progress(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks.run(dg.DagsterRunStatus.STARTED)
+    asked: list[dg.RunsFilter] = []
+    records = ticks.instance.get_run_records
+
+    def counted(filters: dg.RunsFilter, limit: int | None = None) -> object:
+        asked.append(filters)
+        return records(filters, limit)
+
+    monkeypatch.setattr(ticks.instance, "get_run_records", counted)
+    session = own_session(ticks.settings)
+    jobs = [replace(session, job=replace(session.job, key=key)) for key in ("a", "b", "c")]
+    assert [len(runs) for runs in runs_by_session(ticks.instance, [session]).values()] == [1]
+    assert len(asked) == 2, "of runs of this location, and of those launched from a table's page"
+    asked.clear()
+    assert not any(runs_by_session(ticks.instance, jobs).values())
+    assert len(asked) == 2 + len(jobs), "and once more of each that does not run"
