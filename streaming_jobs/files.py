@@ -41,6 +41,26 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=False), durable=durable)
 
 
+def overwritten(path: Path, text: str) -> bool:
+    """Overwrite a file in the blocks that it has, which takes no space; False if there is no file, or it is too small.
+
+    A reader may see a mixture of the two texts for a moment, and a kill may leave one.
+    """
+    data = text.encode()
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        if len(data) > os.fstat(descriptor).st_blocks * 512:
+            return False
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def hard_link(source: Path, target: Path) -> None:
     """Give a file a second name, and make the folders above it. An existing name stays: a killed attempt has made it.
 
@@ -50,6 +70,16 @@ def hard_link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         os.link(source, target)
+
+
+def link_as_new(source: Path, target: Path) -> None:
+    """`hard_link` for a file that a commit is about to add to a table: the file's time of change becomes now.
+
+    Delta's VACUUM takes the table's files from the version at its start, lists the folder later, and removes every
+    other file that is older than the retention. A link has its file's time, which may be weeks back.
+    """
+    hard_link(source, target)
+    os.utime(target)
 
 
 def private_folder(path: Path) -> Path:

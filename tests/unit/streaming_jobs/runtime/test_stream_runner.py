@@ -10,9 +10,10 @@ from streaming_jobs.errors import (
     BrokerUnreachable,
     ConfigurationError,
     Fenced,
-    PreflightRefused,
+    OffsetsLost,
     RecourseError,
     SetupError,
+    TopicUnknown,
     TransientError,
     UsageError,
 )
@@ -328,6 +329,21 @@ def test_lost_records_are_explained_by_their_exact_range(make: Make, settings: S
     assert running.status.error["found"].startswith(f"offsets 40 to 40 of topic {TOPIC}, partition 0, are gone")
 
 
+def test_lost_records_that_a_second_look_finds_may_pass_for_a_minute(
+    make: Make, settings: SettingsFactory, clock: Clock
+) -> None:
+    """A broker that has just started knows less than is there; a look that finds nothing missing settles it."""
+    Disk(settings()).open().run(0, 1, 2, 3)
+    lost = OffsetsLost("topic numbers is gone, and the stream has read a part of it", "see status")
+    running = ended(make(topics=FakeTopics()), failure=lost)
+    assert running.status.state == "failing" and running.status.error is not None
+    assert running.status.error["code"] == "REC-010" and lost.found in running.status.error["found"]
+    clock.now += 60
+    running.query = MemoryQuery()
+    assert ended(running, failure=lost).status.state == "failed"
+    assert running.status.error["code"] == "REC-022"
+
+
 def test_preflight_refuses_and_passes_warnings_on(make: Make, settings: SettingsFactory) -> None:
     Disk(settings()).open().run(0)
     topics = FakeTopics()
@@ -337,7 +353,7 @@ def test_preflight_refuses_and_passes_warnings_on(make: Make, settings: Settings
     running.preflight()
     assert ["keeps records for 7 days" in warning for warning in running.status.warnings] == [True]
     topics.info = None
-    with pytest.raises(PreflightRefused, match="does not exist"):
+    with pytest.raises(TopicUnknown, match="does not exist"):
         running.preflight()
 
 
