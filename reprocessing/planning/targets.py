@@ -25,7 +25,7 @@ from reprocessing.planning.instants import instant_words
 from reprocessing.planning.offsets_text import parse_offsets, read_offsets
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import TopicSnapshot, start_over
 from streaming_jobs.state.named_savepoints import NamedSavepoint
@@ -259,7 +259,11 @@ def _batch(target: Target, view: View) -> Resolved:
     position = view.position  # raises where there is no batch
     if target.kind == "code":
         since = named_code(target.value, view.record)
-        wrote = [each.after for each in corrections(view.record.generations) if each.code == since.hash]
+        wrote = [
+            each.after
+            for each in corrections(view.record.generations)
+            if since.version.same_code(CodeVersion(each.code, ""))
+        ]
         return Resolved(*before(min([since.since, *(Txn(at.generation, at.batch + 1) for at in wrote)]), view))
     if target.kind == "batch" and integer(target, _NUMBER) == -1:
         return Resolved(None, view.starts)
@@ -314,13 +318,18 @@ def named_code(text: str, record: StreamRecord) -> CodeSince:
     A change of the package's version does not break a run: the function is the same.
     """
     codes = record.code
-    at = max((i for i, code in enumerate(codes) if text and code.hash.startswith(text)), default=None)
+    at = max((i for i, code in enumerate(codes) if text and _named(code, text)), default=None)
     if at is None:
         known = _list([c.hash for c in record.code])
         raise UsageError(f"stream {record.stream} has never run code '{text}'", f"it ran {known}")
-    while at and codes[at - 1].hash == codes[at].hash:
+    while at and codes[at - 1].version.same_code(codes[at].version):
         at -= 1
     return codes[at]
+
+
+def _named(code: CodeSince, text: str) -> bool:
+    """True if the text begins a hash of the code, with or without the number of the scheme."""
+    return any(each.startswith(text) or each.partition("-")[2].startswith(text) for each in code.version.names)
 
 
 def _savepoint(name: str, view: View) -> Resolved:

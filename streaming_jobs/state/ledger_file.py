@@ -131,7 +131,7 @@ class LedgerFile:
             "rows": dict(entry.rows),
             "txns": dict(entry.txns),
             **({"rules": {table: dict(broken) for table, broken in entry.rules.items()}} if entry.rules else {}),
-            "code": [entry.code.hash, entry.code.package],
+            "code": list(entry.code),
         }
         if entry.written:
             line["written"] = [list(astuple(each)) for each in entry.written]
@@ -151,7 +151,7 @@ class LedgerFile:
         for line in lines:
             short = _shortened(line, state.full) if state.full and state.lines < _FULL_EVERY else None
             if short is None:
-                state.full, state.lines = json.loads(json.dumps(line)), 0
+                state.full, state.lines = line, 0
             state.lines += 1
             texts.append(json.dumps(short or line, separators=(",", ":")) + "\n")
         text = "".join(texts)
@@ -309,7 +309,7 @@ def _shortened(line: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, An
     if list(line["offsets"]) != list(full["offsets"]):
         return None
     for topic, read in line["offsets"].items():
-        before = {int(p): end for p, end in full["offsets"][topic]["end"].items()}
+        before = full["offsets"][topic]["end"]
         start, end = read["start"], read["end"]
         if before.keys() - end.keys() or start.keys() - end.keys() or read["id"] != full["offsets"][topic]["id"]:
             return None

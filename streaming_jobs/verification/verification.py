@@ -67,7 +67,7 @@ def verify_streams(
     void_before = recorded(settings.state, {name for subject in subjects for name in subject.topics})
     at = newest_versions(subjects, settings.tables)
     readers = _readers(settings, begun, bootstrap, options.until)
-    codes = {stream.name: code_version(stream, settings.flows).hash for stream in begun}
+    codes = {stream.name: code_version(stream, settings.flows).names for stream in begun}
     refusals = {stream.name: refusals_of(stream, codes[stream.name]) for stream in begun} if options.decode else {}
     topics = {name: _read(reader, begun, refusals, tell) for name, reader in readers.items()}
     judged = verify(
@@ -119,7 +119,7 @@ class _Known:
     readers: Mapping[str, TopicReader]
     refusals: Refusals | None
     marks: Watermarks
-    code: str
+    code: frozenset[str]
 
     def compare(self, truth: Truth) -> Comparison:
         """Compare one table with its truth."""

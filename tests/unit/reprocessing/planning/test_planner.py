@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable as Opened
 from deltalake import Field, write_deltalake
 
 from reprocessing.explainer import explain
+from reprocessing.planning import first_bad_row
 from reprocessing.planning.first_bad_row import before_first_bad
 from reprocessing.planning.offline import look_for_plan
 from reprocessing.planning.snapshot import PlanningSnapshot
@@ -162,6 +165,22 @@ def test_before_the_first_bad_row_is_before_the_code_that_wrote_its_batch(life: 
     assert "the first came with g0001 batch 5, written by code bug, which ran since g0001 batch 4" in resolved.notes[0]
     _, resolved = before_first_bad(snapshot_of(life), "id < 0", exact=True)
     assert resolved.batch == Txn(1, 4) and "--exact" in resolved.notes[1]
+
+
+def test_each_file_is_read_once_in_the_search_over_savepoints(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [savepoints.take(life.settings, STREAM, life.record, batch, "time") for batch in (0, 1, 2)]
+    read = list[str]()
+    judge = first_bad_row.bad_rows
+
+    def noted(table: Opened, *arguments: Any, **more: Any) -> int:
+        if "_staging" in table.table_uri:
+            read.extend(Path(uri).name for uri in table.file_uris())
+        return judge(table, *arguments, **more)
+
+    monkeypatch.setattr(first_bad_row, "bad_rows", noted)
+    before_first_bad(snapshot_of(life), "id < 0", exact=True)
+    newest = savepoints.contents_of(life.settings, STREAM, taken[2])[STREAM.primary.name]
+    assert len(read) == len(set(read)) == newest.pieces
 
 
 def test_the_first_bad_row_is_found_between_savepoints_too(life: Life) -> None:
