@@ -25,13 +25,13 @@ from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import health_figures, table_key
 from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
+from orchestration.sessions.verdicts import AGAIN_AFTER, HEALTH, Verdict, to_tell
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Limits, Reason, judge, look
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
 
-NAME = "health"
+NAME = HEALTH
 STARTING = "starting"
 """The mark of a stream that was not green before its start, and has not shown yet that it works."""
 OVERDUE_AFTER = 300.0

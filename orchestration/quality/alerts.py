@@ -23,13 +23,12 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
-from orchestration.checks import NAME as HEALTH
 from orchestration.quality.delivery import SENDERS, Failure, beat, receivers
 from orchestration.quality.rules import NAME as RULES
 from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Timing, Transition, by_stream
 from orchestration.quality.verdict import COMMAND, RUN
 from orchestration.sessions.events import report_without_run
-from orchestration.sessions.verdicts import NOT_TOLD
+from orchestration.sessions.verdicts import HEALTH, NOT_TOLD
 from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()

@@ -15,6 +15,8 @@ import dagster as dg
 from orchestration.sessions.decisions import CLOCKS_DIFFER
 from orchestration.sessions.events import NO_RUN
 
+HEALTH = "health"
+"""The name of the check that says if a stream is well."""
 NOT_TOLD = ("stopped", "recovering", "restarting", "starting")
 """Marks of verdicts that nobody has to be told: brought about on purpose, or not settled yet."""
 AGAIN_AFTER, OTHER_WORDS_AFTER = 300.0, 60.0
