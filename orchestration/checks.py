@@ -20,13 +20,13 @@ from orchestration.sessions.events import NO_RUN, not_being_made
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import session_runs
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
+from orchestration.sessions.verdicts import AGAIN_AFTER, HEALTH, Verdict, to_tell
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, health
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
 
-NAME = "health"
+NAME = HEALTH
 LOOK_EVERY = 15
 """Seconds between two ticks of the sensor."""
 

@@ -14,6 +14,8 @@ import dagster as dg
 
 from orchestration.sessions.events import NO_RUN
 
+HEALTH = "health"
+"""The name of the check of a stream's tables that says whether the stream is well."""
 ON_PURPOSE = ("stopped", "recovering")
 """Marks of verdicts on a stream that a person or a command has brought there: nobody has to be told."""
 AGAIN_AFTER = 900.0
