@@ -25,7 +25,7 @@ LEDGER_KEY = "recourse"
 """The key of an entry inside `userMetadata`; its value is the entry's format, 1."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Txn:
     """A position in a sink's history: generation (from 1) and batch (from 0; -1: nothing written yet)."""
 

@@ -265,6 +265,11 @@ class DagsterSettings(_Section):
     stale_after: Duration = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
     max_session: Duration = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
     keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
+    own_instance: bool = Field(
+        False,
+        description="the Dagster instance has no other code location: old events of tables are deleted from its "
+        "storage; `recourse up` sets it",
+    )
     keepalive: bool = Field(True, description="start continuous jobs automatically, and again after a failure")
 
 

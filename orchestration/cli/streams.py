@@ -227,6 +227,19 @@ def accept(
     say(f"accepted: version {version} of {table}; {name} may start again")
 
 
+@app.command("write-marker", short_help="Write a topic's lost marker again.")
+def write_marker(context: typer.Context, name: Name) -> None:
+    """Prove by table, ledger and topic which batches a topic has whose marker is lost, and write the marker again."""
+    from orchestration.recoveries.carry_out import topics_of
+    from reprocessing.topics.lost_marker import write_markers
+    from reprocessing.topics.written_topics import KafkaWrittenTopics
+
+    call = invocation(context)
+    written = KafkaWrittenTopics(call.settings)
+    for topic, at in write_markers(call.settings, call.topology[name], written, topics_of(call.settings)):
+        say(f"written: topic {topic} has the batches of stream {name} up to {at}; {name} may start again")
+
+
 def ask_to_stop(settings: Settings, stream: str) -> None:
     """Write the stop request: a running session obeys it at the next batch border, and keepalive respects it."""
     from streaming_jobs.state import stop_request

@@ -28,7 +28,7 @@ from orchestration.quality.rules import NAME as RULES
 from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Timing, Transition, by_stream
 from orchestration.quality.verdict import COMMAND, RUN
 from orchestration.sessions.events import report_without_run
-from orchestration.sessions.verdicts import HEALTH, ON_PURPOSE
+from orchestration.sessions.verdicts import HEALTH, NOT_TOLD
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.disk_space import disk_space
 
@@ -151,7 +151,7 @@ def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, 
                 key, limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
             )
             record = next(iter(history), None)
-        if record is not None and record.evaluation is not None and not _on_purpose(record.evaluation):
+        if record is not None and record.evaluation is not None and not _not_told(record.evaluation):
             found.append(_seen(key, record, record.evaluation, stream_of[key]))
     return found
 
@@ -188,10 +188,10 @@ def _state(evaluation: dg.AssetCheckEvaluation) -> State:
     return "warning" if evaluation.severity is dg.AssetCheckSeverity.WARN else "failed"
 
 
-def _on_purpose(evaluation: dg.AssetCheckEvaluation) -> bool:
-    """True for a stream that was stopped, or is being recovered: its state before it counts until it runs again."""
+def _not_told(evaluation: dg.AssetCheckEvaluation) -> bool:
+    """True for a stream that was stopped, is being recovered, or starts: its state before that counts meanwhile."""
     mark = evaluation.metadata.get("verdict")
-    return not evaluation.passed and mark is not None and mark.value in ON_PURPOSE
+    return not evaluation.passed and mark is not None and mark.value in NOT_TOLD
 
 
 def _failed(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import dagster as dg
 
+from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.verdicts import Verdict, to_tell
 from streaming_jobs.errors import RuleBroken
@@ -141,6 +142,7 @@ class RuleChecks:
             can_subset=True,
         )
         def look(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            claim(context.instance, context.run.run_id, self.settings, NAME)
             verdicts = self.verdicts(time.time())
             for key in context.selected_asset_check_keys:
                 yield verdicts[key].result(key)

@@ -1,16 +1,25 @@
-"""The runs of a session in Dagster's storage: reading them, explaining a queued one, deleting one."""
+"""The runs of this code location in Dagster's storage: reading them, explaining a queued one, failing a lost one.
+
+A run is ours by its tags (`ownership.py`), never by the name of its job.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import dagster as dg
+import structlog
+from dagster._core.storage.dagster_run import RunRecord
 
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
+from orchestration.sessions.ownership import is_running, location_id
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import SESSION_TAG, WAITS_FOR_TAG
+from orchestration.sessions.tags import KIND_TAG, LOCATION_TAG, SESSION_KINDS, SESSION_TAG, WAITS_FOR_TAG, WORKER_TAG
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import read_status
+
+log = structlog.get_logger()
 
 ASSET_JOB = "__ASSET_JOB"
 """The job that Dagster uses when assets are launched without naming one."""
@@ -21,17 +30,15 @@ NEWEST = 12
 
 
 def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunSeen]:
-    """The newest runs of a session, newest first, also those launched from an asset's page without a job."""
-    records = list(instance.get_run_records(dg.RunsFilter(job_name=session.job.key), limit=NEWEST))
+    """The newest runs of a session, newest first, also those launched from a table's page without a job."""
+    ours = {LOCATION_TAG: location_id(session.settings), SESSION_TAG: session.job.key}
+    records = list(instance.get_run_records(dg.RunsFilter(tags=ours), limit=NEWEST))
     # Runs that have begun are read too, however many duplicates were queued since.
     for statuses in (BEGUN, [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]):
-        records += instance.get_run_records(dg.RunsFilter(job_name=session.job.key, statuses=statuses), limit=NEWEST)
-    tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
-    others = list(instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB), limit=NEWEST))
-    # Runs of checks have no job of their own either, and are many: they would push a session's run out of the newest.
-    others += instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, tags={SESSION_TAG: session.job.key}), NEWEST)
-    others += instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED))
-    records += [r for r in others if tables & set(r.dagster_run.asset_selection or ())]
+        records += instance.get_run_records(dg.RunsFilter(tags=ours, statuses=statuses), limit=NEWEST)
+    if not any(record.start_time for record in records):
+        records += _of_earlier_version(instance, session)
+    records += _launched_from_page(instance, session)
     runs = [
         RunSeen(
             run_id=r.dagster_run.run_id,
@@ -45,6 +52,42 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
         for r in {r.dagster_run.run_id: r for r in records}.values()
     ]
     return sorted(runs, key=lambda run: run.created, reverse=True)
+
+
+def _launched_from_page(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunRecord]:
+    """Runs launched from a table's page that have not begun: nothing but their tables tells that they are sessions."""
+    tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
+    waiting = instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED))
+    return [
+        record
+        for record in waiting
+        if LOCATION_TAG not in record.dagster_run.tags and tables & set(record.dagster_run.asset_selection or ())
+    ]
+
+
+def _of_earlier_version(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunRecord]:
+    """The runs that the streams' own files name, without a tag of the location: its last sessions before that tag."""
+    key = session.job.key
+    statuses = [read_status(session.settings, name) for name in session.job.streams]
+    named = {status.run_id for status in statuses if status is not None and status.run_id is not None}
+    if not named:
+        return []
+    records = instance.get_run_records(dg.RunsFilter(run_ids=list(named)))
+    untagged = [record for record in records if LOCATION_TAG not in record.dagster_run.tags]
+    return [r for r in untagged if key in (r.dagster_run.job_name, r.dagster_run.tags.get(SESSION_TAG))]
+
+
+def end_lost(instance: dg.DagsterInstance, settings: Settings) -> list[str]:
+    """Fail our runs, but for sessions, whose process is gone: a run of suites would stop all others."""
+    ended = []
+    for run in instance.get_runs(dg.RunsFilter(tags={LOCATION_TAG: location_id(settings)}, statuses=BEGUN)):
+        worker = run.tags.get(WORKER_TAG)
+        if run.tags.get(KIND_TAG) not in SESSION_KINDS and worker is not None and is_running(worker) is False:
+            reason = f"its process {worker} is gone"
+            log.error("run declared dead", run=run.run_id, found=reason)
+            instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
+            ended.append(f"{run.run_id[:8]}: {reason}")
+    return ended
 
 
 def tell_queued(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequence[RunSeen]) -> None:
@@ -64,10 +107,3 @@ def tell_queued(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequen
             "one session runs at a time; this run begins when that one ends",
             run,
         )
-
-
-def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete a run and its events; Dagster's SQLite storage would leave the run's own file behind."""
-    instance.delete_run(run_id)
-    for suffix in (".db", ".db-wal", ".db-shm"):
-        (Path(instance.root_directory) / "history" / "runs" / f"{run_id}{suffix}").unlink(missing_ok=True)

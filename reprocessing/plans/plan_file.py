@@ -136,7 +136,7 @@ def _as_before(value: dict[str, Any]) -> dict[str, Any]:
     checks, saw = value.get("checks"), value.get("saw")
     if checks is not None and not checks.get("suites"):
         value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
-    empty = [key for key in ("until", "wrong_from", "ends_written", "void") if key in value and not value[key]]
+    empty = [key for key in ("until", "wrong_from", "ends_written", "void", "left") if key in value and not value[key]]
     value = {key: each for key, each in value.items() if key not in empty}
     if saw is not None:
         value = {**value, "saw": {**saw, "topics": [_without_archive(topic) for topic in saw["topics"]]}}
@@ -152,7 +152,8 @@ def _without_archive(topic: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decoded(value: dict[str, Any]) -> RecoveryPlan:
-    return RecoveryPlan(**{**value, "streams": tuple(_stream_plan(each) for each in value["streams"])})
+    streams = tuple(_stream_plan(each) for each in value["streams"])
+    return RecoveryPlan(**{**value, "streams": streams, "left": tuple(value.get("left", ()))})
 
 
 def _of_one_stream(value: dict[str, Any]) -> RecoveryPlan:

@@ -286,6 +286,7 @@ class QueryBuilder:
         slices: SliceCommits,
     ) -> BatchPipeline:
         name = self.stream.name
+        keeper = PeriodicSavepoints(self.settings, self.stream, record)
         return BatchPipeline(
             stream=self.stream,
             generation=record.generation,
@@ -301,7 +302,8 @@ class QueryBuilder:
                 stop=self.stop,
                 before_commit=lambda: self.before_commit(record),
                 report=self.report,
-                between=PeriodicSavepoints(self.settings, self.stream, record).after,
+                between=keeper.after,
+                settled=keeper.settled,
                 replan=self.replan,
                 idle=slices.look,
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.fingerprint import fingerprint
+from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import NEWEST, session_runs
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, KIND_TAG, SESSION_TAG, STOPPED_BY_TAG, WORKER_TAG
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire
@@ -29,7 +31,7 @@ from streaming_jobs.topology import Topology
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.ticks import Ticks
 
-DEAD_WORKER = "nowhere:1:1.00"
+DEAD_WORKER = f"{socket.gethostname()}:999999999:gone"
 
 
 @pytest.fixture
@@ -179,7 +181,8 @@ def test_the_watchdog_fails_a_recovery_whose_process_is_gone(ticks: Ticks) -> No
 
 
 def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settings) -> None:
-    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    kept = {"keep_runs": timedelta(0), "own_instance": True}
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
     with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
         ticks = Ticks(short, instance)
         old, newest = (ticks.run(dg.DagsterRunStatus.FAILURE) for _ in range(2))
@@ -196,7 +199,8 @@ def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settin
 
 
 def test_the_run_that_decides_stays_and_not_a_cancelled_duplicate_of_it(shop: Settings) -> None:
-    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    kept = {"keep_runs": timedelta(0), "own_instance": True}
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
     with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
         ticks = Ticks(short, instance)
         failed, _ = failed_beside_a_cancelled_duplicate(ticks)
@@ -214,6 +218,47 @@ def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> No
     )
     (seen,) = session_runs(ticks.instance, session)
     assert seen.status in IN_PROGRESS
+
+
+def test_what_another_location_of_the_instance_runs_is_left_alone(
+    shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a job of the same name and, if it is of Recourse too, the same tags but that of the home."""
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    other = shop.model_copy(update={"home": tmp_path / "other"})
+    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+        ticks = Ticks(short, instance)
+
+        @dg.job(name="shop")
+        def theirs() -> None:
+            pass
+
+        tags = {**job_tags(other, "continuous"), SESSION_TAG: "shop", WORKER_TAG: DEAD_WORKER}
+        created = [
+            instance.create_run_for_job(theirs, status=status, tags=each).run_id
+            for each in ({}, tags)
+            for status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
+        ]
+        before = {run_id: instance.get_run_by_id(run_id) for run_id in created}
+        monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+        assert "worker" in str(ticks.tick("watchdog"))
+        assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest), "no session of ours has been started"
+        assert "0 old runs deleted" in str(ticks.tick("retention"))
+        assert {run_id: instance.get_run_by_id(run_id) for run_id in created} == before
+
+
+@pytest.mark.parametrize(("status", "words"), [("STARTED", "is started"), ("CANCELED", "an operator")])
+def test_a_session_from_before_the_tag_of_the_location_is_known_by_the_streams_own_files(
+    ticks: Ticks, status: str, words: str
+) -> None:
+    @dg.job(name="shop", tags={KIND_TAG: "continuous"})
+    def before() -> None:
+        pass
+
+    run = ticks.instance.create_run_for_job(before, status=dg.DagsterRunStatus[status])
+    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+    write_status(ticks.settings, Status("orders", "stopped", 1, run_id=run.run_id, heartbeat=1.0))
+    assert words in str(ticks.tick("keepalive_shop"))
 
 
 def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:
@@ -240,7 +285,15 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     assert planned is not None and planned.run_id == ""
     assert ticks.look() == {}
     lease = acquire(ticks.settings, "orders", purpose="session")
-    assert ticks.look() == {"orders": (True, "well")}
+    assert ticks.look() == {"orders": (False, "starting")}, "it has committed nothing since its start"
+    at_work = Status("orders", "running", os.getpid(), started_at=now, heartbeat=now, committed_at=time.time(), batch=7)
+    write_status(ticks.settings, replace(at_work, lag_records=3))
+    result = ticks.tick("stream_health")
+    assert isinstance(result, dg.SensorResult)
+    (green,) = (event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation))
+    assert green.passed and green.metadata["verdict"].value == "well"
+    assert green.metadata["lag_records"].value == 3 and green.metadata["last_committed_batch"].value == "7"
+    ticks.instance.report_runless_asset_event(green)
     lease.release()
     stop_request.ask(ticks.settings, "orders", "asked by an operator")
     assert ticks.look() == {"orders": (False, "stopped")}

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ import structlog
 
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.quality.alerts import CheckAlerts
-from orchestration.quality.runs import delete_finished, end_lost
-from orchestration.quality.suites import RUN_TAGS
+from orchestration.quality.suites import run_tags
 from orchestration.quality.transitions import LONGEST_PAUSE, Alerts, Receiver, Transition
-from orchestration.sessions.events import delete_older, report_without_run
+from orchestration.sessions.events import report_without_run
+from orchestration.sessions.ownership import identity
+from orchestration.sessions.runs import end_lost
 from orchestration.sessions.tags import WORKER_TAG
 from orchestration.sessions.verdicts import Verdict
 from streaming_jobs.settings import Settings
@@ -36,6 +36,11 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     """One with SQLite files, as at home."""
     with dg.DagsterInstance.from_config(str(prepare(Settings(home=tmp_path)))) as instance:
         yield instance
+
+
+def home(instance: dg.DagsterInstance) -> Settings:
+    """The settings of the instance's home."""
+    return Settings(home=Path(instance.root_directory).parent)
 
 
 class Ticks:
@@ -213,9 +218,9 @@ def planned(instance: dg.DagsterInstance, status: dg.DagsterRunStatus, worker: s
     def rows() -> dg.AssetCheckResult:
         return dg.AssetCheckResult(passed=True)
 
-    job = dg.define_asset_job("quality", dg.AssetSelection.checks(rows), tags=RUN_TAGS)
+    job = dg.define_asset_job("quality", dg.AssetSelection.checks(rows), tags=run_tags(home(instance)))
     defs = dg.Definitions(asset_checks=[rows], jobs=[job])
-    tags = {**RUN_TAGS, **({WORKER_TAG: worker} if worker else {})}
+    tags = {**run_tags(home(instance)), **({WORKER_TAG: worker} if worker else {})}
     return instance.create_run_for_job(defs.resolve_job_def("quality"), status=status, tags=tags)
 
 
@@ -235,8 +240,8 @@ def test_a_check_whose_run_was_killed_is_red(instance: dg.DagsterInstance) -> No
         ticks.evaluate(True)
         ticks.tick()
         planned(instance, dg.DagsterRunStatus.STARTED, worker=f"{socket.gethostname()}:1:1.00")
-        assert len(end_lost(instance)) == 1
-        assert end_lost(instance) == []
+        assert len(end_lost(instance, home(instance))) == 1
+        assert end_lost(instance, home(instance)) == []
         ticks.tick()
         ticks.tick()
         assert states(hook) == ["failed"]
@@ -246,23 +251,7 @@ def test_a_check_whose_run_was_killed_is_red(instance: dg.DagsterInstance) -> No
 
 
 def test_a_run_whose_process_lives_or_is_elsewhere_is_left_alone(instance: dg.DagsterInstance) -> None:
-    from orchestration.sessions.supervisor import identity
-
     planned(instance, dg.DagsterRunStatus.STARTED, worker=identity())
     planned(instance, dg.DagsterRunStatus.STARTED, worker="elsewhere:1:1.00")
     planned(instance, dg.DagsterRunStatus.STARTED)
-    assert end_lost(instance) == []
-
-
-def test_old_runs_of_suites_and_their_verdicts_are_deleted_and_the_newest_verdict_stays(
-    instance: dg.DagsterInstance,
-) -> None:
-    running = planned(instance, dg.DagsterRunStatus.STARTED)
-    old = [planned(instance, dg.DagsterRunStatus.SUCCESS) for _ in range(3)]
-    long_ago, soon = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(seconds=5)
-    assert delete_finished(instance, long_ago) == 0
-    assert delete_finished(instance, soon) == 3
-    assert [run.run_id for run in instance.get_runs()] == [running.run_id]
-    assert not any(instance.has_run(run.run_id) for run in old)
-    delete_older(instance, soon)
-    assert len(instance.event_log_storage.get_asset_check_execution_history(KEY, limit=10)) == 1
+    assert end_lost(instance, home(instance)) == []

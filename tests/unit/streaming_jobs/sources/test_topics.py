@@ -97,3 +97,31 @@ def test_a_topic_that_stays_unknown_for_half_a_second_is_gone(monkeypatch: pytes
     assert topics.describe("flights") is None
     assert admin.asked > 1
     assert 0.5 <= admin.clock.now - Clock.now < 1
+
+
+def test_a_request_that_ended_with_its_connection_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, admin = topics_that_say(monkeypatch, KafkaError._DESTROY, None)
+    assert topics.describe("flights") is not None
+    assert admin.asked == 2
+
+
+@pytest.mark.parametrize("code", [KafkaError._DESTROY, KafkaError._STATE, KafkaError.REQUEST_TIMED_OUT])
+def test_an_error_of_the_client_may_pass_and_is_no_lack_of_rights(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    topics, _ = topics_that_say(monkeypatch, code)
+    with pytest.raises(BrokerUnreachable, match="describe topic flights"):
+        topics.describe("flights")
+
+
+def test_a_client_that_has_lost_all_brokers_is_replaced_by_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it is replaced, a client of a broker that is away is not made anew for each request."""
+    topics, lost = topics_that_say(monkeypatch, KafkaError._TIMED_OUT)
+    made: list[Admin] = []
+    monkeypatch.setattr(module, "AdminClient", lambda _: made.append(Admin(lost.clock, [None])) or made[-1])
+    for _ in range(3):
+        with pytest.raises(BrokerUnreachable):
+            topics.describe("flights")
+    assert not made
+    lost.clock.now += 10
+    assert topics.describe("flights") is not None
+    assert topics.describe("flights") is not None
+    assert (lost.asked, len(made)) == (3, 1)
