@@ -281,6 +281,9 @@ class QualitySettings(_Section):
     docs_kept: int = Field(20, ge=1, description="Data Docs pages of each suite that are kept")
     history_days: int = Field(90, ge=1, description="then validations leave the history")
     every: Duration = Field(timedelta(minutes=5), description="between two runs of a suite by Dagster's schedule")
+    show_rows: bool = Field(
+        True, description="failing rows are shown in Dagster; false: only in the history, Data Docs and the terminal"
+    )
     webhook: SecretStr = Field(
         SecretStr(""), description="URL that is told of checks that turn red or green; empty: none"
     )
@@ -300,6 +303,9 @@ class QualitySettings(_Section):
         description="a check that gets worse is told after that time, if it has not mended; 0: at once",
     )
     remind_every: Duration = Field(timedelta(hours=4), description="tell again of a check that stays bad; 0: never")
+    free_disk_mb: int = Field(
+        2048, ge=0, description="free space of home, state and tables, MB; less is yellow, a fourth of it red; 0: any"
+    )
     ui_url: str = Field("", description="address of Dagster's UI, to which alerts lead; empty: no links")
     heartbeat_url: SecretStr = Field(
         SecretStr(""), description="URL called every 30 seconds; its owner notices if nothing calls it; empty: none"

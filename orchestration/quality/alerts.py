@@ -30,6 +30,7 @@ from orchestration.quality.verdict import COMMAND, RUN
 from orchestration.sessions.events import report_without_run
 from orchestration.sessions.verdicts import HEALTH, NOT_TOLD
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.disk_space import disk_space
 
 log = structlog.get_logger()
 
@@ -71,7 +72,7 @@ class CheckAlerts:
     def look(self, instance: dg.DagsterInstance, alerts: Alerts, now: float) -> tuple[Alerts, str]:
         """One tick: find what has changed, log it, send what waits. Returns the new state, and the tick in words."""
         quality = self.settings.quality
-        seen = by_stream(outcomes(instance, self.stream_of), HEALTH)
+        seen = [*by_stream(outcomes(instance, self.stream_of), HEALTH), of_disk(self.settings, now)]
         timing = Timing(quality.alert_after.total_seconds(), quality.remind_every.total_seconds())
         alerts, found = alerts.look(seen, receivers(quality), now, timing)
         for change in found:
@@ -123,6 +124,14 @@ class CheckAlerts:
             return self.senders[name](self.settings, messages)
         except Exception as error:  # noqa: BLE001 - a lost cursor would lose alerts; the text may quote the URL
             return Failure(f"sending raised {type(error).__name__}")
+
+
+def of_disk(settings: Settings, now: float) -> Seen:
+    """The free space of home, state and tables as an outcome: it is told before nothing can be told any more."""
+    space = disk_space(settings)
+    state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
+    home = str(settings.home.expanduser().absolute())
+    return Seen("disk", home, int(now), state, space.text, now, command="recourse doctor", key="disk")
 
 
 def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str]) -> list[Seen]:

@@ -76,7 +76,7 @@ def payload(settings: Settings, found: Sequence[Transition]) -> dict[str, Any]:
 def link(settings: Settings, one: Transition) -> str:
     """The page of the run, or else of the table's checks, in Dagster's UI; empty if its address is not known."""
     address = settings.quality.ui_url.rstrip("/")
-    if not address:
+    if not address or one.table.startswith("/"):  # the disk's: no page shows it
         return ""
     if one.run:
         return f"{address}/runs/{quote(one.run)}"

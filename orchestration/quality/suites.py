@@ -24,6 +24,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from orchestration.quality.verdict import SuiteVerdict, of_exception, of_validation
 from orchestration.quality.when import when_written
+from orchestration.recoveries.launchpad import LOCATION, location_of
 from orchestration.sessions.events import belongs_to_no_run
 from orchestration.sessions.ownership import claim, job_tags
 from orchestration.sessions.reporting import table_key
@@ -117,15 +118,17 @@ class SuiteChecks:
             self.begin()
             with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
                 for key in sorted(context.selected_asset_check_keys):
-                    yield self.evaluate(by_key[key], lambda: spark.spark_session).result(key, run_id)
+                    verdict = self.evaluate(by_key[key], lambda: spark.spark_session, location_of(context.run))
+                    yield verdict.result(key, run_id)
                     belongs_to_no_run(context.instance, key, run_id)
 
         return [evaluate]
 
-    def evaluate(self, suite: Suite, spark: SparkFactory) -> SuiteVerdict:
+    def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> SuiteVerdict:
         """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
         try:
-            return of_validation(self.run(suite, spark))
+            validation = self.run(suite, spark)
+            return of_validation(validation, location=location, show_rows=self.settings.quality.show_rows)
         except (Exception, SystemExit) as error:  # whatever a suite's own code raises, its check has to be red
             log.exception("a suite could not be run", suite=suite.name, table=suite.table)
             return of_exception(suite.name, error)

@@ -25,7 +25,7 @@ from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defi
 from orchestration.recoveries import metadata as made
 from orchestration.recoveries.child import GRACE, INTERRUPTED
 from orchestration.recoveries.launch import Launch, launch_of
-from orchestration.recoveries.launchpad import LOCATION
+from orchestration.recoveries.launchpad import location_of
 from orchestration.recoveries.metadata import Metadata
 from orchestration.recoveries.process import RecoveryProcess, recovery_command
 from orchestration.recoveries.view import View
@@ -226,7 +226,7 @@ def _results(context: dg.OpExecutionContext, view: View) -> dict[str, Any]:
     ended = view.ended
     return {
         "outcome": dg.MetadataValue.text(ended.outcome),  # a page shows the first six or so without a click
-        **made.next_steps(_location(context), ended.plan, ended.outcome),
+        **made.next_steps(location_of(context.run), ended.plan, ended.outcome),
         **made.of_changes(view.changes),
         **made.of_spans(ended.spans, skips=ended.skips),
         **made.of_plan(view.shown),
@@ -252,7 +252,7 @@ def _failure(
         if here := made.next_words(plan, outcome):
             text += f"\n  in the Launchpad: {here}"
         metadata = {
-            **made.next_steps(_location(context), plan, outcome),
+            **made.next_steps(location_of(context.run), plan, outcome),
             **made.of_changes(view.changes),
             **made.of_plan(view.shown),
             **metadata,
@@ -266,9 +266,3 @@ def _log_of(logged: BoundedLog, mark: str) -> Metadata:
         "log": dg.MetadataValue.path(str(logged.path)),
         "log_tail": dg.MetadataValue.md(f"```\n{tail}\n```"),
     }
-
-
-def _location(context: dg.OpExecutionContext) -> str:
-    """The name of the code location in the UI's addresses."""
-    origin = context.run.remote_job_origin
-    return origin.repository_origin.code_location_origin.location_name if origin is not None else LOCATION

@@ -16,7 +16,7 @@ from orchestration.sessions.decisions import CLOCKS_DIFFER
 from orchestration.sessions.events import NO_RUN
 
 HEALTH = "health"
-"""The name of the check that says if a stream is well."""
+"""The name of the check of a stream's tables that says whether the stream is well."""
 NOT_TOLD = ("stopped", "recovering", "restarting", "starting")
 """Marks of verdicts that nobody has to be told: brought about on purpose, or not settled yet."""
 AGAIN_AFTER, OTHER_WORDS_AFTER = 300.0, 60.0

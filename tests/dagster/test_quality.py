@@ -150,7 +150,9 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
     path = shop.tables / "orders"
     write_deltalake(path, pa.table({"id": [1, 2, 3], "customer": ["a", None, "c"]}))
     with webhook() as hook:
-        settings = Settings.load({"quality.webhook": hook.url, "quality.alert_after": "0 seconds"})
+        settings = Settings.load(
+            {"quality.webhook": hook.url, "quality.alert_after": "0 seconds", "quality.free_disk_mb": 0}
+        )
         defs = definitions(settings)
         with dg.DagsterInstance.from_config(str(prepare(settings))) as instance:
             cursor: str | None = None
@@ -197,7 +199,9 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
 
 def test_the_rules_of_a_table_are_reported_and_alerted(shop: Settings) -> None:
     with webhook() as hook:
-        settings = Settings.load({"quality.webhook": hook.url, "quality.alert_after": "0 seconds"})
+        settings = Settings.load(
+            {"quality.webhook": hook.url, "quality.alert_after": "0 seconds", "quality.free_disk_mb": 0}
+        )
         counts = {"id_positive": RuleCount(4, time.time(), "quarantine")}
         defs = definitions(settings, counts=lambda *_: counts)
         with dg.DagsterInstance.ephemeral() as instance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ class Ticks:
     """The sensor with its cursor, and a clock of our own."""
 
     def __init__(self, instance: dg.DagsterInstance, **quality: Any) -> None:
-        given = {"alert_after": "0 seconds", "email_severity": "warning", **quality}
+        given = {"free_disk_mb": 0, "alert_after": "0 seconds", "email_severity": "warning", **quality}
         settings = Settings.load({f"quality.{name}": value for name, value in given.items()})
         self.instance, self.alerts, self.cursor = instance, CheckAlerts({KEY: "orders"}, settings), ""
         self.later = 0.0
@@ -173,6 +174,23 @@ def test_a_tick_calls_the_heartbeat_and_says_what_to_run(instance: dg.DagsterIns
         sensor(dg.build_sensor_context(instance=instance, cursor=None))
     assert hook.paths[-1].endswith("/alive")
     assert [alert["command"] for alert in hook.alerts] == ["recourse quality show orders_rows"]
+
+
+def test_a_disk_that_fills_up_is_yellow_then_red_then_green_again(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url, free_disk_mb=1000)
+        for free in (1000, 999, 250, 249, 0, 5000):
+            usage = shutil._ntuple_diskusage(10**12, 0, free * 2**20)  # type: ignore[attr-defined]
+            monkeypatch.setattr("streaming_jobs.state.disk_space.shutil.disk_usage", lambda _, usage=usage: usage)
+            ticks.tick()
+    assert [(alert["check"], alert["colour"]) for alert in hook.alerts] == [
+        ("disk", "yellow"),
+        ("disk", "red"),
+        ("disk", "green"),
+    ]
+    assert "249 MB are free" in hook.alerts[1]["text"] and hook.alerts[1]["command"] == "recourse doctor"
 
 
 def test_a_stream_that_is_stopped_on_purpose_or_recovered_is_no_change(instance: dg.DagsterInstance) -> None:

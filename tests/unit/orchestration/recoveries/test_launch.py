@@ -131,7 +131,7 @@ def test_a_launch_reaches_its_process_as_it_was(job: dg.JobDefinition) -> None:
 
 
 def test_a_link_fills_the_launchpad_in_with_what_it_accepts(job: dg.JobDefinition) -> None:
-    address = urlsplit(link("streams", "resume", "orders-0001"))
+    address = urlsplit(link("streams", {"do": "resume", "plan": "orders-0001"}))
     assert address.path == "/locations/streams/jobs/recover/playground/setup"
     config = yaml.safe_load(parse_qs(address.query)["config"][0])
     assert launch_of(checked(job, config["ops"][STEP]["config"])) == Launch("resume", "orders-0001")
