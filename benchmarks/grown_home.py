@@ -69,11 +69,11 @@ BOUNDS = {
     "periodic savepoint within a batch, s": 0.1,
     "periodic savepoint, s": 30.0,
     "preflight, s": 2.0,
-    "first status, s": 1.0,
+    "first status, s": 30.0,
     "plan under way, s": 0.1,
     "planning, s": 10.0,
     "planning, Python MB": 200.0,
-    "before the first bad row, s": 60.0,
+    "before the first bad row, s": 180.0,
 }
 """The most of each figure at the default sizes, on two cores beside other work."""
 

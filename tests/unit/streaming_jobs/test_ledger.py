@@ -308,12 +308,16 @@ def test_a_line_whose_full_line_was_lost_is_left_out_and_the_next_driver_begins_
 def test_a_full_line_that_could_not_be_written_is_written_again(
     ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    everything = many(1, *range(100))
+    ends = everything.offsets[0].end
+    ledger.append(many(0, 1), {})
     with monkeypatch.context() as full_disk:
         full_disk.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
         with pytest.raises(OSError, match="no space"):
-            ledger.append(many(0, 1), {})
-    ledger.append(many(1, 1), {})
-    assert ledger.newest(STREAM) == (many(1, 1), {})
+            ledger.append(everything, {})
+    later = replace(entry(2), offsets=(OffsetRange("t", "id", ends, {**ends, 0: 2_000}),))
+    ledger.append(later, {})
+    assert ledger.newest(STREAM) == (later, {})
 
 
 def test_a_day_in_memory_is_places_in_its_file_and_not_its_text(ledger: LedgerFile) -> None:
