@@ -19,7 +19,7 @@ from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.kafka.clients import ClientLost, in_time
 from streaming_jobs.sinks.kafka.producer import Outgoing
-from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
+from streaming_jobs.sources.topics import KEEP_FOREVER, NOT_SHOWN, TopicInfo
 
 _OWNER, _SHARDS = "recourse.owner", "recourse.shards"
 _FIRST_LOOK = 64
@@ -84,7 +84,7 @@ def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None, p
                 **({} if data is None else {"min_insync_replicas": str(data.min_insync_replicas)}),
             )
         info = topics.describe(name)
-    if info is None or info.partitions != partitions or info.cleanup_policy != "compact":
+    if info is None or info.partitions != partitions or info.cleanup_policy not in ("compact", NOT_SHOWN):
         raise ConfigurationError(
             f"topic {name} holds the markers of a topic sink, and needs cleanup.policy=compact and partitions: "
             f"{partitions}; it is {info}",
