@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.sinks.kafka.clients import ClientLost, in_time
+from streaming_jobs.sinks.kafka.clients import MARKER_BYTES, ClientLost, in_time
 from streaming_jobs.sinks.kafka.producer import Outgoing
 from streaming_jobs.sources.topics import KEEP_FOREVER, NOT_SHOWN, TopicInfo
 
@@ -80,6 +80,7 @@ def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None, p
                 replicas=-1 if data is None else data.replicas,
                 cleanup_policy="compact",
                 segment_bytes=_SEGMENT,
+                max_message_bytes=str(MARKER_BYTES),
                 min_cleanable_dirty_ratio="0.1",
                 **({} if data is None else {"min_insync_replicas": str(data.min_insync_replicas)}),
             )
