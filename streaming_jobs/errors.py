@@ -78,11 +78,14 @@ class SetupError(RecourseError):
 _OF_THE_MACHINE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
-def setup_error(error: BaseException) -> SetupError | None:
-    """The error if it is of this machine, and no bug of ours: rights, a full or read-only disk; None for others."""
+def setup_error(error: BaseException, place: object = "a file") -> SetupError | None:
+    """The error if it is of this machine, and no bug of ours: rights, a full or read-only disk; None for others.
+
+    `place` is named where the system names no path: it does so for what it opens, not for what it writes.
+    """
     if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
         return None
-    return SetupError(f"{error.filename or 'a file'}: {error.strerror}", "check disk space and the folder's rights")
+    return SetupError(f"{error.filename or place}: {error.strerror}", "check disk space and the folder's rights")
 
 
 class TransientError(RecourseError):

@@ -8,9 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    model_validator,
+)
 
 from streaming_jobs.durations import format_duration, parse_duration
 from streaming_jobs.errors import ConfigurationError
@@ -256,6 +265,11 @@ class DagsterSettings(_Section):
     stale_after: Duration = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
     max_session: Duration = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
     keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
+    own_instance: bool = Field(
+        False,
+        description="the Dagster instance has no other code location: old events of tables are deleted from its "
+        "storage; `recourse up` sets it",
+    )
     keepalive: bool = Field(True, description="start continuous jobs automatically, and again after a failure")
 
 
@@ -270,7 +284,29 @@ class QualitySettings(_Section):
     webhook: SecretStr = Field(
         SecretStr(""), description="URL that is told of checks that turn red or green; empty: none"
     )
+    webhook_severity: Literal["warning", "critical"] = Field(
+        "warning", description="the least that it is told of: warning (yellow) or critical (red)"
+    )
     email_to: list[str] = Field([], description="addresses that are told of them; empty: none")
+    email_severity: Literal["warning", "critical"] = Field("critical", description="the least that they are told of")
     email_from: str = Field("recourse@localhost", description="sender of these e-mails")
     smtp_host: str = Field("127.0.0.1", description="server that takes them")
     smtp_port: int = Field(25, ge=1, le=65535, description="its port")
+    smtp_security: Literal["none", "starttls", "tls"] = Field("none", description="encryption of the connection to it")
+    smtp_user: str = Field("", description="for logging in there; empty: no log-in")
+    smtp_password: SecretStr = Field(SecretStr(""), description="of that user")
+    alert_after: Duration = Field(
+        timedelta(minutes=1),
+        description="a check that gets worse is told after that time, if it has not mended; 0: at once",
+    )
+    remind_every: Duration = Field(timedelta(hours=4), description="tell again of a check that stays bad; 0: never")
+    ui_url: str = Field("", description="address of Dagster's UI, to which alerts lead; empty: no links")
+    heartbeat_url: SecretStr = Field(
+        SecretStr(""), description="URL called every 30 seconds; its owner notices if nothing calls it; empty: none"
+    )
+
+    @model_validator(mode="after")
+    def _log_in_is_encrypted(self) -> Self:
+        if self.smtp_user and self.smtp_security == "none":
+            raise ValueError("smtp_user goes with smtp_security: starttls or tls, since the password would be readable")
+        return self

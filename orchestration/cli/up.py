@@ -63,10 +63,11 @@ def up(
 
 
 def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
-    """Run Dagster, feeder and screen; ends only by KeyboardInterrupt or an error."""
+    """Run Dagster, feeder and screen; once all of it runs, only KeyboardInterrupt or a bug ends it."""
     from orchestration.cli.feed import FeederThread
-    from orchestration.cli.kafka import BrokerKeeper
+    from orchestration.cli.kafka import restart_if_dead
     from orchestration.cli.observed import observe_all
+    from orchestration.cli.retried import Retried
     from orchestration.cli.screen import Screen
     from orchestration.local_dagster.processes import DagsterProcesses
 
@@ -76,18 +77,24 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
     steps.add("streams and Dagster", processes.stop, processes.kill)
     say("starting Dagster; it takes some ten seconds")
     url = processes.start()
-    keeper = BrokerKeeper(broker) if broker is not None else None
     feeder = None
     if rate > 0 and FED_TOPIC in call.topology.topics:
         feeder = FeederThread(settings, rate=rate, share=share)
         steps.add("feeder", feeder.stop)
         feeder.start()
     with Screen(what_to_open(settings, url)) as screen:
+        home = settings.home.expanduser().absolute()
+        parts = [
+            Retried("Dagster", processes.supervise, home),
+            Retried(
+                "streams", lambda: screen.show(observe_all(settings, names), feeder.state if feeder else None), home
+            ),
+        ]
+        if broker is not None:
+            parts.insert(0, Retried("broker", lambda: restart_if_dead(broker), home))
         while True:
-            if keeper is not None:
-                keeper.look_after()
-            processes.supervise()
-            screen.show(observe_all(settings, names), feeder.state if feeder else None)
+            for part in parts:
+                part()
             time.sleep(1.0)
 
 

@@ -25,9 +25,9 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from orchestration.quality.verdict import SuiteVerdict, of_exception, of_validation
 from orchestration.quality.when import when_written
 from orchestration.sessions.events import belongs_to_no_run
+from orchestration.sessions.ownership import claim, job_tags
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.supervisor import identity
-from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND, WORKER_TAG
+from orchestration.sessions.tags import QUALITY_KIND
 from quality.suites import Suite
 from quality.validation import Validation
 from streaming_jobs.errors import ConfigurationError
@@ -38,12 +38,7 @@ log = structlog.get_logger()
 
 JOB, STEP = "quality", "suites"
 """The job, and the step in it: Dagster wants two names."""
-RUN_TAGS = {
-    KIND_TAG: QUALITY_KIND,
-    "dagster/priority": "-10",
-    "dagster/max_retries": "0",
-    "dagster/max_runtime": "3600",
-}
+RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "3600"}
 """Sessions go first in the queue; a run that hangs is ended after an hour, so that it does not block the others."""
 NICENESS = 10
 SPARK = "quality_spark"
@@ -117,7 +112,7 @@ class SuiteChecks:
         )
         def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             run_id = context.op_execution_context.run_id
-            context.instance.add_run_tags(run_id, {WORKER_TAG: identity()})
+            claim(context.instance, run_id, self.settings, QUALITY_KIND)
             spark = getattr(context.op_execution_context.resources, SPARK)
             self.begin()
             with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
@@ -153,8 +148,13 @@ class SuiteChecks:
             JOB,
             selection=dg.AssetSelection.checks(*self.by_key),
             description=f"Runs the suites: {', '.join(suite.name for suite in self.suites)}",
-            tags=RUN_TAGS,
+            tags=run_tags(self.settings),
         )
+
+
+def run_tags(settings: Settings) -> dict[str, str]:
+    """The tags of a run of suites."""
+    return {**job_tags(settings, QUALITY_KIND), **RUN_TAGS}
 
 
 def check_key(suite: Suite) -> dg.AssetCheckKey:

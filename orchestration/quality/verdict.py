@@ -20,6 +20,8 @@ MOST_NAMED = 5
 """Failing expectations that the description names."""
 RUN = "run"
 """Metadata with the run that an outcome is of."""
+COMMAND = "command to put it right"
+"""Metadata with the command that plans the repair."""
 _MOST_COLUMNS, _LONGEST_CELL = 10, 40
 """What is wider makes the whole page wider, and its text runs out of the window."""
 _LONGEST_TEXT = 2000
@@ -111,7 +113,7 @@ def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg
         )
         found["code that wrote it"] = dg.MetadataValue.text(first.code)
         if first.command:
-            found["command to put it right"] = dg.MetadataValue.text(first.command)
+            found[COMMAND] = dg.MetadataValue.text(first.command)
     found |= tables
     if len(with_rows) > MOST_TABLES:
         found["further failing"] = dg.MetadataValue.text(", ".join(o.expectation for o in with_rows[MOST_TABLES:]))

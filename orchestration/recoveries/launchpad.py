@@ -95,6 +95,15 @@ def schema(streams: Sequence[str]) -> dict[str, Any]:
         "exact": flag("exact", "with before_first_...: only before the row's own batch"),
         "same_code": flag("same_code", "replay with today's code although it is what wrote the bad rows"),
         "discard_state": flag("discard_state", "begin with empty state; the plan says what will be wrong"),
+        "discard_state_of": dg.Field(
+            [name], default_value=[], description="streams that go along with empty state; the plan says what is wrong"
+        ),
+        "rebuild": dg.Field([name], default_value=[], description="streams that go along and read everything anew"),
+        "leave": dg.Field(
+            [name],
+            default_value=[],
+            description="streams that do not go along: they keep what they made of the wrong records",
+        ),
         "pause_before_publishing": flag(
             "pause", "stop when the rebuilt rows have been compared; do: apply publishes them then"
         ),

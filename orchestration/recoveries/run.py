@@ -32,6 +32,7 @@ from orchestration.recoveries.view import View
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.events import report_without_run
 from orchestration.sessions.executor import end_stopped, last_word
+from orchestration.sessions.ownership import claim
 from orchestration.sessions.reasons import one_line
 from orchestration.sessions.supervisor import (
     LOOK_AT_RUN_EVERY,
@@ -40,10 +41,9 @@ from orchestration.sessions.supervisor import (
     Gone,
     check_own_run,
     check_parents,
-    identity,
     uninterrupted,
 )
-from orchestration.sessions.tags import WORKER_TAG
+from orchestration.sessions.tags import RECOVERY_KIND
 from reprocessing.executor import journal_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
@@ -151,7 +151,7 @@ class _Watch:
 
 def run_recovery(context: dg.OpExecutionContext, spec: RecoverySpec) -> None:
     """Do what a run was launched for; raises Failure with the words of the error, and the interrupt for a stop."""
-    context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity()})
+    claim(context.instance, context.run.run_id, spec.settings, RECOVERY_KIND)
     try:
         launch = launch_of(context.op_config)
         logged = BoundedLog(spec.settings.logs / f"recovery-{_first_stream(launch)}.log")

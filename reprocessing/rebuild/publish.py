@@ -8,14 +8,14 @@ last; its entry names the positions of the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reprocessing.plans.journal import next_step
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import LATE, Content, StoredTable, newest
+from streaming_jobs.sinks.stored import LATE, Content, StoredTable, committed_as, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -144,33 +144,17 @@ def misfit(table: StoredTable, staged: StoredTable) -> list[str]:
 def _publish(
     table: StoredTable, content: Content, entry: LedgerEntry, place: str, new: Content | None = None
 ) -> Published:
-    if table.holds(entry):  # a kill may have come between the commit and the check of its content
-        version = _published_in(table, entry)
-        _refuse_other_content(table, content, version)
-        return Published(table.name, version or table.version, 0, 0, content.pieces, 0.0)
     made = table.replace_rows(content, entry, place, new)
-    _refuse_other_content(table, content, made.version)
-    assert made.version is not None
-    return Published(table.name, made.version, made.came, made.went, made.stayed, made.seconds)
-
-
-def _published_in(table: StoredTable, entry: LedgerEntry) -> int | None:
-    """The version whose commit has the entry; None if the log does not show it any more."""
-    wanted = (entry.kind, entry.plan, entry.txn)
-    for commit in table.commits():
-        if commit.entry is not None and (commit.entry.kind, commit.entry.plan, commit.entry.txn) == wanted:
-            return commit.version
-    return None
-
-
-def _refuse_other_content(table: StoredTable, content: Content, version: int | None) -> None:
-    if version is None or not table.has_content(content, version):
+    version = made.version
+    if version is None:
+        commit = committed_as(table.commits(), entry)
+        version, made = table.version if commit is None else commit.version, replace(made, stayed=content.pieces)
+    if not table.has_content(content, version):
         raise LedgerConflict(
-            f"table {table.name} does not hold the files that were published to it",
-            "its rows are not those of the plan: compare "
-            f"{'the table' if version is None else f'version {version}'} with the plan's staging table before "
-            "anything else is done",
+            f"version {version} of table {table.name} does not hold the files that were published to it",
+            f"publish them again: {next_step(entry.plan or 'PLAN', 'applying')}",
         )
+    return Published(table.name, version, made.came, made.went, made.stayed, made.seconds)
 
 
 def has_published(settings: Settings, stream: Stream, plan: str) -> bool:

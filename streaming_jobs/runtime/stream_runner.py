@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+_SETTLE = 10.0
+"""Seconds that a failing session waits for a savepoint; whatever is left of it after that is no savepoint."""
+
 
 @dataclass
 class StreamRunner:
@@ -124,7 +127,7 @@ class StreamRunner:
                 self.start(spark)
             return
         if not self.query.isActive:
-            if self.stop.is_over(self.query, now, in_batch=self.in_batch):
+            if self.stop.is_over(self.query, now, in_batch=self.in_batch) and self._settled(0):
                 self._query_ended()
         elif requested:
             self.stop.press(self.query, now, in_batch=self.in_batch)
@@ -184,7 +187,13 @@ class StreamRunner:
     def abandon(self, error: RecourseError) -> None:
         """End the stream because the session fails; the JVM is not called any more."""
         self.query = None
+        if not self._settled(_SETTLE):
+            log.warning("a savepoint is still being taken", stream=self.stream.name)
         self._over(error)
+
+    def _settled(self, seconds: float) -> bool:
+        """Wait at most so long for a savepoint that is being taken, so that no other driver finds one half taken."""
+        return self.pipeline is None or self.pipeline.hooks.settled(seconds)
 
     def _start(self, spark: SparkSession) -> None:
         snapshot = self.preflight()

@@ -91,6 +91,14 @@ def entries(commits: Iterable[Commit], limit: int) -> list[tuple[Commit, LedgerE
     return list(islice(shown, limit))
 
 
+def committed_as(commits: Iterable[Commit], entry: LedgerEntry) -> Commit | None:
+    """The newest commit with this kind, plan and position; None if there is none, or none that the log still shows."""
+    wanted = (entry.kind, entry.plan, entry.txn)
+    return next(
+        (c for c in commits if c.entry is not None and (c.entry.kind, c.entry.plan, c.entry.txn) == wanted), None
+    )
+
+
 @dataclass(frozen=True)
 class SavedTable:
     """One table of a savepoint: its id, the version whose rows are retained, its columns, and the number of files."""
@@ -131,8 +139,8 @@ class Content(Protocol):
 class Replaced:
     """The result of replacing a table's rows: the numbers of added, removed and unchanged pieces.
 
-    `seconds` is the duration of the commit itself. `version` is None if the table had the entry already, so that
-    nothing was committed.
+    `seconds` is the duration of the commit itself. `version` is None if the table had the entry and the content
+    already, so that nothing was committed.
     """
 
     version: int | None
@@ -206,6 +214,8 @@ class StoredTable(Protocol):
     def replace_rows(self, content: Content, entry: LedgerEntry, place: str, new: Content | None = None) -> Replaced:
         """Replace its rows by the content, in one commit with the entry, once. Raises as `holds` does.
 
+        A table at the entry's position whose commit there left other rows than the content gets them in another commit
+        at that position. Pieces that others rewrite meanwhile without changing rows are replaced like any others.
         `place` names the place of pieces that come. Columns that only the content has are added before. `new` are the
         pieces with nothing but rows of records that no batch had read before, for streams that read the table; None if
         that is not known.

@@ -23,7 +23,7 @@ from streaming_jobs.positions import OffsetRange
 from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged, marked, set_aside, split
-from streaming_jobs.sinks.stored import Commit, Content, LaterRows, Replaced, refuse_foreign
+from streaming_jobs.sinks.stored import Commit, Content, LaterRows, Replaced, committed_as, refuse_foreign
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -209,7 +209,9 @@ class MemoryTable:
         here, there = set(map(id, now.parts)), set(map(id, wanted.parts))
         replaced = MemoryContent(wanted.parts, schema, now.partition_by)
         changes = here != there
-        version = self._commit(entry, wanted.rows(), replaced, "WRITE", changes_data=changes)
+        before = committed_as(self.commits(), entry) if self.holds(entry) else None
+        done = before is not None and self.content(before.version).same(replaced)
+        version = None if done else self._append(entry, wanted.rows(), replaced, "WRITE", changes_data=changes)
         return Replaced(version, len(there - here), len(here - there), len(here & there), 0.0)
 
     def add_later_rows(self, now: Content, then: Content) -> LaterRows:
@@ -286,8 +288,11 @@ class MemoryTable:
     def _commit(
         self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, operation: str, *, changes_data: bool = True
     ) -> int | None:
-        if self.holds(entry):
-            return None
+        return None if self.holds(entry) else self._append(entry, rows, content, operation, changes_data=changes_data)
+
+    def _append(
+        self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, operation: str, *, changes_data: bool
+    ) -> int:
         self.log.append(MemoryCommit(entry, rows, content, operation, changes_data, entry.txn, _now()))
         self._known = self.version
         return self.version

@@ -1,26 +1,30 @@
 """The one commit that replaces the rows of a Delta table: files that the table has stay, others come as hard links.
 
 It is made through `DeltaSink.commit`, so repeating it changes nothing, and it is refused if another writer has changed
-the table.
+rows of the table. Each attempt compares the content with the version that it is committed to: another program may have
+compacted the table since the attempt before.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
-from streaming_jobs.files import hard_link
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.files import link_as_new
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
-from streaming_jobs.sinks.delta.content import DeltaContent, inodes
+from streaming_jobs.sinks.delta.content import DeltaContent, has_content, inodes
+from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
-from streaming_jobs.sinks.stored import Replaced
+from streaming_jobs.sinks.stored import Replaced, committed_as
 
 _ANY_GENERATION = 0
 """The generation in the entries of changes before the commit itself: they do not depend on it."""
@@ -35,33 +39,69 @@ def replace_rows(
     """
     _widen(sink, content)
     _narrow(sink, content)
-    unencoded_paths.rename(sink, entry.generation)
+    unread = None if new is None else set(new.inodes())
+    made = Replaced(None, 0, 0, 0, 0.0)
+
+    def done(entry: LedgerEntry) -> bool:
+        return sink.holds(entry) and _published(sink, content, entry)
+
+    def write(_: DeltaTable, __: CommitProperties) -> None:
+        nonlocal made
+        unencoded_paths.rename(sink, entry.generation)
+        change = _change(sink, content, place)
+        began = time.monotonic()
+        sink.commit_actions([*change.removes, *change.adds], sink.properties(_naming(sink, change, entry, unread)))
+        seconds = round(time.monotonic() - began, 3)
+        made = Replaced(None, len(change.adds), len(change.removes), change.stayed, seconds)
+
+    version = sink.commit(entry, write, done)
+    return replace(made, version=version)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """The actions that make a content of the rows of the table's newest version, and the paths added, by inode."""
+
+    adds: tuple[AddAction, ...]
+    removes: tuple[RemoveAction, ...]
+    names: Mapping[tuple[int, int], str]
+    stayed: int
+
+
+def _change(sink: DeltaSink, content: DeltaContent, place: str) -> _Change:
+    """Compare the content with the version that is committed to, and link the files that the table lacks."""
     live = table_files(sink.path, sink.handle.version())
     here = dict(zip(inodes(sink.path, live), live, strict=True))
-    adds: list[AddAction | RemoveAction] = []
-    stayed = set()
-    unread = set(new.inodes()) if new is not None else set()
-    named: list[str] = []
-    for inode, (path, file) in zip(content.inodes(), content.files.items(), strict=True):
-        if inode in here:
-            stayed.add(here[inode])
-            continue
+    wanted = dict(zip(content.inodes(), content.files.items(), strict=True))
+    names, adds = {}, []
+    for inode in wanted.keys() - here.keys():
+        path, file = wanted[inode]
         source = on_disk(content.root, path)
-        name = f"{place}/{source.relative_to(content.root).as_posix()}"
-        hard_link(source, sink.path / name)
+        names[inode] = name = f"{place}/{source.relative_to(content.root).as_posix()}"
+        link_as_new(source, sink.path / name)
         adds.append(file.add(name))
-        named += [name] if inode in unread else []
-    if new is not None:
-        entry = replace(entry, new=tuple(named))
     at = int(time.time() * 1000)
-    removes = [file.remove(at) for path, file in live.items() if path not in stayed]
-    began = time.monotonic()
+    removes = tuple(live[path].remove(at) for inode, path in here.items() if inode not in wanted)
+    return _Change(tuple(adds), removes, names, len(here) - len(removes))
 
-    def write(_: DeltaTable, properties: CommitProperties) -> None:
-        sink.commit_actions([*removes, *adds], properties)
 
-    version = sink.commit(entry, write)
-    return Replaced(version, len(adds), len(removes), len(stayed), round(time.monotonic() - began, 3))
+def _published(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry) -> bool:
+    """True if the table's commit with the entry has left the content."""
+    commit = committed_as(walk(sink.path), entry)
+    try:
+        return commit is not None and has_content(sink.path, content, commit.version)
+    except PreflightRefused:  # its files were compacted and vacuumed since, or its log was cleaned up
+        return False
+
+
+def _naming(sink: DeltaSink, change: _Change, entry: LedgerEntry, unread: set[tuple[int, int]] | None) -> LedgerEntry:
+    """The entry with the added files that are unread; those of an earlier commit with it have been shown to readers."""
+    if unread is None:
+        return entry
+    earlier = committed_as(walk(sink.path), entry)
+    shown = set(earlier.entry.new or ()) if earlier is not None and earlier.entry is not None else set()
+    named = (name for inode, name in change.names.items() if inode in unread and name not in shown)
+    return replace(entry, new=tuple(sorted(named)))
 
 
 def _widen(sink: DeltaSink, content: DeltaContent) -> None:

@@ -19,7 +19,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.errors import CommitRefused
 from streaming_jobs.failures import classify
-from streaming_jobs.files import hard_link
+from streaming_jobs.files import link_as_new
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.commit_properties import noted
@@ -124,7 +124,6 @@ def _actions(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> list[A
         source, target = sink.path / each.staged, sink.path / each.path
         if not source.exists() and not target.exists():
             raise SliceOutdated(f"the staged file {Path(each.staged).name} of table {sink.name} is gone")
-        if not target.exists():
-            hard_link(source, target)
+        link_as_new(source if source.exists() else target, target)
     now = int(time.time() * 1000)
     return [*(live[path].remove(now) for path in change.removes), *(each.file.add(each.path) for each in change.adds)]

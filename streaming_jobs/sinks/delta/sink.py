@@ -111,23 +111,30 @@ class DeltaSink:
         if (log / f"{version + 1:020d}.json").exists() or not (log / f"{version:020d}.json").exists():
             self.handle.update_incremental()
 
-    def commit(self, entry: LedgerEntry, write: Callable[[DeltaTable, CommitProperties], object]) -> int | None:
+    def commit(
+        self,
+        entry: LedgerEntry,
+        write: Callable[[DeltaTable, CommitProperties], object],
+        done: Callable[[LedgerEntry], bool] | None = None,
+    ) -> int | None:
         """Commit once for the entry's batch; returns the table's new version, or None if the batch is in it already.
 
-        `write` must make exactly one commit with the properties it is given, through the handle it is given.
-        If it makes none (a merge that changes nothing), a commit without data follows. Raises Fenced when the
-        table is in a newer generation, ForeignWrite when another writer changed its rows since the last commit,
-        CommitRefused when other commits keep coming first, CommitImpossible when the table allows no such commit.
+        `done` tells whether it is, in place of `holds`, which it has to ask too. `write` must make exactly one commit
+        with the properties it is given, through the handle it is given; it is called again, on the refreshed handle,
+        when another commit came first. If it makes none (a merge that changes nothing), a commit without data follows.
+        Raises Fenced when the table is in a newer generation, ForeignWrite when another writer changed its rows since
+        the last commit, CommitRefused when other commits keep coming first, CommitImpossible when the table allows no
+        such commit.
         """
         for _ in range(_ATTEMPTS):
-            if self.holds(entry):
+            if (done or self.holds)(entry):
                 self.sync()
                 return None
-            at, version = self.position, self.handle.version()
+            version = self.handle.version()
             try:
                 write(self.handle, self.properties(entry))
                 self.refresh()
-                if self.position == at:
+                if self.position is None or self.position < entry.txn:
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError as error:
                 self.refresh()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from streaming_jobs.errors import CommitRefused
-from streaming_jobs.files import hard_link, sync
+from streaming_jobs.files import link_as_new, sync
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 
@@ -47,7 +47,7 @@ def rename(sink: DeltaSink, generation: int) -> int:
     actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
     for file in raw:
         name = f"{FOLDER}/{hashlib.sha256(file.path.encode()).hexdigest()[:32]}.parquet"
-        hard_link(on_disk(sink.path, file.path), sink.path / name)
+        link_as_new(on_disk(sink.path, file.path), sink.path / name)
         actions += _actions(file, name, now)
     _commit(sink.path / "_delta_log", version + 1, actions)
     sink.refresh()

@@ -15,6 +15,7 @@ import pytest
 from orchestration import cli
 from orchestration.cli.invocation import Invocation, environment_name, parse_set, parse_value
 from orchestration.recoveries import words as recovery_words
+from reprocessing.rebuild.audit import Difference
 from streaming_jobs.errors import SetupError, UsageError
 from tests.support import ROOT
 
@@ -223,15 +224,14 @@ def test_a_reader_that_leaves_early_is_no_bug(shape: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["config", "show"], ["streams", "list"], ["streams", "status"]])
-def test_light_commands_import_nothing_heavy_and_answer_quickly(arguments: list[str], tmp_path: Path) -> None:
+def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     script = (
-        "import sys, time\n"
+        "import sys\n"
         "from orchestration import cli\n"
         f"code = cli.main({arguments!r})\n"
         "heavy = {'dagster', 'pandas', 'pyarrow', 'deltalake', 'confluent_kafka', 'numpy'}\n"
         f"assert code == {int(arguments == ['streams', 'status'])}, code\n"  # nothing has ever run in this folder
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
-        "assert time.process_time() < 1.0, time.process_time()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -258,3 +258,13 @@ def test_light_commands_import_nothing_heavy_and_answer_quickly(arguments: list[
 )
 def test_a_row_that_differs_is_told_by_what_differs(row: dict[str, Any], words: str) -> None:
     assert recovery_words.row_words(row) == words
+
+
+def test_rows_of_one_side_begin_with_the_columns_that_differ() -> None:
+    old = {"id": 1, "place": "a, b", "region": "x", "at": 5}
+    other = {"id": 2, "place": "c", "region": "z", "at": 9}
+    rows = [{"published": old}, {"rebuilt": other}, {"rebuilt": {**old, "region": "y"}}]
+    sample = Difference("t", 2, 2, 1, 2, 0, {}, rows)
+    lines = [line.strip() for line in recovery_words.difference_lines(sample)][1:]
+    assert lines[0] == "only published: region x, id 1, place a, b, at 5"
+    assert lines[2] == "only rebuilt: region y, id 1, place a, b, at 5"

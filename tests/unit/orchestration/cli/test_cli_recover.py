@@ -158,3 +158,14 @@ def test_planning_without_a_broker_says_what_is_not_known(
     assert code == 0 and "no broker" in text, said
     code, _, said = run(capsys, "plan", STREAM.name, "--to-earliest")
     assert code == 1 and "only the broker knows" in said and "recourse up" in said
+
+
+@pytest.mark.parametrize("command", ["apply", "resume", "undo", "abort"])
+def test_a_plan_that_does_not_exist_is_said_first(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, _, said = run(capsys, command, "nonsense-0001")
+    assert code == 2 and "there is no plan nonsense-0001" in said and "recover list" in said
+
+
+def test_abort_takes_yes_like_the_others(life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run(capsys, "abort", plan.id, "--yes")
+    assert code == 0 and f"plan {plan.id} is aborted" in said

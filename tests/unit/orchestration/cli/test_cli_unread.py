@@ -76,6 +76,9 @@ def test_one_stream_is_shown_with_its_partitions(
     assert "30 records unread; by timestamps the oldest is of 2013-01-01 00:26:40 UTC" in printed.err
     (line,) = [line.split() for line in printed.out.splitlines() if "2013-01-01" in line]
     assert line[:5] == [TOPIC, "0", "20", "50", "30"]
+    answers(monkeypatch, unread_of(POSITION, ENDS, {}))
+    assert cli.main(["streams", "status", STREAM]) == 0
+    assert "not read in time" in capsys.readouterr().out
     assert cli.main(["streams", "status"]) == 0
     assert "unread" not in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +165,53 @@ def test_a_table_that_somebody_else_changes_meanwhile_is_not_published_over(life
     assert sorted(DeltaTable(life.table).to_pyarrow_table()["id"].to_pylist()) == sorted([*old, 7])
 
 
+def linking(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """Let something happen once, while a publish links its files."""
+    link, waiting = os.link, [meanwhile]
+
+    def linked(*names: Path) -> None:
+        link(*names)
+        if "r-" in str(names[1]) and waiting:
+            waiting.pop()()
+
+    monkeypatch.setattr("streaming_jobs.files.os.link", linked)
+
+
+def test_a_compaction_by_somebody_else_during_a_publish_doubles_no_row(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rewrites files that the publish was to keep and files that it was to remove."""
+    plan = planned(life)
+    rebuilt(life, plan)
+    seen = []
+
+    def compact() -> None:
+        assert DeltaTable(life.table).optimize.compact()["numFilesRemoved"] > 1
+        seen.append(DeltaTable(life.table).version())
+
+    linking(monkeypatch, compact)
+    published(life, plan)
+    assert seen and DeltaTable(life.table).version() == seen[0] + 1, "one commit, after the compaction"
+    assert life.rows() == list(range(60)) and life.at() == Txn(2, 5)
+    published(life, plan)
+    assert DeltaTable(life.table).version() == seen[0] + 1
+
+
+def test_files_count_as_new_when_they_enter_a_table(life: Life) -> None:
+    """Delta's VACUUM lists the folder after it has read the table's version: an old file that came between would go."""
+    plan = planned(life)
+    rebuilt(life, plan)
+    weeks_ago = time.time() - 30 * 86400
+    for file in life.settings.tables.rglob("*.parquet"):
+        os.utime(file, (weeks_ago, weeks_ago))
+    listed = set(table_files(life.table, DeltaTable(life.table).version()))
+    published(life, plan)
+    came = set(table_files(life.table, DeltaTable(life.table).version())) - listed
+    assert came
+    old = [path for path in came if on_disk(life.table, path).stat().st_mtime < time.time() - 7 * 86400]
+    assert not old, "VACUUM would delete these"
+
+
 def test_what_somebody_else_did_before_a_publish_that_goes_on_is_not_written_over(life: Life) -> None:
     plan = planned(life)
     rebuilt(life, plan)
@@ -273,15 +321,38 @@ def test_files_of_another_schema_do_not_fit(life: Life, tmp_path: Path) -> None:
     assert misfit(stored(life.table), stored(tmp_path / "more")) == []
 
 
-def test_what_a_killed_publish_has_left_is_compared_when_it_goes_on(life: Life) -> None:
-    """The commit is in the table; the process died before it could look whether the table holds the plan's files."""
+def test_a_publish_that_has_left_other_rows_is_made_again_at_the_same_position(life: Life) -> None:
+    """The commit is in the table, and it is not the plan's content: whatever made it so, resume puts it right."""
     plan = planned(life)
     rebuilt(life, plan)
     savepoint = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     assert savepoint is not None
     published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, savepoint))
-    with pytest.raises(LedgerConflict, match="does not hold the files"):
+    assert life.rows() == list(range(30)) and life.at() == Txn(2, 5)
+    version = DeltaTable(life.table).version()
+    for _ in range(2):
         published(life, plan)
+        assert life.rows() == list(range(60)) and life.at() == Txn(2, 5)
+        assert DeltaTable(life.table).version() == version + 1, "once"
+
+
+def test_a_reader_of_the_table_gets_no_row_twice_when_a_publish_is_made_again(life: Life) -> None:
+    """Both commits are in the log; the files that the first one has named as unread are not named again."""
+    plan = planned(life)
+    rebuilt(life, plan)
+    staged = content_of(staging_folder(life.settings, plan) / "things")
+    savepoint = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    assert savepoint is not None
+    rebuilt_files = staged.without(savepoints.contents_of(life.settings, STREAM, savepoint)["things"])
+    first = dict(list(rebuilt_files.files.items())[:1])
+    whole, entry = stored(life.table), replace(life.entry(5), kind="publish", generation=2, plan=plan.id)
+    some = replace(staged, files={**{p: f for p, f in staged.files.items() if p not in rebuilt_files.files}, **first})
+    assert whole.replace_rows(some, entry, "r-1", rebuilt_files).version
+    DeltaTable(life.table).optimize.compact()
+    assert stored(life.table).replace_rows(staged, entry, "r-1", rebuilt_files).version
+    named = [c.entry.new for c in stored(life.table).commits() if c.entry and c.entry.kind == "publish"]
+    again, before = (set(each or ()) for each in named)
+    assert len(before) == 1 and len(again) == len(rebuilt_files.files) - 1 and not again & before
 
 
 def test_a_publish_that_goes_on_after_an_accepted_change_is_compared_as_it_was_published(life: Life) -> None:

@@ -55,6 +55,19 @@ def test_a_stop_at_the_border_is_a_stop_and_no_failure(make: Make) -> None:
     assert (stopped.status.state, stopped.status.error) == ("stopped", None)
 
 
+def test_a_stream_is_over_once_its_savepoint_is_taken(make: Make) -> None:
+    """A lease that is let go earlier would let a recovery begin while this session still removes old generations."""
+    running, done = again(make()), list[bool]([False])
+    assert running.pipeline is not None and running.query is not None
+    running.pipeline.hooks = replace(running.pipeline.hooks, settled=lambda _: done[0])
+    running.query.stop()
+    running.poll(SPARK)
+    assert not running.ended
+    done[0] = True
+    running.poll(SPARK)
+    assert running.status.state == "stopped"
+
+
 def test_a_query_that_has_to_begin_again_is_no_stop_and_no_failure(make: Make) -> None:
     again = ended(make(), stopped_at_border=True, replanned=True, failure=None)
     assert not again.ended and again.status.error is None and again.query is None
