@@ -128,8 +128,8 @@ def status(
     """Print what each stream is doing now, whether it is well, and how far it is behind its topics.
 
     With one NAME, also its lag by partition, and how old its oldest unread record is.
-    Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blind), or none of
-    these streams has ever run in this home. Stopped on purpose and being recovered are not red.
+    Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blocked, blind), or
+    none of these streams has ever run in this home. Stopped on purpose and being recovered are not red.
     """
     log_to_stderr()
     call = invocation(context)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,8 @@ __all__ = ["KEEP_FOREVER", "TopicInfo", "Topics", "client_config"]
 T = TypeVar("T")
 log = structlog.get_logger()
 
+NOT_SHOWN = "unknown"
+"""The clean-up policy of a topic whose settings the user may not see."""
 KEEP_FOREVER = -1
 """retention.ms of a topic that keeps all records, such as one whose record timestamps are of 2013."""
 
@@ -67,19 +69,25 @@ _PASSING = {
 }
 """Errors that the protocol calls retriable; librdkafka marks them as such only in transactions."""
 _WRONG_REQUEST = {KafkaError._INVALID_ARG, KafkaError._UNSUPPORTED_FEATURE, KafkaError._NOT_IMPLEMENTED}
+_DENIED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+_RIGHTS = {"create": "CREATE", "delete": "DELETE", "describe": "DESCRIBE", "offsets": "DESCRIBE"}
+"""Kafka's name of the right that a request needs, by the first word of what it is for."""
 _NEW_CLIENT_AFTER = 5.0
 """Seconds for which a client is kept at least, though it finds no broker."""
 
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic as the broker describes it; `id` differs between a topic and the one recreated under its name."""
+    """A topic as the broker describes it; `id` differs between a topic and the one recreated under its name.
+
+    Without the right to see the topic's settings, they have Kafka's defaults, and `cleanup_policy` is `NOT_SHOWN`.
+    """
 
     name: str
     id: str
     partitions: int
-    retention_ms: int
-    cleanup_policy: str
+    retention_ms: int = KEEP_FOREVER
+    cleanup_policy: str = NOT_SHOWN
     replicas: int = 1
     min_insync_replicas: int = 1
     max_message_bytes: int = 1_048_588
@@ -102,6 +110,7 @@ class Topics:
         self._failures = Failures(self.bootstrap)
         settings: dict[str, Any] = {**config, "error_cb": self._failures}
         self._settings = settings
+        self._not_shown: set[str] = set()
         self._renewing, self._unanswered = threading.Lock(), False
         self._connect()
 
@@ -261,14 +270,29 @@ class Topics:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         settings = self._admin.describe_configs([resource], request_timeout=self._left(deadline))
         topic = self._wait(asked[name], doing, deadline)
-        values = self._wait(settings[resource], doing, deadline)
-        return TopicInfo(
+        info = TopicInfo(
             name=name,
             id=str(topic.topic_id),
             partitions=len(topic.partitions),
+            replicas=min((len(partition.replicas) for partition in topic.partitions), default=1),
+        )
+        try:
+            values = self._wait(settings[resource], f"settings of topic {name}", deadline)
+        except UsageError as error:
+            if not _denied(error):
+                raise
+            if name not in self._not_shown:
+                self._not_shown.add(name)
+                log.warning(
+                    "the topic's settings are not shown: retention and limits are taken as Kafka's defaults",
+                    topic=name,
+                    missing="the right DESCRIBE_CONFIGS on the topic",
+                )
+            return info
+        return replace(
+            info,
             retention_ms=int(values["retention.ms"].value),
             cleanup_policy=values["cleanup.policy"].value,
-            replicas=min((len(partition.replicas) for partition in topic.partitions), default=1),
             min_insync_replicas=int(values["min.insync.replicas"].value),
             max_message_bytes=int(values["max.message.bytes"].value),
         )
@@ -334,6 +358,12 @@ class Topics:
             return self._unreachable(doing)
         if kafka.code() in _PASSING or (kafka.code() < 0 and kafka.code() not in _WRONG_REQUEST):
             return BrokerUnreachable(f"{doing}: {kafka.str()}", "try again in a moment")
+        if kafka.code() in _DENIED:
+            right = _RIGHTS.get(doing.partition(" ")[0], "DESCRIBE_CONFIGS")
+            return UsageError(
+                f"{doing}: {kafka.str()}",
+                f"give this user Kafka's right {right} on the topic; docs/secure.md lists all rights that are needed",
+            )
         return UsageError(f"{doing}: {kafka.str()}", "check the request, and the rights of this user on the cluster")
 
     def _until(self, ask: Callable[[], T | None], doing: str, deadline: float) -> T:
@@ -342,3 +372,8 @@ class Topics:
                 raise self._unreachable(f"wait for {doing}")
             self._admin.poll(_POLL)
         return answer
+
+
+def _denied(error: UsageError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() in _DENIED

@@ -13,6 +13,7 @@
 | failing | has failed and is tried again, or has failed several times in a row |
 | stuck | has unread records and has not finished a batch for `stream.stuck_after`, or has been starting for that long |
 | late | has not read what came to its topics before `stream.late_after`; not with the trigger `available-now` |
+| blocked | has waited for the end of another program's transaction for `stream.late_after` |
 | run_failed | is of a scheduled job whose newest run failed (Dagster's check says so) |
 | overdue | is of a scheduled job that nothing has started since the last tick (Dagster's check says so) |
 | blind | has not seen the end of its topics for `dagster.stale_after`: no broker answers |
@@ -53,7 +54,9 @@ _RECOVERY = "recovery "
 _AHEAD = 5.0
 """Seconds that a time stamp may be in the future."""
 
-Word = Literal["dead", "not_running", "silent", "failed", "failing", "stuck", "late", "blind", "run_failed", "overdue"]
+Word = Literal[
+    "dead", "not_running", "silent", "failed", "failing", "stuck", "late", "blocked", "blind", "run_failed", "overdue"
+]
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,8 @@ def judge(seen: Seen, limits: Limits, *, should_run: bool | None = None) -> Heal
         return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=stop_requested)
     if seen.session is None and state in ("stopped", "failed") and (words := _restarting(seen, limits, should_run)):
         return Health(seen.stream, seen.at, "restarting", notes=(words,))
-    notes = tuple(_code_on_disk(seen))
+    blocked = _blocked(seen.status) if seen.status is not None and state in ("running", "idle") else None
+    notes = (*_code_on_disk(seen), *([blocked[0]] if blocked is not None else []))
     if seen.session is None and state == "stopped" and seen.status is not None and seen.status.ended_by:
         notes = (f"was stopped {_when(seen.at, seen.status.heartbeat)} by {seen.status.ended_by}",)
     if seen.stop is not None:
@@ -301,6 +305,11 @@ def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
     if _age(now, max(status.lag_at, status.started_at)) > limits.stale_after:  # a new session has not looked yet
         yield Reason("blind", f"the end of its topics was last seen {_when(now, status.lag_at)}: no broker answers")
         return
+    if (blocked := _blocked(status)) is not None:
+        text, since = blocked
+        if limits.late_after and now - since > limits.late_after:
+            yield Reason("blocked", text)
+        return
     lag = status.lag_records or 0
     unread = f"{counted(lag, 'record')} unread"
     progress = min(max(status.committed_at or 0.0, status.started_at), now)
@@ -323,6 +332,20 @@ def _code_on_disk(seen: Seen) -> Iterator[str]:
         yield f"runs code {runs}; on disk is {status.disk_code} since {since}: recourse deploy {seen.stream}"
     elif status.disk_settings:
         yield f"runs with other settings than those on disk since {since}: recourse deploy {seen.stream}"
+
+
+def _blocked(status: Status) -> tuple[str, float] | None:
+    """The oldest transaction that the stream waits for, in words, and since when."""
+    waits = [(since, topic, p) for topic, each in status.blocked.items() for p, since in each.items()]
+    if not waits:
+        return None
+    since, topic, partition = min(waits)
+    more = f", and in {counted(len(waits) - 1, 'more partition')}" if len(waits) > 1 else ""
+    text = (
+        f"blocked: a transaction is open in topic {topic} partition {partition} since {_time(since)}{more}; records "
+        "behind it cannot be read until its producer, or kafka-transactions.sh, ends it"
+    )
+    return text, since
 
 
 def _dead(seen: Seen) -> bool:

@@ -217,6 +217,9 @@ class FakeTopics:
     def latest(self, name: str) -> dict[int, int]:
         return self.offsets(name).latest
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        return self.latest(name)
+
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         return None
 

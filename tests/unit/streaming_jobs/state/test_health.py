@@ -77,6 +77,9 @@ NEVER = Seen("orders", NOW, None)
         (seen(state="starting", lag_at=None, started_at=NOW - 301, batch_every_s=3600.0), []),
         (seen(state="starting", committed_at=None, started_at=NOW - 301, lag_records=0), ["stuck"]),
         (seen(state="starting", committed_at=None, started_at=NOW - 301), ["stuck"]),
+        (seen(blocked={"t": {"0": NOW - 599}}, committed_at=NOW - 599), []),
+        (seen(blocked={"t": {"0": NOW - 601}}, committed_at=NOW - 601), ["blocked"]),
+        (seen(blocked={"t": {"0": NOW - 601}}, trigger="available-now"), ["blocked"]),
         (seen(lag_at=NOW - 61), ["blind"]),
         (seen(lag_at=NOW - 80_000, started_at=NOW - 3), []),
         (seen(lag_at=NOW - 80_000, started_at=NOW - 61), ["blind"]),
@@ -217,3 +220,10 @@ def test_other_code_on_disk_is_a_note_of_a_stream_that_runs_and_no_reason_to_be_
     assert not judge(seen(code_version="aaa (1.0)"), Limits()).notes
     nothing_runs = seen(None, None, state="stopped", **other, disk_code="bbb", trigger="available-now")
     assert not judge(nothing_runs, Limits()).notes
+
+
+def test_an_open_transaction_is_named_at_once() -> None:
+    verdict = judge(seen(blocked={"payments": {"3": NOW - 5, "4": NOW - 2}}), Limits())
+    (note,) = verdict.notes
+    assert not verdict.red
+    assert "a transaction is open in topic payments partition 3 since " in note and "1 more partition" in note
