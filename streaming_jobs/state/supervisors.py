@@ -52,4 +52,4 @@ def notes(settings: Settings, stream: str) -> list[Note]:
 
 
 def _folder(settings: Settings) -> Path:
-    return settings.home.expanduser().absolute() / "supervisors"
+    return settings.home / "supervisors"
