@@ -202,7 +202,7 @@ def folder(settings: Settings) -> Path:
 
 def quality_folder(settings: Settings) -> Path:
     """The folder of history and pages, absolute; it may not exist yet."""
-    return settings.home.expanduser().absolute() / "quality"
+    return settings.home / "quality"
 
 
 def make_quality_folder(settings: Settings) -> Path:

@@ -321,7 +321,9 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
     session: Session | None = None
     try:
         collisions.check()
-        settings = load(session_options.flags(options), config_file=options.config).settings
+        loaded = load(session_options.flags(options), config_file=options.config)
+        settings = loaded.settings
+        log.info("driver", **loaded.sources)
         # Read before the flows are loaded, which takes time; `--asked-at` is the time of the request to start.
         requests = session_options.requests_before(stop_request.requests(settings), options.asked_at, time.time())
         streams = Topology.of_settings(settings).select([name for name in options.streams.split(",") if name])

@@ -139,7 +139,7 @@ def status(
             _watch(call, selected, output)
         return
     observed = observed_now(call, selected)
-    home = str(call.settings.home.expanduser().absolute())
+    home = str(call.settings.home)
     detailed = output is Output.json or len(names or ()) == 1
     unread = unread_now(call, observed) if detailed else {}
     details = {name: each.as_json() for name, each in unread.items()}

@@ -39,14 +39,19 @@ def up(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.once import run_once
     from orchestration.cli.setup import fetch_jars, quick_checks, sole_use, warm_up_once
+    from streaming_jobs.settings import demonstrate
 
     log_to_stderr()
     call = invocation(context)
+    call.demonstrate()
     if port is not None:
         call.values["dagster.port"] = str(port)
     call.export()
     settings = call.settings
+    say(", ".join(f"{name} {value}" for name, value in call.loaded.sources.items()))
     with stop_signals_interrupt(), sole_use(settings):
+        if call.demonstration:
+            demonstrate(settings.home)  # commands after this one are about the same streams
         quick_checks(settings, ui=not once)
         fetch_jars(settings, broker=not settings.kafka.bootstrap_servers)
         if not settings.kafka.bootstrap_servers:
@@ -83,15 +88,16 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
         steps.add("feeder", feeder.stop)
         feeder.start()
     with Screen(what_to_open(settings, url)) as screen:
-        home = settings.home.expanduser().absolute()
         parts = [
-            Retried("Dagster", processes.supervise, home),
+            Retried("Dagster", processes.supervise, settings.home),
             Retried(
-                "streams", lambda: screen.show(observe_all(settings, names), feeder.state if feeder else None), home
+                "streams",
+                lambda: screen.show(observe_all(settings, names), feeder.state if feeder else None),
+                settings.home,
             ),
         ]
         if broker is not None:
-            parts.insert(0, Retried("broker", lambda: restart_if_dead(broker), home))
+            parts.insert(0, Retried("broker", lambda: restart_if_dead(broker), settings.home))
         while True:
             for part in parts:
                 part()

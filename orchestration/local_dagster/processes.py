@@ -224,7 +224,7 @@ class DagsterProcesses:
 
     def _environment(self) -> dict[str, str]:
         return {
-            "RECOURSE_HOME": str(self.settings.home.expanduser().absolute()),
+            "RECOURSE_HOME": str(self.settings.home),
             "DAGSTER_HOME": str(self.settings.dagster_home),
             "DAGSTER_DISABLE_TELEMETRY": "1",
             PARENT_VARIABLE: identity(),

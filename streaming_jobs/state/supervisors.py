@@ -62,4 +62,4 @@ def newest(settings: Settings, stream: str) -> Note | None:
 
 
 def _folder(settings: Settings) -> Path:
-    return settings.home.expanduser().absolute() / "supervisors"
+    return settings.home / "supervisors"

@@ -24,7 +24,7 @@ from tests.support import ROOT
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where tracebacks go
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
 
 
@@ -139,7 +139,10 @@ def test_config_show_tells_value_and_origin_of_each_layer(
     assert shown["stream.committer"] == ("auto", "default")
 
 
-def test_config_show_changed_leaves_defaults_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_changed_leaves_defaults_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RECOURSE_DEMO")
     assert cli.main(["--set", "broker.heap_mb=96", "config", "show", "--changed", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"key": "broker.heap_mb", "value": "96", "origin": "flag"}]
 
@@ -200,7 +203,7 @@ def test_the_real_command_separates_data_from_talk(tmp_path: Path) -> None:
 
 def test_a_pipe_gets_whole_cells(tmp_path: Path) -> None:
     long = "x" * 300
-    done = recourse("--set", f"spark.master={long}", "config", "show", "spark.master", cwd=tmp_path)
+    done = recourse("--set", f"target={long}", "config", "show", "target", cwd=tmp_path)
     assert long in done.stdout
 
 

@@ -26,7 +26,7 @@ from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
 @pytest.fixture(autouse=True)
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Nine batches in a home of its own; the stream is declared, and the broker is the one of `Topics`."""
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")

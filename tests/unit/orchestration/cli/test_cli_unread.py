@@ -32,7 +32,7 @@ POSITION = {TOPIC: {0: 20, 1: 9}}
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A home in which `parity` has run; its lag was seen just now."""
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RECOURSE_FLOWS", '["tests.support.worlds"]')
     settings, now = Settings.load(), time.time()
