@@ -104,6 +104,10 @@ class KnownTopics:
         """The ends."""
         return dict(self.ends)
 
+    def high_watermarks(self, _: str) -> dict[int, int]:
+        """The ends: no transaction is open."""
+        return dict(self.ends)
+
     def offsets_for_time(self, _: str, __: int) -> dict[int, int]:
         """No record is younger."""
         return dict(self.ends)
