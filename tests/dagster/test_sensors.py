@@ -32,6 +32,7 @@ from streaming_jobs.topology import Topology
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.ticks import REPOSITORY, Ticks
 
+TABLES = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
 DEAD_WORKER = f"{socket.gethostname()}:999999999:gone"
 
 
@@ -211,11 +212,10 @@ def test_the_run_that_decides_stays_and_not_a_cancelled_duplicate_of_it(shop: Se
 
 def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> None:
     session = own_session(ticks.settings)
-    tables = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
     ticks.instance.create_run_for_job(
         ticks.defs.resolve_implicit_global_asset_job_def(),
         status=dg.DagsterRunStatus.STARTED,
-        asset_selection=frozenset(table_key(table) for table in tables),
+        asset_selection=frozenset(table_key(table) for table in TABLES),
     )
     (seen,) = session_runs(ticks.instance, session)
     assert seen.status in IN_PROGRESS
@@ -227,7 +227,7 @@ def test_materialize_all_beside_a_running_session_is_ended_with_the_reason(ticks
     queued = ticks.instance.create_run_for_job(
         ticks.defs.resolve_implicit_global_asset_job_def(),
         status=dg.DagsterRunStatus.QUEUED,
-        asset_selection=frozenset(table_key(table) for table in ("orders", "customers")),
+        asset_selection=frozenset(table_key(table) for table in TABLES),
         remote_job_origin=RemoteJobOrigin(REPOSITORY, ASSET_JOB),
     ).run_id
     of_the_job = ticks.run(dg.DagsterRunStatus.QUEUED)
