@@ -16,34 +16,42 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 UV := $(BIN)/uv --quiet pip install --python $(BIN)/python --compile-bytecode
 RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+MINOR := import sys; print("%d.%d" % sys.version_info[:2])
 
 # The first of these that runs and is of a right version; empty if there is none.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do \
 	if $$name -c '$(RIGHT_PYTHON)' 2>/dev/null; then command -v $$name; break; fi; done)
 
 setup: $(STAMP)
+	@test '$(origin PYTHON)' != 'command line' || test "$$($(PYTHON) -c '$(MINOR)')" = "$$($(BIN)/python -c '$(MINOR)')" || { \
+		echo ".venv has Python $$($(BIN)/python -c '$(MINOR)'), not $(PYTHON). To make it anew: make clean" >&2; exit 1; }
 	@$(BIN)/python -m streaming_jobs.platform.jars fetch
 	@$(BIN)/python -m streaming_jobs.warm_up
 
 up: setup
 	@$(BIN)/recourse up
 
-test: check tests
+test: setup
+	@$(EACH); $(CHECKS); $(TESTS); $(VERDICT)
 
 check: setup
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/deptry .
+	@$(EACH); $(CHECKS); $(VERDICT)
+
+tests: setup
+	@$(EACH); $(TESTS); $(VERDICT)
+
+# A red kind does not hide those after it: each runs, and the last line names what was red.
+EACH := red=; each() { name=$$1; shift; echo "$$*"; "$$@" || red="$$red $$name"; }
+VERDICT := test -z "$$red" || { echo "red:$$red" >&2; exit 1; }
+
+CHECKS := each format $(BIN)/ruff format --check .; each lint $(BIN)/ruff check .; each types $(BIN)/mypy; \
+	each imports $(BIN)/lint-imports; each dependencies $(BIN)/deptry .
 
 # What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, those of
 # Spark and of the broker two sessions, a file's tests in the same one; Dagster's run alone.
-tests: setup
-	$(BIN)/pytest -m unit --numprocesses auto
-	$(BIN)/pytest -m spark --numprocesses 2
-	$(BIN)/pytest -m "broker and not long" --numprocesses 2 --dist loadfile
-	$(BIN)/pytest -m "dagster and not long"
+TESTS := each unit $(BIN)/pytest -m unit --numprocesses auto; each spark $(BIN)/pytest -m spark --numprocesses 2; \
+	each broker $(BIN)/pytest -m "broker and not long" --numprocesses 2 --dist loadfile; \
+	each dagster $(BIN)/pytest -m "dagster and not long"
 
 long: setup
 	$(BIN)/pytest -m long
@@ -53,7 +61,7 @@ ifneq ($(shell $(BIN)/python -c 'print(open(".venv/.place").read())' 2>/dev/null
 $(STAMP): again
 endif
 
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml requirements.lock requirements-dev.lock
 	@python='$(PYTHON)'; fail() { echo "$$1" >&2; exit 1; }; \
 	test -n "$$python" || fail 'No Python 3.11 or 3.12 was found. Install one, or name it: make setup PYTHON=/path/to/python3.11'; \
 	"$$python" -c '$(RIGHT_PYTHON)' || fail "$$python is not Python 3.11 or 3.12. Name another: make setup PYTHON=/path/to/python3.11"; \
@@ -61,16 +69,19 @@ $(STAMP): pyproject.toml requirements.lock
 	test "$$($(BIN)/python -c 'print(open(".venv/.place").read())' 2>/dev/null)" = '$(CURDIR)' || { \
 		echo "making .venv with $$python"; rm -rf .venv; \
 		"$$python" -m venv .venv && printf %s '$(CURDIR)' > .venv/.place; }
-	@echo 'installing the packages that requirements.lock names; the first time takes a few minutes'
-	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.lock
+	@echo 'installing the packages that the locks name; the first time takes a few minutes'
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements-dev.lock > .venv/uv.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.lock
-	@$(UV) --require-hashes -r requirements.lock
+	@$(UV) --require-hashes -r requirements.lock -r requirements-dev.lock
 	@$(UV) --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 
+# requirements.lock is what production installs; the other one has what develops and tests, in versions that fit it.
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade \
+	--no-emit-index-url --no-emit-find-links --no-header --quiet
 lock: setup
-	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade \
-		--no-emit-index-url --no-emit-find-links --no-header --quiet --output-file requirements.lock
+	$(COMPILE) pyproject.toml --output-file requirements.lock
+	$(COMPILE) --group dev --constraints requirements.lock --output-file requirements-dev.lock
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

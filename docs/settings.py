@@ -24,14 +24,17 @@ _OPENING = """# Settings
 Every setting, with what it may be. A value is taken from the last of these that has it:
 
 1. the default;
-2. `recourse.toml` in the working directory (or `--config FILE`, or the variable `RECOURSE_CONFIG`): `[stream]` and
-   below it `trigger = "every 10 seconds"`;
+2. `recourse.toml` in the working directory or the nearest folder above: `[stream]` and below it
+   `trigger = "every 10 seconds"`. Relative paths in it, and the default home, lie in its folder. `--config FILE` or the
+   variable `RECOURSE_CONFIG` name another file, which has to exist;
 3. the environment: `RECOURSE_` and the key in capitals, two underscores for a dot: `RECOURSE_STREAM__TRIGGER`;
 4. the command line: `recourse --set stream.trigger='every 10 seconds' ...`.
 
 `recourse config show` prints what holds and where each value came from. A name that is no setting is refused, with the
 nearest one that is. A duration is a number and a unit, or several: `500 ms`, `90 seconds`, `1 hour 30 minutes`,
-`2 days`. *Since* is the first version that has the setting.
+`2 days`. A list from the environment or the command line is JSON; a text without brackets is its only item. Variables
+that Kubernetes sets for a service named `recourse` (`RECOURSE_PORT`, `RECOURSE_SERVICE_HOST`) are left alone. *Since*
+is the first version that has the setting.
 """
 _OWN_SECTION = """
 The section `[streams.NAME]` takes the same keys as `[stream]` for one stream: `streams.airport_hours.trigger`. What is

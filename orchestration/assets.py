@@ -12,10 +12,12 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from orchestration.bundle.fields import place
-from orchestration.bundle.job import Bundle, Continuous, Job
+from orchestration.bundle.job import Bundle, Job, Schedule
+from orchestration.sessions.decisions import IN_PROGRESS
+from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.supervisor import Command, SessionSpec, run_session
-from orchestration.sessions.tags import KIND_TAG
+from orchestration.sessions.tags import SESSION_TAG
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
@@ -169,8 +171,7 @@ def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
 def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
     """The Dagster job of a bundle's job; its parameters are the job's configuration."""
     job = session.job
-    kind = "continuous" if isinstance(job.trigger, Continuous) else "scheduled" if job.trigger else "manual"
-    tags = {**job.tags, KIND_TAG: kind, "dagster/max_retries": "0"}
+    tags = {**job.tags, **job_tags(session.settings, job.kind), SESSION_TAG: job.key}
     if job.timeout_seconds:
         tags["dagster/max_runtime"] = str(job.timeout_seconds)
     return dg.define_asset_job(
@@ -187,6 +188,27 @@ def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> Unresolved
             "streams": ", ".join(job.streams),
         },
     )
+
+
+def session_schedule(session: SessionSpec, trigger: Schedule) -> dg.ScheduleDefinition:
+    """The schedule of a job; a tick while a run of the job is in progress is skipped, as on Databricks."""
+    from orchestration.sessions.runs import session_runs
+
+    @dg.schedule(
+        name=f"schedule_{session.job.key}",
+        job_name=session.job.key,
+        cron_schedule=trigger.cron,
+        execution_timezone=trigger.timezone,
+        default_status=dg.DefaultScheduleStatus["STOPPED" if trigger.paused else "RUNNING"],
+        description=f"Quartz: {trigger.quartz}",
+    )
+    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        for run in session_runs(context.instance, session):
+            if run.status in IN_PROGRESS:
+                return dg.SkipReason(f"run {run.run_id[:8]} is {run.status.lower()}: a job has one run at a time")
+        return dg.RunRequest()
+
+    return tick
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, int | float | str]:

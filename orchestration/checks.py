@@ -9,24 +9,33 @@ still runs.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
 
 import dagster as dg
+from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from orchestration.bundle.job import Continuous
+from orchestration.bundle.job import Continuous, Schedule
 from orchestration.bundle.last_good import Fault
-from orchestration.sessions.decisions import RunSeen, should_run
+from orchestration.deploys.history import deploys
+from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, should_run
 from orchestration.sessions.events import NO_RUN, not_being_made
-from orchestration.sessions.reporting import table_key
-from orchestration.sessions.runs import session_runs
+from orchestration.sessions.ownership import claim
+from orchestration.sessions.reporting import health_figures, table_key
+from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
+from orchestration.sessions.verdicts import AGAIN_AFTER, HEALTH, Verdict, to_tell
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.health import Health, health
+from streaming_jobs.state.health import Health, Limits, Reason, judge, look
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
 
-NAME = "health"
+NAME = HEALTH
+STARTING = "starting"
+"""The mark of a stream that was not green before its start, and has not shown yet that it works."""
+OVERDUE_AFTER = 300.0
+"""Seconds after a schedule's tick in which its run has to be there; Dagster's daemon looks each minute or so."""
 LOOK_EVERY = 15
 """Seconds between two ticks of the sensor."""
 
@@ -43,9 +52,18 @@ def verdict(health: Health, *, continuous: bool, broken: str = "") -> Verdict:
         return Verdict(False, dg.AssetCheckSeverity.ERROR, f"red: {words}", text)
     if broken:
         return Verdict(False, dg.AssetCheckSeverity.WARN, f"job YAML: {broken}", f"{text}; {broken}")
-    if health.state == "recovering" or (health.state == "stopped" and continuous):
+    if health.state in ("recovering", "restarting") or (health.state == "stopped" and continuous):
         return Verdict(False, dg.AssetCheckSeverity.WARN, health.verdict, text)
     return Verdict(True, dg.AssetCheckSeverity.ERROR, health.verdict, text)
+
+
+def settling(now: Verdict, before: dg.AssetCheckEvaluation | None) -> Verdict:
+    """The verdict on a stream that has started and shown nothing yet: not green again if it was not green before."""
+    if not now.passed or before is None or before.passed:
+        return now
+    mark, text = before.metadata.get("verdict"), before.description or ""
+    after = text if mark is not None and mark.value == STARTING else f"{now.text}; before it {text}"
+    return replace(now, passed=False, severity=dg.AssetCheckSeverity.WARN, mark=STARTING, text=after)
 
 
 def check_key(table: str) -> dg.AssetCheckKey:
@@ -61,6 +79,8 @@ class HealthChecks:
     sessions: Sequence[SessionSpec]
     settings: Settings
     fault: Callable[[], Fault | None] = lambda: None
+    loaded_at: float = field(default_factory=time.time)
+    """The time of loading: the ticks of a job that never ran count from then on."""
 
     def definitions(self) -> list[dg.AssetChecksDefinition]:
         """The checks of all tables but those of dead letters; executing one in the UI looks at once."""
@@ -81,12 +101,13 @@ class HealthChecks:
             ],
             can_subset=True,
         )
-        def look(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        def look_now(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            claim(context.instance, context.run.run_id, self.settings, NAME)
             verdicts = self.verdicts(context.instance, time.time())
             for key in context.selected_asset_check_keys:
                 yield verdicts[key].result(key)
 
-        return [look]
+        return [look_now]
 
     def sensor(self) -> dg.SensorDefinition:
         """The sensor that looks at the streams and reports to Dagster what has changed."""
@@ -111,18 +132,26 @@ class HealthChecks:
 
     def verdicts(self, instance: dg.DagsterInstance, now: float) -> dict[dg.AssetCheckKey, Verdict]:
         """The verdict on every table now."""
-        expected = self._should_run(instance, now)
+        runs = runs_by_session(instance, self.sessions)
+        expected, missing = self._should_run(runs, now), self._missed(runs, now)
         fault = self.fault()
         continuous = {name for session in self.sessions if _continuous(session) for name in session.job.streams}
-        verdicts = {
-            stream.name: verdict(
-                health(self.settings, stream.name, should_run=stream.name in expected),
-                continuous=stream.name in continuous,
-                broken=f"the last good job YAML is used, because of {fault.found}" if fault else "",
-            )
-            for stream in self.streams
-        }
-        return {key: verdicts[name] for key, name in self._stream_of().items()}
+        known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(self.keys)
+        found: dict[dg.AssetCheckKey, Verdict] = {}
+        for stream in self.streams:
+            seen = look(self.settings, stream.name)
+            healthy = judge(seen, Limits.of(self.settings, stream.name), should_run=expected.get(stream.name))
+            if (missed := missing.get(stream.name)) is not None and healthy.state != "recovering":
+                reason = Reason(missed.word, missed.text)
+                healthy = replace(healthy, reasons=(*healthy.reasons, reason))
+            broken = f"the last good job YAML is used, because of {fault.found}" if fault else ""
+            outcome = verdict(healthy, continuous=stream.name in continuous, broken=broken)
+            shown = health_figures(seen.status, deploys(self.settings, stream.name)[-1:]) if seen.status else {}
+            for sink in stream.sinks.values():
+                key = check_key(sink.name)
+                before = known[key].evaluation if key in known and not healthy.settled else None
+                found[key] = replace(settling(outcome, before), figures=shown)
+        return found
 
     @property
     def keys(self) -> list[dg.AssetCheckKey]:
@@ -132,26 +161,46 @@ class HealthChecks:
     def _stream_of(self) -> dict[dg.AssetCheckKey, str]:
         return {check_key(sink.name): stream.name for stream in self.streams for sink in stream.sinks.values()}
 
-    def _should_run(self, instance: dg.DagsterInstance, now: float) -> set[str]:
-        """The streams that keepalive is expected to keep running; one of them that ended and was not restarted is red.
+    def _should_run(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, bool | None]:
+        """Whether each stream of a job ought to run now (`judge`); a stream without a job is left out.
 
-        This includes a stream that ended while the session of its job continues with the others.
+        One that ended while the session of its continuous job goes on with the others ought to.
         """
-        if not self.settings.dagster.keepalive:
-            return set()
         patience = self.settings.dagster.stale_after.total_seconds()
-        expected: set[str] = set()
+        expected: dict[str, bool | None] = {}
         for session in self.sessions:
             if not _continuous(session):
+                expected |= dict.fromkeys(session.job.streams, False)
                 continue
-            runs, streams = session_runs(instance, session), session.job.streams
-            if should_run(runs, now, patience=patience):
-                expected.update(streams)
-            else:  # a session that restarts itself needs the time that it is given to stop
-                longer = patience + session.patience
-                statuses = {name: read_status(self.settings, name) for name in streams}
-                expected.update(name for name, at in statuses.items() if left_behind(runs, at, now, patience=longer))
+            if not self.settings.dagster.keepalive:
+                continue
+            runs = by_session[session.job.key]
+            all_of_them = should_run(runs, now, patience=patience)
+            # A session that restarts itself needs the time that it is given to stop.
+            longer = patience + session.patience
+            for name in session.job.streams:
+                left = all_of_them is None and left_behind(runs, read_status(self.settings, name), now, patience=longer)
+                expected[name] = True if left else all_of_them
         return expected
+
+    def _missed(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, Missed]:
+        """What the runs of scheduled jobs say against their streams."""
+        found: dict[str, Missed] = {}
+        for session in self.sessions:
+            trigger = session.job.trigger
+            if not isinstance(trigger, Schedule) or trigger.paused:
+                continue
+            tick = get_latest_completed_cron_tick(trigger.cron, datetime.fromtimestamp(now, UTC), trigger.timezone)
+            reason = missed(
+                by_session[session.job.key],
+                tick.timestamp(),
+                now,
+                patience=OVERDUE_AFTER,
+                watched_since=self.loaded_at,
+            )
+            if reason is not None:
+                found |= dict.fromkeys(session.job.streams, reason)
+        return found
 
 
 def _continuous(session: SessionSpec) -> bool:
@@ -163,7 +212,7 @@ def left_behind(runs: Sequence[RunSeen], status: Status | None, now: float, *, p
     session = next((run for run in runs if run.status == "STARTED"), None)
     if session is None or session.started is None or status is None or status.trigger == "available-now":
         return False
-    return status.state == "stopped" and now - max(session.started, status.heartbeat) > patience
+    return status.state == "stopped" and passed(max(session.started, status.heartbeat), now) > patience
 
 
 def _show_red(instance: dg.DagsterInstance, verdicts: Mapping[dg.AssetCheckKey, Verdict]) -> None:

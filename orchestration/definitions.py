@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import partial
 
 import dagster as dg
+import structlog
 
 from orchestration.bundle import last_good
 from orchestration.location import location
 from orchestration.sessions.supervisor import Command
 from streaming_jobs.runtime.session_options import session_command
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import Settings, load
 from streaming_jobs.topology import Topology
 
 
@@ -22,8 +23,10 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
     """The code location; raises RecourseError where streams or job YAML cannot be used."""
     topology = Topology.of_settings(settings)
     make = partial(location, topology=topology, settings=settings, command=command)
-    fault = partial(last_good.fault, settings, topology, make)
+    fault = last_good.FaultOfNow(settings, topology, make)
     return last_good.use(settings, topology, partial(make, fault=fault))
 
 
-defs = definitions(Settings.load())
+_loaded = load()
+structlog.get_logger().info("code location", **_loaded.sources)
+defs = definitions(_loaded.settings)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import dagster as dg
 
 from orchestration.assets import (
     session_assets,
     session_job,
+    session_schedule,
     sessions,
     table_keys,
     topic_assets,
@@ -29,6 +30,7 @@ from orchestration.sensors import (
     watchdog_sensor,
 )
 from orchestration.sessions.executor import session_executor
+from orchestration.sessions.retention import Owned
 from orchestration.sessions.supervisor import Command
 from orchestration.slices.job import SliceDefinitions
 from orchestration.topic_sensor import topic_sensor
@@ -51,21 +53,14 @@ def location(
     `suites_and_rules` are by default those of the settings' modules.
     """
     all_sessions = sessions(bundle, topology, settings, command)
-    assets = {session.job.key: session_assets(session) for session in all_sessions}
+    tables = {session.job.key: session_assets(session) for session in all_sessions}
     keepalives = [
         keepalive_sensor(session, running=settings.dagster.keepalive and not session.job.trigger.paused)
         for session in all_sessions
         if isinstance(session.job.trigger, Continuous)
     ]
     schedules = [
-        dg.ScheduleDefinition(
-            name=f"schedule_{session.job.key}",
-            job_name=session.job.key,
-            cron_schedule=session.job.trigger.cron,
-            execution_timezone=session.job.trigger.timezone,
-            default_status=dg.DefaultScheduleStatus["STOPPED" if session.job.trigger.paused else "RUNNING"],
-            description=f"Quartz: {session.job.trigger.quartz}",
-        )
+        session_schedule(session, session.job.trigger)
         for session in all_sessions
         if isinstance(session.job.trigger, Schedule)
     ]
@@ -80,16 +75,17 @@ def location(
     )
     recoveries = recover_jobs(settings, table_keys(topology), jobs=jobs)
     slices = SliceDefinitions.of(settings, topology)
+    assets: list[dg.AssetSpec | dg.AssetsDefinition] = [
+        *topic_assets(topology),
+        *tables.values(),
+        *unassigned_assets(topology, settings, all_sessions),
+        *slices.assets(),
+    ]
     made = dg.Definitions(
         asset_checks=[*health.definitions(), *quality.asset_checks],
-        assets=[
-            *topic_assets(topology),
-            *assets.values(),
-            *unassigned_assets(topology, settings, all_sessions),
-            *slices.assets(),
-        ],
+        assets=assets,
         jobs=[
-            *(session_job(session, assets[session.job.key]) for session in all_sessions),
+            *(session_job(session, tables[session.job.key]) for session in all_sessions),
             *quality.jobs,
             *preview_job(topology, settings, jobs),
             *recoveries,
@@ -98,13 +94,13 @@ def location(
         schedules=[*schedules, *quality.schedules, *slices.schedules()],
         sensors=[
             *keepalives,
-            watchdog_sensor(all_sessions),
+            watchdog_sensor(all_sessions, settings),
             run_failure_alert(all_sessions),
             stream_alert(list(topology.streams.values()), settings),
             health.sensor(),
             job_yaml_sensor(fault),
             topic_sensor(topology, settings),
-            retention_sensor(all_sessions, settings),
+            retention_sensor(all_sessions, settings, Owned(_keys(assets), [*health.keys, *quality.keys])),
             *quality.sensors,
         ],
         resources=quality.resources,
@@ -112,3 +108,7 @@ def location(
     )
     dg.Definitions.validate_loadable(made)  # Dagster resolves jobs and names late: errors in them come only here
     return made
+
+
+def _keys(assets: Iterable[dg.AssetSpec | dg.AssetsDefinition]) -> list[dg.AssetKey]:
+    return [key for each in assets for key in ([each.key] if isinstance(each, dg.AssetSpec) else each.keys)]

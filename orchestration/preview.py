@@ -19,8 +19,8 @@ import dagster as dg
 from pydantic import Field
 
 from orchestration.sessions.bounded_log import BoundedLog
-from orchestration.sessions.supervisor import PARENT_VARIABLE, identity, parent_lives, uninterrupted
-from orchestration.sessions.tags import KIND_TAG, WORKER_TAG
+from orchestration.sessions.ownership import claim, job_tags, parent_lives
+from orchestration.sessions.supervisor import PARENT_VARIABLE, uninterrupted
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
@@ -29,7 +29,7 @@ from streaming_jobs.topology import Topology
 JOB, STEP = "preview", "replay_and_compare"
 VERDICT_TAG = "recourse/verdict"
 """Tag of a run: `equal`, `different`, `broken` or `cannot start`."""
-RUN_TAGS = {KIND_TAG: JOB, "dagster/priority": "-10", "dagster/max_retries": "0", "dagster/max_runtime": "21600"}
+RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "21600"}
 """Sessions go first in the queue; a preview that hangs is ended after six hours."""
 
 _FOUND = (0, 10)
@@ -79,7 +79,7 @@ def preview_job(
         name=JOB,
         description="What the code on disk would change in a stream's newest rows. Nothing is published. Streams: "
         + ", ".join(topology.streams),
-        tags=RUN_TAGS,
+        tags={**job_tags(settings, JOB), **RUN_TAGS},
     )
     def preview() -> None:
         replay_and_compare()
@@ -92,7 +92,7 @@ def run_preview(
 ) -> dg.Output[str]:
     """Run one preview to its end; raises Failure for code that must not be deployed, and for a preview that failed."""
     run_id = context.run_id
-    context.instance.add_run_tags(run_id, {WORKER_TAG: identity()})
+    claim(context.instance, run_id, settings, JOB)
     log = BoundedLog(settings.logs / "preview.log")
     mark = f"--- run {run_id}: preview of {config.stream}"
     log.write(mark)

@@ -14,7 +14,6 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.last_good import Fault
-from orchestration.quality.runs import delete_finished, end_lost
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
     JobSeen,
@@ -28,12 +27,13 @@ from orchestration.sessions.decisions import (
     newest_session,
     presumed_dead,
 )
-from orchestration.sessions.events import delete_older
 from orchestration.sessions.fingerprint import fingerprint
+from orchestration.sessions.ownership import is_running
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.runs import delete_run, session_runs, tell_queued
-from orchestration.sessions.supervisor import SessionSpec, is_running
-from orchestration.sessions.tags import FINGERPRINT_TAG, WORKER_TAG
+from orchestration.sessions.retention import Owned, delete_events, delete_runs
+from orchestration.sessions.runs import end_doubled, end_lost, runs_by_session, session_runs, tell_queued
+from orchestration.sessions.supervisor import SessionSpec
+from orchestration.sessions.tags import FINGERPRINT_TAG, HEARTBEAT_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request, stop_request, supervisors
@@ -44,8 +44,8 @@ from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()
 
-FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-DELETE_AT_ONCE = 5
+RETENTION_TAKES = 20.0
+"""Seconds that one tick of retention may take: the code server has a minute for it. The next tick goes on."""
 _FAILURE = "dagster._core.definitions.events.Failure: "
 """The prefix that Dagster puts before the text of a failed step."""
 
@@ -76,7 +76,8 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
             asked_to_start=_asked_to_start(session, stopped),
         )
         verdict = keepalive(seen, time.time())
-        supervisors.note(session.settings, job.key, job.streams, getattr(verdict, "reason", "starts a session"))
+        starts, words = not getattr(verdict, "for_good", False), getattr(verdict, "reason", "starts a session")
+        supervisors.note(session.settings, job.key, job.streams, words, starts=starts)
         if isinstance(verdict, Start):
             return dg.RunRequest(run_key=verdict.run_key)
         return dg.SkipReason(verdict.reason)
@@ -84,7 +85,7 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
     return tick
 
 
-def watchdog_sensor(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
+def watchdog_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.SensorDefinition:
     """Ends runs that Dagster shows in progress although no process of theirs is left (dagster issue #4319)."""
 
     @dg.sensor(
@@ -95,15 +96,17 @@ def watchdog_sensor(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
         "comes. Writes into a queued run's log which run it waits for.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        ended = []
+        ended, start_timeout = [], context.instance.run_monitoring_start_timeout_seconds
+        by_session = runs_by_session(context.instance, sessions)
         for session in sessions:
-            runs = session_runs(context.instance, session)
+            runs = by_session[session.job.key]
+            ended += end_doubled(context.instance, session, runs)
             tell_queued(context.instance, session, runs)
             for run in runs:
-                if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run)):
+                if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run, start_timeout)):
                     _end(context.instance, run, reason)
                     ended.append(f"{run.run_id[:8]}: {reason}")
-        ended += end_lost(context.instance)
+        ended += end_lost(context.instance, settings)
         return dg.SkipReason("; ".join(ended) or "every run in progress has a worker or a driver")
 
     return tick
@@ -182,42 +185,52 @@ def job_yaml_sensor(fault: Callable[[], Fault | None]) -> dg.SensorDefinition:
     return tick
 
 
-def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.SensorDefinition:
-    """Deletes sessions that ended long ago, their events, and old events without a run; the newest ones stay."""
+def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings, owned: Owned) -> dg.SensorDefinition:
+    """Deletes runs of this location that ended long ago, and in its own instance old events without a run.
+
+    The run by which a job is judged stays, and the newest events.
+    """
 
     @dg.sensor(
         name="retention",
         minimum_interval_seconds=600,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Deletes finished sessions and runs of suites, and figures, verdicts and alerts of tables, that "
-        "are older than the setting dagster.keep_runs; some at a time.",
+        description="Deletes finished runs of this code location that are older than the setting dagster.keep_runs; in "
+        "an instance of its own (dagster.own_instance) also figures, verdicts and alerts of its tables.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        instance, deleted = context.instance, 0
+        instance, deadline = context.instance, time.monotonic() + RETENTION_TAKES
         limit = datetime.now(UTC) - settings.dagster.keep_runs
-        for session in sessions:
-            newest = newest_session(session_runs(instance, session))
-            over = dg.RunsFilter(job_name=session.job.key, statuses=FINISHED, updated_before=limit)
-            for run in instance.get_runs(over, limit=DELETE_AT_ONCE, ascending=True):
-                if newest is None or run.run_id != newest.run_id:
-                    delete_run(instance, run.run_id)
-                    deleted += 1
-        deleted += delete_finished(instance, limit)
-        events = delete_older(instance, limit)
-        return dg.SkipReason(f"{deleted} old runs deleted, and {events} old events without a run")
+        newest = (newest_session(session_runs(instance, session)) for session in sessions)
+        runs = delete_runs(instance, settings, limit, {run.run_id for run in newest if run}, deadline)
+        events = delete_events(instance, settings, owned, limit, deadline)
+        rest = "; the time of a tick is over, the rest follows" if time.monotonic() > deadline else ""
+        return dg.SkipReason(f"{runs} old runs deleted, and {events} old events without a run{rest}")
 
     return tick
 
 
-def _presumed_dead(session: SessionSpec, run: RunSeen) -> str | None:
+def _presumed_dead(session: SessionSpec, run: RunSeen, start_timeout: float) -> str | None:
     settings = session.settings
     worker = run.tags.get(WORKER_TAG)
     statuses = {name: read_status(settings, name) for name in session.job.streams}
     held = any(_may_be_of(run, status, holder(settings, name)) for name, status in statuses.items())
     beats = [status.heartbeat for status in statuses.values() if status and status.run_id == run.run_id]
-    seen = SessionSeen(run, is_running(worker) if worker else None, held, max(beats, default=None))
+    reported = run.tags.get(HEARTBEAT_TAG)
+    seen = SessionSeen(
+        run,
+        is_running(worker) if worker else None,
+        held,
+        max(beats, default=None),
+        elsewhere=not settings.dagster.own_instance,
+        reported=float(reported) if reported else None,
+    )
     return presumed_dead(
-        seen, time.time(), stale_after=settings.dagster.stale_after.total_seconds(), patience=session.patience
+        seen,
+        time.time(),
+        stale_after=settings.dagster.stale_after.total_seconds(),
+        patience=session.patience,
+        start_timeout=start_timeout,
     )
 
 

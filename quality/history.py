@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.dataset as ds
     from deltalake import DeltaTable
 
 _UPKEEP_EVERY = 25
@@ -104,54 +105,94 @@ def record(settings: Settings, validation: Validation) -> bool:
 def history(
     settings: Settings, suite: str | None = None, expectation: str | None = None, last: int | None = None
 ) -> list[PastOutcome]:
-    """Past outcomes, newest first, of one suite or expectation or all; of the `last` validations only, if given."""
-    table = _read(settings, suite, expectation)
-    return [] if table is None else _newest_first(table, last)
+    """Past outcomes, newest first, of one suite or expectation or all; of the `last` validations only, if given.
 
-
-def last_outcomes(settings: Settings, suite: str, table_id: str) -> list[PastOutcome]:
-    """The outcomes of the suite's last run on all new rows of a table; none if there is no such run."""
-    import pyarrow.compute as pc
-
-    table = _read(settings, suite, None)
+    With `last`, samples and texts of older validations are not read.
+    """
+    wanted = _of(suite=suite, expectation=expectation)
+    if last is not None:
+        runs = _read(settings, wanted, ["validation", "started_at"])
+        if runs is None or not runs.num_rows:
+            return []
+        newest = runs.group_by("validation").aggregate([("started_at", "max")])
+        newest = newest.sort_by([("started_at_max", "descending"), ("validation", "ascending")]).slice(0, last)
+        wanted = _and(wanted, _newest(newest["validation"], newest["started_at_max"]))
+    table = _read(settings, wanted)
     if table is None:
         return []
-    return _newest_first(table.filter(pc.and_(pc.equal(table["table_id"], table_id), pc.invert(table["narrowed"]))), 1)
-
-
-def _newest_first(table: pa.Table, last: int | None) -> list[PastOutcome]:
-    """The outcomes of a history's rows; of the `last` validations only, if given: no other row is decoded."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     rows = table.sort_by([("started_at", "descending"), ("validation", "ascending"), ("place", "ascending")])
-    if last is not None:
-        newest = list(dict.fromkeys(rows["validation"].to_pylist()))[:last]
-        rows = rows.filter(pc.is_in(rows["validation"], pa.array(newest, pa.string())))
     return [_past(row) for row in rows.drop_columns(["place"]).to_pylist()]
 
 
-def last_validated_version(settings: Settings, suite: str, table_id: str) -> int | None:
-    """The newest version that a run of the suite has covered; None if no run has, or the table was made anew.
+@dataclass(frozen=True)
+class PastNumber:
+    """The number, the text and the time (UTC) of an outcome without an error."""
 
-    Runs that were asked for a partition or a range of times do not count.
+    number: float | None
+    observed: str
+    started_at: datetime
+
+
+def newest_numbers(
+    settings: Settings, suite: str, expectation: str, limit: int, *, passed: bool | None = None
+) -> list[PastNumber]:
+    """The newest outcomes of one expectation that had no error, newest first; `passed` chooses among them."""
+    wanted = _of(suite=suite, expectation=expectation, error="", passed=passed)
+    table = _read(settings, wanted, ["number", "observed", "started_at"])
+    if table is None:
+        return []
+    return [PastNumber(**row) for row in table.sort_by([("started_at", "descending")]).slice(0, limit).to_pylist()]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the runs of a suite have judged of a table; runs of a partition or a range of times do not count.
+
+    `newest`: the version of the newest run, None without one. `covered` has for each expectation the version up to
+    which it has been evaluated on every row. `red`: the newest run has not passed; its rows came after `red_since`.
+    """
+
+    newest: int | None = None
+    covered: Mapping[str, int] = field(default_factory=dict)
+    red: bool = False
+    red_since: int | None = None
+
+    def since(self, expectations: Sequence[str]) -> int | None:
+        """The version up to which each of the expectations has judged every row; None if one has judged none."""
+        if not expectations:
+            return self.newest
+        known = [self.covered.get(name) for name in expectations]
+        return None if None in known else min(version for version in known if version is not None)
+
+
+def judged(settings: Settings, suite: str, table_id: str) -> Judged:
+    """What the runs of a suite have judged of the table with this identifier.
+
+    An expectation that could not be evaluated has judged nothing. Every run begins behind the least version that one
+    of its expectations covers, so the greatest version at which an expectation was evaluated is what it covers.
     """
     import pyarrow.compute as pc
 
-    table = _read(settings, suite, None, columns=["table_id", "narrowed", "version", "suite"])
-    if table is None:
-        return None
-    wanted = pc.and_(pc.equal(table["table_id"], table_id), pc.invert(table["narrowed"]))
-    newest = pc.max(table.filter(wanted)["version"]).as_py()
-    return None if newest is None else int(newest)
+    columns = ["validation", "started_at", "expectation", "passed", "error", "version", "since"]
+    table = _read(settings, _of(suite=suite, table_id=table_id, narrowed=False), columns)
+    if table is None or not table.num_rows:
+        return Judged()
+    evaluated = table.filter(pc.equal(table["error"], "")).group_by("expectation").aggregate([("version", "max")])
+    covered = dict(zip(evaluated["expectation"].to_pylist(), evaluated["version_max"].to_pylist(), strict=True))
+    first = table.sort_by([("started_at", "descending"), ("validation", "ascending")]).slice(0, 1).to_pylist()[0]
+    last = table.filter(pc.equal(table["validation"], first["validation"]))
+    return Judged(
+        newest=pc.max(table["version"]).as_py(),
+        covered=covered,
+        red=not pc.all(last["passed"]).as_py(),
+        red_since=first["since"],
+    )
 
 
 def validated_before(settings: Settings, table: str) -> bool:
     """True if a table of this name is in the history."""
-    import pyarrow.compute as pc
-
-    known = _read(settings, None, None, columns=["table"])
-    return known is not None and bool(pc.any(pc.equal(known["table"], table)).as_py())
+    known = _read(settings, _of(table=table), ["table"])
+    return known is not None and known.num_rows > 0
 
 
 def folder(settings: Settings) -> Path:
@@ -161,7 +202,7 @@ def folder(settings: Settings) -> Path:
 
 def quality_folder(settings: Settings) -> Path:
     """The folder of history and pages, absolute; it may not exist yet."""
-    return settings.home.expanduser().absolute() / "quality"
+    return settings.home / "quality"
 
 
 def make_quality_folder(settings: Settings) -> Path:
@@ -188,21 +229,37 @@ def _opened_or_made(settings: Settings) -> DeltaTable:
         return DeltaTable(path)
 
 
-def _read(
-    settings: Settings, suite: str | None, expectation: str | None, columns: Sequence[str] | None = None
-) -> pa.Table | None:
-    """The rows of the history; None if there is no history. A reader that meets a clean-up reads again."""
+def _of(**values: str | bool | None) -> ds.Expression | None:
+    """The rows with these values; None stands for any value."""
     import pyarrow.dataset as ds
+
+    wanted: ds.Expression | None = None
+    for column, value in values.items():
+        if value is not None:
+            wanted = _and(wanted, ds.field(column) == value)
+    return wanted
+
+
+def _and(one: ds.Expression | None, other: ds.Expression) -> ds.Expression:
+    return other if one is None else one & other
+
+
+def _newest(validations: pa.ChunkedArray, started_at: pa.ChunkedArray) -> ds.Expression:
+    """The rows of these validations; the time leaves out files with older ones only."""
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    since: ds.Expression = ds.field("started_at") >= pc.min(started_at)
+    return since & ds.field("validation").isin(validations.to_pylist())
+
+
+def _read(settings: Settings, wanted: ds.Expression | None, columns: Sequence[str] | None = None) -> pa.Table | None:
+    """The wanted rows of the history; None if there is no history. A reader that meets a clean-up reads again."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     from streaming_jobs.platform.table_rows import dataset
 
-    wanted = None
-    for column, value in (("suite", suite), ("expectation", expectation)):
-        if value is not None:
-            same = ds.field(column) == value
-            wanted = same if wanted is None else wanted & same
     for attempt in range(3):
         try:
             source = dataset(DeltaTable(folder(settings)), folder(settings))

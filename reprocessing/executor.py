@@ -15,6 +15,7 @@ from typing import Any
 
 from reprocessing.explainer import explain
 from reprocessing.planning.downstream import left_out
+from reprocessing.planning.other_changes import rebuilt_since
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.plans.journal import Journal, next_step
 from reprocessing.plans.plan import RecoveryPlan, moved
@@ -86,13 +87,17 @@ def apply(recovery: Recovery) -> None:
         resume(recovery)
         return
     if outcome != "planned":
+        refuse_at_work(recovery.settings, plan)
         raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", next_step(plan.id, outcome))
     changes = [
         each
         for context in recovery.each()
-        for each in moved(context.plan, planning_snapshot(context.settings, context.stream, context.topics).world)
+        for each in (
+            *moved(context.plan, planning_snapshot(context.settings, context.stream, context.topics).world),
+            *rebuilt_since(context.settings, context.stream, context.plan),
+        )
     ]
-    late = left_out(recovery.settings, plan, list(recovery.streams.values()))
+    late = left_out(recovery.settings, plan, list(recovery.streams.values()), recovery.topics)
     changes += [f"stream {name} reads its topics, and has begun since" for name in late]
     if changes:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(changes)}", "make a new plan")
@@ -311,6 +316,12 @@ def _reached(context: RecoveryContext) -> Txn:
         return to_publish(context).at
     fenced = generation < plan.generation and journal.done("fence") is not None
     return Txn(plan.generation if fenced else generation, -1)
+
+
+def refuse_at_work(settings: Settings, plan: RecoveryPlan) -> None:
+    """Raise LeaseBusy while another process works on a plan: whatever its outcome is so far, that one goes on."""
+    with _only_operator(settings, plan):
+        pass
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reprocessing.executor import journal_of, undone_by
+from reprocessing.executor import journal_of, refuse_at_work, undone_by
+from reprocessing.planning.downstream import Along
 from reprocessing.planning.instants import instant_words
 from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
@@ -29,6 +30,7 @@ def plan_undo(
     """
     journal = journal_of(settings, plan.id)
     if journal.outcome != "published":
+        refuse_at_work(settings, plan)
         raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", next_step(plan.id, journal.outcome))
     if (undo := undone_by(settings, plan)) is not None:
         raise UsageError(
@@ -44,7 +46,7 @@ def plan_undo(
         settled = journal.done("settle", name)
         wrong_from = None if settled is None else decode(settled["kept"])
         requests.append(Request(snapshot, target, resolved=back_to, base=before, wrong_from=wrong_from))
-    return make_plan(settings, requests, undoes=plan.id)
+    return make_plan(settings, requests, undoes=plan.id, along=Along(leave=frozenset(plan.left)))
 
 
 def _savepoint_before(settings: Settings, plan: RecoveryPlan, stream: str) -> Savepoint:

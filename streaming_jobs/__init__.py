@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, Unique
@@ -38,6 +39,7 @@ _LAZY = {
 
 __all__ = [
     "Between",
+    "DeltaSource",
     "DeltaTable",
     "Format",
     "Holds",

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.spelling import instead
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -27,6 +32,20 @@ def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
         raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
     return items
+
+
+def check_event_time(source: str, column: str, schema: StructType, kind: str) -> None:
+    """Raise UsageError if a source has no such column, or one of which Spark makes no watermark."""
+    names = schema.fieldNames()
+    if column not in names:
+        raise UsageError(f"{source}: event_time '{column}' is not a {kind}", instead(column, names))
+    found = schema[column].dataType
+    if found.typeName() not in ("timestamp", "timestamp_ntz"):
+        raise UsageError(
+            f"{source}: event_time '{column}' is {found.simpleString()}, not a timestamp",
+            "declare it as TimestampType if the records have times such as 2026-11-21T08:00:00Z; a number or a date is "
+            "made a timestamp by a stream before this one (F.timestamp_millis) that writes a topic or a table",
+        )
 
 
 def checked_parts(stream: str, option: str, parts: Iterable[object], kind: str, fits: Callable[[object], bool]) -> None:

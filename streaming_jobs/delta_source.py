@@ -16,10 +16,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.declared_names import checked_name, checked_names
+from streaming_jobs.declared_names import check_event_time, checked_name, checked_names
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import instead
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -55,11 +54,8 @@ class DeltaSource:
         if self.schema is None:
             return
         fields = self.schema.fieldNames()
-        if self.event_time is not None and self.event_time not in fields:
-            raise UsageError(
-                f"table {self.name}: event_time '{self.event_time}' is not a column of its schema",
-                instead(self.event_time, fields),
-            )
+        if self.event_time is not None:
+            check_event_time(f"table {self.name}", self.event_time, self.schema, "column of its schema")
         if SOURCE_COLUMN in fields:
             raise UsageError(
                 f"table {self.name}: the column name {SOURCE_COLUMN} is taken", "leave the column out of the schema"

@@ -5,6 +5,7 @@
     ├── TransientError        may pass; trying again is right
     │   ├── LeaseBusy         another driver holds the stream
     │   ├── TableAwaited      a table that the stream reads does not exist yet
+    │   ├── TopicUnknown      the broker does not know a topic that was there before
     │   └── FunctionRaised    the stream's own function raised an exception, the first time
     └── PermanentError        trying again is a bug; a person has to act
         ├── PreflightRefused  state, tables and topics do not agree; nothing was started
@@ -77,11 +78,14 @@ class SetupError(RecourseError):
 _OF_THE_MACHINE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
-def setup_error(error: BaseException) -> SetupError | None:
-    """The error if it is of this machine, and no bug of ours: rights, a full or read-only disk; None for others."""
+def setup_error(error: BaseException, place: object = "a file") -> SetupError | None:
+    """The error if it is of this machine, and no bug of ours: rights, a full or read-only disk; None for others.
+
+    `place` is named where the system names no path: it does so for what it opens, not for what it writes.
+    """
     if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
         return None
-    return SetupError(f"{error.filename or 'a file'}: {error.strerror}", "check disk space and the folder's rights")
+    return SetupError(f"{error.filename or place}: {error.strerror}", "check disk space and the folder's rights")
 
 
 class TransientError(RecourseError):
@@ -110,6 +114,15 @@ class TableAwaited(TransientError):
     """
 
     code = "REC-015"
+
+
+class TopicUnknown(TransientError):
+    """The broker does not know a topic that was there before: it was deleted, or the broker has just started.
+
+    Nothing for a minute: the stream looks again every two seconds, and REC-021 follows if the topic stays unknown.
+    """
+
+    code = "REC-016"
 
 
 class PermanentError(RecourseError):

@@ -41,6 +41,26 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=False), durable=durable)
 
 
+def overwritten(path: Path, text: str) -> bool:
+    """Overwrite a file in the blocks that it has, which takes no space; False if there is no file, or it is too small.
+
+    A reader may see a mixture of the two texts for a moment, and a kill may leave one.
+    """
+    data = text.encode()
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        if len(data) > os.fstat(descriptor).st_blocks * 512:
+            return False
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def hard_link(source: Path, target: Path) -> None:
     """Give a file a second name, and make the folders above it. An existing name stays: a killed attempt has made it.
 
@@ -93,8 +113,14 @@ def remove_files(*paths: Path) -> Iterator[Path]:
 def sync_files(files: Iterable[Path], root: Path) -> None:
     """Have these files on disk, then the folders that lead to them from `root` on; a missing one is skipped."""
     files = list(files)
-    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(root)}
     sync_each(files)
+    sync_names(files, root)
+
+
+def sync_names(files: Iterable[Path], root: Path) -> None:
+    """Have the names of these files on disk: the folders that lead to them from `root` on, the deepest first."""
+    parents = {file.parent for file in files}
+    folders = {folder for each in parents for folder in (each, *each.parents) if folder.is_relative_to(root)}
     for depth in sorted({len(folder.parts) for folder in folders}, reverse=True):
         sync_each([folder for folder in folders if len(folder.parts) == depth])
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.declared_names import checked_names
+from streaming_jobs.declared_names import check_event_time, checked_names
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead
@@ -59,12 +59,8 @@ class KafkaTopic:
             parse_duration(self.lateness)
         if self.max_ahead is not None:
             parse_duration(self.max_ahead)
-        fields = self.value.schema.fieldNames()
-        if self.event_time is not None and self.event_time not in fields:
-            raise UsageError(
-                f"topic {self.name}: event_time '{self.event_time}' is not a field of its value",
-                instead(self.event_time, fields),
-            )
+        if self.event_time is not None:
+            check_event_time(f"topic {self.name}", self.event_time, self.value.schema, "field of its value")
         if SOURCE_COLUMN in self.value.schema.fieldNames():
             raise UsageError(f"topic {self.name}: the field name {SOURCE_COLUMN} is taken", "rename the field")
 

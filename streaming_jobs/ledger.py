@@ -25,7 +25,7 @@ LEDGER_KEY = "recourse"
 """The key of an entry inside `userMetadata`; its value is the entry's format, 1."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Txn:
     """A position in a sink's history: generation (from 1) and batch (from 0; -1: nothing written yet)."""
 
@@ -52,13 +52,30 @@ def app_id(stream: str, table: str) -> str:
 
 
 class CodeVersion(NamedTuple):
-    """The code that wrote a batch: hash of the function and its local imports, and the package's version.
+    """The code that wrote a batch: its hash (`runtime/code_version.py`), and the package's version.
 
-    Savepoints and plans have this pair on disk.
+    `formerly` is the hash of the same code by the scheme before, empty in entries of that scheme. Savepoints and plans
+    have these on disk as a list.
     """
 
     hash: str
     package: str
+    formerly: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The hashes by which entries name this code."""
+        return frozenset({self.hash, self.formerly} - {""})
+
+    def same_code(self, other: CodeVersion) -> bool:
+        """True if both have the same hash, whatever the version of the package.
+
+        If only one of them has a hash of the present scheme, they are compared by that of the scheme before: such an
+        entry is other code only if that scheme says so.
+        """
+        if self.hash == other.hash or bool(self.formerly) == bool(other.formerly):
+            return self.hash == other.hash
+        return (self.formerly or self.hash) == (other.formerly or other.hash)
 
     def __str__(self) -> str:
         return f"{self.hash} ({self.package})"
@@ -133,7 +150,7 @@ class LedgerEntry:
             "offsets": {r.topic: {"id": r.topic_id, "start": r.start, "end": r.end} for r in self.offsets},
             "rows": dict(self.rows),
             "txns": dict(self.txns),
-            "code": {"hash": self.code.hash, "package": self.code.package},
+            "code": {name: text for name, text in self.code._asdict().items() if text or name != "formerly"},
         }
         value.update({k: v for k, v in (("plan", self.plan), ("note", self.note)) if v is not None})
         if self.rules:

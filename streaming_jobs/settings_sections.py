@@ -5,12 +5,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    model_validator,
+)
+from pydantic_settings import NoDecode
 
 from streaming_jobs.durations import format_duration, parse_duration
 from streaming_jobs.errors import ConfigurationError
@@ -28,6 +40,64 @@ def _from_text(value: Any) -> Any:
 
 Duration = Annotated[timedelta, BeforeValidator(_from_text), PlainSerializer(format_duration, return_type=str)]
 """A pydantic field type: a timedelta that is written and shown as text."""
+
+
+def _positive(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("has to be longer than 0")
+    return value
+
+
+Span = Annotated[Duration, AfterValidator(_positive)]
+"""A duration that is not 0."""
+
+
+def _as_transaction(value: timedelta) -> timedelta:
+    if value > timedelta(minutes=15):
+        raise ValueError("is above 15 minutes, the bound that a broker has by default")
+    return value
+
+
+TransactionTimeout = Annotated[Span, AfterValidator(_as_transaction)]
+
+
+def _as_list(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    return json.loads(text) if text.startswith("[") else [text] if text else []
+
+
+Names = Annotated[list[str], NoDecode, BeforeValidator(_as_list)]
+"""A list; a text is a JSON list, or, without brackets, its only item."""
+
+
+def is_remote(path: Any) -> bool:
+    """True for an address such as `s3://bucket/tables`."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) is not None
+
+
+def _on_this_machine(value: Any) -> Any:
+    if is_remote(value):
+        raise ValueError(
+            f"'{value}' is an address; it has to be a folder of this machine: object stores are not supported"
+        )
+    return value
+
+
+LocalPath = Annotated[
+    Path, BeforeValidator(_on_this_machine), AfterValidator(lambda path: path.expanduser().absolute())
+]
+"""A folder of this machine; absolute."""
+
+_MASTER = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://\S+")
+
+
+def _checked_master(text: str) -> str:
+    if _MASTER.fullmatch(text) is None:
+        raise ValueError(f"'{text}' is not a master that is supported; write local[*], local[4], or spark://host:7077")
+    return text
+
 
 Pace = Literal["live", "balanced", "economy"]
 _MAX_PAUSE: dict[Pace, timedelta] = {
@@ -54,7 +124,7 @@ def checked_trigger(text: str) -> str:
             f"'{text}' is not a trigger; {instead(text, ('continuous', 'available-now', 'every 10 seconds'))}"
         )
     if word == "every":
-        _parsed(parse_duration, interval)
+        _parsed(lambda text: _positive(parse_duration(text)), interval)
     return text
 
 
@@ -111,7 +181,9 @@ class BrokerSettings(_Section):
 class SparkSettings(_Section):
     """The session's JVM."""
 
-    master: str = Field("local[*]", description="Spark's master URL")
+    master: Annotated[str, AfterValidator(_checked_master)] = Field(
+        "local[*]", description="local[N], local-cluster[...] or spark://host:port"
+    )
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
     shuffle_partitions: int = Field(0, ge=0, description="0: one per core; pinned by the first start of a stream")
     extra: dict[str, str] = Field(default_factory=dict, description="any further Spark properties")
@@ -217,7 +289,7 @@ class TopicSinkSettings(_Section):
 
     prefix: str = Field(
         "recourse",
-        pattern=r"[A-Za-z0-9._-]{1,60}",
+        pattern=r"^[A-Za-z0-9._-]{1,60}$",
         description="begins transactional ids and, after two underscores, the topics of markers; keep it for ever",
     )
     acks: Literal["all", "1", "0"] = Field(
@@ -229,7 +301,7 @@ class TopicSinkSettings(_Section):
     max_record_kb: int = Field(1000, gt=0, description="larger records are dead letters, kB; a topic may allow less")
     buffer_mb: int = Field(64, gt=0, description="of records in the client that are not acknowledged yet, MB")
     headers: bool = Field(True, description="write stream, generation, batch and source position into each record")
-    transaction_timeout: Duration = Field(
+    transaction_timeout: TransactionTimeout = Field(
         timedelta(seconds=60),
         description="of one batch; then its client is replaced; 15 minutes at most",
     )
@@ -253,24 +325,57 @@ class DagsterSettings(_Section):
     port: int = Field(3000, ge=0, le=65535, description="of the UI; 0: a free port")
     observe_every: Duration = Field(timedelta(seconds=60), description="between two reports on a table that is written")
     materialize_every: Duration = Field(timedelta(minutes=1), description="between two materialisations of a table")
-    stale_after: Duration = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
-    max_session: Duration = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
-    keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
+    stale_after: Span = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
+    max_session: Span = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
+    keep_runs: Span = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
+    own_instance: bool = Field(
+        False,
+        description="the Dagster instance has no other code location: old events of tables are deleted from its "
+        "storage; `recourse up` sets it",
+    )
     keepalive: bool = Field(True, description="start continuous jobs automatically, and again after a failure")
 
 
 class QualitySettings(_Section):
     """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
 
-    suites: list[str] = Field([], description="packages or modules that declare suites, besides those of `flows`")
+    suites: Names = Field([], description="packages or modules that declare suites, besides those of `flows`")
     pandas_rows: int = Field(500_000, ge=0, description="rows of a slice that pandas evaluates; more go to Spark")
     docs_kept: int = Field(20, ge=1, description="Data Docs pages of each suite that are kept")
     history_days: int = Field(90, ge=1, description="then validations leave the history")
     every: Duration = Field(timedelta(minutes=5), description="between two runs of a suite by Dagster's schedule")
+    show_rows: bool = Field(
+        True, description="failing rows are shown in Dagster; false: only in the history, Data Docs and the terminal"
+    )
     webhook: SecretStr = Field(
         SecretStr(""), description="URL that is told of checks that turn red or green; empty: none"
     )
-    email_to: list[str] = Field([], description="addresses that are told of them; empty: none")
+    webhook_severity: Literal["warning", "critical"] = Field(
+        "warning", description="the least that it is told of: warning (yellow) or critical (red)"
+    )
+    email_to: Names = Field([], description="addresses that are told of them; empty: none")
+    email_severity: Literal["warning", "critical"] = Field("critical", description="the least that they are told of")
     email_from: str = Field("recourse@localhost", description="sender of these e-mails")
     smtp_host: str = Field("127.0.0.1", description="server that takes them")
     smtp_port: int = Field(25, ge=1, le=65535, description="its port")
+    smtp_security: Literal["none", "starttls", "tls"] = Field("none", description="encryption of the connection to it")
+    smtp_user: str = Field("", description="for logging in there; empty: no log-in")
+    smtp_password: SecretStr = Field(SecretStr(""), description="of that user")
+    alert_after: Duration = Field(
+        timedelta(minutes=1),
+        description="a check that gets worse is told after that time, if it has not mended; 0: at once",
+    )
+    remind_every: Duration = Field(timedelta(hours=4), description="tell again of a check that stays bad; 0: never")
+    free_disk_mb: int = Field(
+        2048, ge=0, description="free space of home, state and tables, MB; less is yellow, a fourth of it red; 0: any"
+    )
+    ui_url: str = Field("", description="address of Dagster's UI, to which alerts lead; empty: no links")
+    heartbeat_url: SecretStr = Field(
+        SecretStr(""), description="URL called every 30 seconds; its owner notices if nothing calls it; empty: none"
+    )
+
+    @model_validator(mode="after")
+    def _log_in_is_encrypted(self) -> Self:
+        if self.smtp_user and self.smtp_security == "none":
+            raise ValueError("smtp_user goes with smtp_security: starttls or tls, since the password would be readable")
+        return self

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from streaming_jobs.column_types import checked_keys, checked_types
@@ -139,7 +141,7 @@ class Stream:
 
     Topics among `sinks` are moved to `topic_sinks`. The first table is the primary sink: its ledger decides which
     batches are done. A stream of topics only has a primary table `<stream>_batches`: where each batch lies in them.
-    `rules` has the row rules of a table by its name in `sinks`.
+    `rules` has the row rules of a table by its name in `sinks`; `files`, by name, what the function reads and is code.
     """
 
     name: str
@@ -150,6 +152,7 @@ class Stream:
     owners: Sequence[str] = field(default=())
     rules: Mapping[str, Sequence[Rule]] = field(default_factory=dict)
     topic_sinks: Mapping[str, KafkaSink] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_name("stream", self.name)
@@ -278,10 +281,13 @@ def stream(
     name: str | None = None,
     owners: Sequence[str] = (),
     rules: Sequence[Rule] | Mapping[str, Sequence[Rule]] = (),
+    files: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Stream]:
     """Declare the decorated function as a stream; its docstring is the description, its name the default name.
 
-    `rules` are those of the sink; with several sinks, a mapping of each sink's name to its rules.
+    `rules` are those of the sink; with several sinks, a mapping of each sink's name to its rules. `files` are data that
+    is code, such as a query or a table of rates that the function reads: their content is part of the code's version.
+    Their paths are relative to the function's module.
     """
 
     def declare(function: Callable[..., Any]) -> Stream:
@@ -305,6 +311,22 @@ def stream(
             description=inspect.getdoc(function) or "",
             owners=owners,
             rules=by_sink,
+            files=_declared_files(name or function.__name__, function, files),
         )
 
     return declare
+
+
+def _declared_files(stream: str, function: Callable[..., Any], files: Sequence[str]) -> dict[str, Path]:
+    """The files by their declared names; raises UsageError for one that is not there."""
+    module = getattr(sys.modules.get(function.__module__), "__file__", None)
+    folder = Path(module).resolve().parent if module else Path.cwd()
+    by_name = {name: folder / name for name in checked_names(f"stream {stream}", "files", files)}
+    for name, path in by_name.items():
+        if not path.is_file():
+            found = "is a folder" if path.is_dir() else "does not exist"
+            raise UsageError(
+                f"stream {stream}: its file '{name}' {found} ({path})",
+                f"name a file relative to the folder of the module {function.__module__}",
+            )
+    return by_name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import sys
@@ -14,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 
 from streaming_jobs.delta_source import DeltaSource
-from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
 from streaming_jobs.main_module import seen_with_a_file
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import CONFIG_FILE, Settings, project_folder
 from streaming_jobs.spelling import instead, nearest
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.stream_graph import refuse_cycles, with_columns
@@ -62,7 +63,13 @@ class Topology:
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Topology:
-        """The streams of the setting `flows`; raises UsageError if a section `streams.<name>` has none."""
+        """The streams of the setting `flows`; raises UsageError if there are none, or none for a `streams.<name>`."""
+        if not settings.flows:
+            raise ConfigurationError(
+                f"no streams are configured: neither {CONFIG_FILE}, looked for from {Path.cwd()} upwards, nor the "
+                "environment names `flows`",
+                'write flows = ["my.flows"] in recourse.toml; `recourse up` shows the shipped streams without it',
+            )
         topology = cls.load(settings.flows)
         for name in settings.streams:
             if name not in topology.streams:
@@ -75,8 +82,10 @@ class Topology:
     @classmethod
     def load(cls, modules: Iterable[str]) -> Topology:
         """Import the named modules or packages and collect the streams they declare."""
-        if (here := str(Path.cwd())) not in sys.path:
+        if (here := str(project_folder())) not in sys.path:
             sys.path.insert(0, here)
+            if here != str(Path.cwd()):  # Spark's Python processes have the working directory only
+                os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         streams: dict[int, Stream] = {}
         for name in modules:
             for module in modules_of(name):
@@ -141,7 +150,7 @@ def _imported(name: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            where = f"looked for in {Path.cwd()} and among the installed packages"
+            where = f"looked for in {project_folder()} and among the installed packages"
             raise UsageError(f"there is no module named '{name}'; {where}", "check the setting `flows`") from error
         raise _unusable(name, error) from error
     except Exception as error:

@@ -14,15 +14,19 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 
 import structlog
 
 from streaming_jobs.errors import RecourseError, SetupError, TransientError
 from streaming_jobs.files import private_folder
+from streaming_jobs.log_stream import log_stream
 from streaming_jobs.platform import class_data
 from streaming_jobs.platform.class_data import RECORD_SECONDS
 from streaming_jobs.platform.jars import broker_jars, spark_jars
@@ -30,6 +34,7 @@ from streaming_jobs.platform.processes.exit_status import ended_by
 from streaming_jobs.settings import Settings, SparkSettings
 
 _SHARES = {".aot": 0.3, ".jsa": 0.01}
+_REPEAT_SECONDS = 15.0
 
 
 def archives(settings: Settings) -> tuple[Path, Path]:
@@ -63,7 +68,7 @@ def warm_up(settings: Settings) -> None:
         try:
             _warm_up(settings)
         except TransientError as error:  # a busy machine, mostly
-            print(f"the warm-up is repeated: {error.found}", file=sys.stderr)
+            _say(f"repeated: {error.found}")
             _warm_up(settings)
         class_data.discard_old(settings)
 
@@ -94,16 +99,45 @@ def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int
 
     kafka = Broker(settings, record_classes=broker)
     # Java prints the whole class path when it writes an AOT cache.
-    with kafka, _printed(settings).open("wb") as printed:
+    with _progress() as at, kafka, _printed(settings).open("wb") as printed:
+        at("1 of 3: a broker starts and gets records")
         feed(settings, rate=None, share=share(spark))
+        at("2 of 3: three streams read the records, and Spark's Java writes an archive")
         streams = Topology.load(settings.flows).select([])
         runtime = LocalSpark(settings, record_classes=spark, launch=partial(spark_session.launch, output=printed))
         session = Session(settings, streams, trigger="available-now", runtime=runtime)
         code = session.run()
+        at("3 of 3: the broker's Java writes an archive")
     if code:
         errors = [r.status.error["found"] for r in session.running if r.status.error]
         raise TransientError(f"the session of the warm-up ended with exit code {code}{': ' * bool(errors)}{errors[:1]}")
     return runtime.exit_code, kafka.exit_code
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A function that prints a step; the step is repeated with its age while it lasts."""
+    steps: Queue[str | None] = Queue()
+
+    def show() -> None:
+        step, since = steps.get(), time.monotonic()
+        while step is not None:
+            age = time.monotonic() - since
+            _say(step if age < _REPEAT_SECONDS else f"{step} ({age:.0f} s)")
+            with suppress(Empty):
+                step, since = steps.get(timeout=_REPEAT_SECONDS), time.monotonic()
+
+    printing = Thread(target=show, name="progress", daemon=True)
+    printing.start()
+    try:
+        yield steps.put
+    finally:
+        steps.put(None)
+        printing.join()
+
+
+def _say(text: str) -> None:
+    print(f"warm-up: {text}", file=sys.stderr, flush=True)
 
 
 def _printed(settings: Settings) -> Path:
@@ -157,18 +191,21 @@ def _alone(settings: Settings) -> Iterator[None]:
 
 
 def main() -> int:
-    """Make missing archives. The exit code is 0 even if that fails: without them everything works, only slower."""
+    """Make missing archives. The exit code is 0 even if that fails: only speed is lost. An interrupt is 130."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(log_stream(sys.stderr)),
     )
     settings = Settings.load()
     try:
         if needed(settings):
-            print("a warm-up, so that Java starts faster from now on; once, about a minute", file=sys.stderr)
+            _say("once for this environment, so that Java starts faster from now on; about a minute")
             warm_up(settings)
+    except KeyboardInterrupt:
+        _say("interrupted; the next `recourse up` or `make setup` begins it again")
+        return 130
     except (RecourseError, OSError) as error:
-        print(f"the warm-up failed, which costs nothing but speed: {error}", file=sys.stderr)
+        _say(f"failed, which costs nothing but speed: {error}")
     return 0
 
 

@@ -37,6 +37,7 @@ def pytest_configure() -> None:
         sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
     for name in [name for name in os.environ if name.startswith("RECOURSE_") and name not in _KEPT]:
         del os.environ[name]
+    os.environ["RECOURSE_DEMO"] = "1"  # the streams of tests that name none
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -67,6 +67,11 @@ class Job:
         return tuple(name.strip() for name in _option(self.task.parameters, "--streams").split(",") if name.strip())
 
     @property
+    def kind(self) -> str:
+        """How its sessions are started: `continuous`, `scheduled` or `manual`."""
+        return "continuous" if isinstance(self.trigger, Continuous) else "scheduled" if self.trigger else "manual"
+
+    @property
     def defaults(self) -> dict[str, str]:
         """The parameters' values when a run sets none."""
         return {parameter.name: parameter.default for parameter in self.parameters}

@@ -18,7 +18,7 @@ from orchestration.bundle.fields import Section, read_yaml
 from orchestration.bundle.job import RUN_REFERENCE, Bundle, Continuous, Job, Parameter, Schedule, Task, parameter_of
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import Settings, project_folder
 
 FILE_NAME = "databricks.yml"
 ENTRY_POINT = "recourse-session"
@@ -34,7 +34,7 @@ _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
 def find(settings: Settings) -> Path:
-    """The bundle file: the setting `jobs`, else ./databricks.yml, else the packaged one, else the checkout's.
+    """The bundle file: the setting `jobs`, else databricks.yml in the project's folder, else the shipped one.
 
     Raises ConfigurationError when the setting names no file.
     """
@@ -44,7 +44,7 @@ def find(settings: Settings) -> Path:
             raise ConfigurationError(f"jobs: there is no file {path}", "name a databricks.yml, or leave it out")
         return path
     here = Path(__file__).parent
-    candidates = (Path.cwd() / FILE_NAME, here / FILE_NAME, here.parents[1] / FILE_NAME)
+    candidates = (project_folder() / FILE_NAME, here / FILE_NAME, here.parents[1] / FILE_NAME)
     for path in candidates:
         if path.is_file():
             return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,6 +102,25 @@ def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], objec
     except ConfigurationError as error:
         return Fault(error.found, error.next_step or CORRECT)
     return None
+
+
+@dataclass
+class FaultOfNow:
+    """`fault`, as sensors ask for it: the definitions are built anew only when the jobs have changed."""
+
+    settings: Settings
+    topology: Topology
+    make: Callable[[Bundle], object]
+    _known: tuple[Bundle, Fault | None] | None = None
+
+    def __call__(self) -> Fault | None:
+        """The present fault."""
+        with suppress(Exception):  # `fault` says what it is
+            bundle = read(self.settings, self.topology)
+            if self._known is None or self._known[0] != bundle:
+                self._known = bundle, fault(self.settings, self.topology, self.make)
+            return self._known[1]
+        return fault(self.settings, self.topology, self.make)
 
 
 def _refuse_in_place_of_own(settings: Settings, shipped: Bundle) -> None:

@@ -165,7 +165,7 @@ def _newest_change(call: Invocation, plan: Plan) -> float:
     files = {str(call.config or os.environ.get("RECOURSE_CONFIG", CONFIG_FILE))}
     for each in plan.touched:
         stream = call.topology[each.stream]
-        files.update([stream.function.__code__.co_filename, *imported_files(stream)])
+        files.update([stream.function.__code__.co_filename, *imported_files(stream, call.settings.flows)])
     return max((path.stat().st_mtime for path in map(Path, files) if path.exists()), default=time.time())
 
 

@@ -44,9 +44,23 @@ class Invocation:
         """The declared streams, or the shipped ones where none are configured, with a message on stderr."""
         from streaming_jobs.topology import Topology
 
-        if all(origin.origin == "default" for origin in self.loaded.origins if origin.key == "flows"):
-            say(f"no recourse.toml in {Path.cwd()} names flows: these are the shipped streams, over flights of 2013")
+        if self.demonstration:
+            say(f"no recourse.toml, looked for from {Path.cwd()} upwards, names flows:")
+            say("these are the shipped streams, over flights of 2013")
         return Topology.of_settings(self.settings)
+
+    @property
+    def demonstration(self) -> bool:
+        """True if the streams are the shipped ones, because nothing names `flows`."""
+        return any(o.key == "flows" and o.origin == "demonstration" for o in self.loaded.origins)
+
+    def demonstrate(self) -> None:
+        """Take the shipped streams where nothing names `flows`, in this process and its children."""
+        from streaming_jobs.settings import demonstrate
+
+        if not self.settings.flows:
+            demonstrate()
+            del self.loaded
 
     def names(self, names: list[str]) -> list[str]:
         """The named streams, or all; raises UsageError for an unknown one."""
@@ -58,7 +72,7 @@ class Invocation:
         Values are passed in the environment, not in arguments: every user of a machine can read arguments.
         """
         variables = {environment_name(key): text for key, text in self.values.items()}
-        variables["RECOURSE_HOME"] = str(self.settings.home.expanduser().absolute())
+        variables["RECOURSE_HOME"] = str(self.settings.home)
         if self.config:
             variables["RECOURSE_CONFIG"] = str(self.config.absolute())
         return variables

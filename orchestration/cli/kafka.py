@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,28 +17,11 @@ PARTITIONS = 4
 """Number of partitions of a topic that a command creates for a stream."""
 
 
-class BrokerKeeper:
-    """Restarts the broker when it has died; raises SetupError when that happens too often."""
-
-    def __init__(self, broker: Broker, *, most: int = 5, within: float = 300.0) -> None:
-        self._broker, self._most, self._within = broker, most, within
-        self._restarts: list[float] = []
-
-    def look_after(self) -> None:
-        """Restart the broker if it has died; call this about once per second."""
-        from streaming_jobs.errors import SetupError
-
-        if self._broker.running():
-            return
-        now = time.monotonic()
-        self._restarts = [at for at in self._restarts if now - at < self._within] + [now]
-        if len(self._restarts) > self._most:
-            raise SetupError(
-                f"the broker died {len(self._restarts)} times within {self._within / 60:.0f} minutes",
-                "look into broker.log in the logs folder (`recourse config show home`); `recourse doctor` may tell",
-            )
+def restart_if_dead(broker: Broker) -> None:
+    """Start the broker again if it has died; raises SetupError if it does not come up."""
+    if not broker.running():
         say("the broker has died; starting it again")
-        self._broker.restart()
+        broker.restart()
 
 
 @contextmanager

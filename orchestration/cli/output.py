@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from streaming_jobs.log_stream import log_stream
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -28,8 +30,8 @@ OutputOption = Annotated[
 
 
 def say(text: str = "") -> None:
-    """Print one line for people on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Print one line for people on stderr; it is dropped if stderr is a file on a full disk."""
+    print(text, file=log_stream(sys.stderr), flush=True)
 
 
 def print_json(value: Any) -> None:
@@ -94,7 +96,7 @@ def log_to_stderr() -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         # A new logger for each line: a live screen replaces sys.stderr by a stream that prints above the screen.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(log_stream(sys.stderr)),
     )
 
 

@@ -116,11 +116,9 @@ def list_suites(context: typer.Context, output: OutputOption = Output.text) -> N
     _without_pandas()
     call = invocation(context)
     suites = _suites(call)
-    past = history(call.settings)
     value: list[dict[str, Any]] = []
     for suite in suites.suites.values():
-        mine = [each for each in past if each.suite == suite.name]
-        last = [each for each in mine if each.validation == mine[0].validation] if mine else []
+        last = history(call.settings, suite.name, last=1)
         value.append(
             {
                 "suite": suite.name,

@@ -84,6 +84,18 @@ def plan(
     discard_state: Annotated[
         bool, typer.Option("--discard-state", help="Begin with empty state; the plan says what will be wrong.")
     ] = False,
+    discard_state_of: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STREAM", help="The same for a stream that goes along; may be given again."),
+    ] = None,
+    rebuild: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STREAM", help="A stream that goes along reads everything anew; may be given again."),
+    ] = None,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STREAM", help="A stream does not go along, and stays wrong; may be given again."),
+    ] = None,
     require: Annotated[
         list[str] | None, typer.Option(metavar="SQL", help="Must hold for every rebuilt row; may be given again.")
     ] = None,
@@ -128,6 +140,9 @@ def plan(
         same_code=same_code,
         discard_state=discard_state,
         until=until,
+        discard_state_of=tuple(discard_state_of or ()),
+        rebuild=tuple(rebuild or ()),
+        leave=tuple(leave or ()),
     )
     made = make_requested(call.settings, call.topology, lambda: topics_of(call.settings), request)
     show(output, _value(made), lambda: print(explain(made), end=""))
@@ -204,7 +219,7 @@ def apply(context: typer.Context, name: PlanName, yes: Yes = False, output: Outp
     """Carry a plan out. It asks before it publishes; a plan whose world has moved is refused."""
     from reprocessing import executor
 
-    _refuse_nobody(yes, f"recourse recover apply {name} --yes")
+    _refuse_nobody(context, name, yes, f"recourse recover apply {name} --yes")
     _carry_out(context, name, yes, output, executor.apply)
 
 
@@ -213,12 +228,17 @@ def resume(context: typer.Context, name: PlanName, yes: Yes = False, output: Out
     """Go on with the first stage that is not done."""
     from reprocessing import executor
 
-    _refuse_nobody(yes, f"recourse recover resume {name} --yes")
+    _refuse_nobody(context, name, yes, f"recourse recover resume {name} --yes")
     _carry_out(context, name, yes, output, executor.resume)
 
 
 @app.command(short_help="Give a plan up before it publishes.")
-def abort(context: typer.Context, name: PlanName, output: OutputOption = Output.text) -> None:
+def abort(
+    context: typer.Context,
+    name: PlanName,
+    yes: Annotated[bool, typer.Option("--yes", help="As for the other commands; nothing is asked.")] = False,  # noqa: ARG001
+    output: OutputOption = Output.text,
+) -> None:
     """Give a plan up before it has published: the stream goes on as it was, one generation later."""
     from reprocessing import executor
 
@@ -233,15 +253,21 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
     from reprocessing.explainer import explain
 
     call = invocation(context)
-    _refuse_nobody(yes, f"recourse recover undo {name} --yes")
+    _refuse_nobody(context, name, yes, f"recourse recover undo {name} --yes")
     made = make_undo(call.settings, call.topology, name)
     if output is Output.text:
         print(explain(made), end="")
     _carry_out(context, made.id, yes, output, executor.apply)
 
 
-def _refuse_nobody(yes: bool, command: str) -> None:
-    """Before anything is done: a question at the end of a replay that nobody can answer makes it useless."""
+def _refuse_nobody(context: typer.Context, plan: str, yes: bool, command: str) -> None:
+    """Before anything is done: a question at the end of a replay that nobody can answer makes it useless.
+
+    Raises UsageError, first of all for a plan that does not exist.
+    """
+    from reprocessing.plans.plan_file import load
+
+    load(invocation(context).settings, plan)
     if not yes and not sys.stdin.isatty():
         raise UsageError("nobody to ask: there is no terminal, and --yes was not given", f"run {command}")
 

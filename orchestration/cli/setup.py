@@ -95,7 +95,7 @@ def sole_use(settings: Settings) -> Iterator[None]:
     from streaming_jobs.errors import UsageError
     from streaming_jobs.files import private_folder
 
-    path = private_folder(settings.home.expanduser().absolute()) / "up.lock"
+    path = private_folder(settings.home) / "up.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -128,8 +128,8 @@ def status(
     """Print what each stream is doing now, whether it is well, and how far it is behind its topics.
 
     With one NAME, also its lag by partition, and how old its oldest unread record is.
-    Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blind), or none of
-    these streams has ever run in this home. Stopped on purpose and being recovered are not red.
+    Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blocked, blind), or
+    none of these streams has ever run in this home. Stopped on purpose and being recovered are not red.
     """
     log_to_stderr()
     call = invocation(context)
@@ -139,7 +139,7 @@ def status(
             _watch(call, selected, output)
         return
     observed = observed_now(call, selected)
-    home = str(call.settings.home.expanduser().absolute())
+    home = str(call.settings.home)
     detailed = output is Output.json or len(names or ()) == 1
     unread = unread_now(call, observed) if detailed else {}
     details = {name: each.as_json() for name, each in unread.items()}
@@ -225,6 +225,19 @@ def accept(
     others = TableVersions(place).commits_of_others() if read else None
     stream_record.accept(call.settings, stream, table, version, why, others)
     say(f"accepted: version {version} of {table}; {name} may start again")
+
+
+@app.command("write-marker", short_help="Write a topic's lost marker again.")
+def write_marker(context: typer.Context, name: Name) -> None:
+    """Prove by table, ledger and topic which batches a topic has whose marker is lost, and write the marker again."""
+    from orchestration.recoveries.carry_out import topics_of
+    from reprocessing.topics.lost_marker import write_markers
+    from reprocessing.topics.written_topics import KafkaWrittenTopics
+
+    call = invocation(context)
+    written = KafkaWrittenTopics(call.settings)
+    for topic, at in write_markers(call.settings, call.topology[name], written, topics_of(call.settings)):
+        say(f"written: topic {topic} has the batches of stream {name} up to {at}; {name} may start again")
 
 
 def ask_to_stop(settings: Settings, stream: str) -> None:

@@ -60,7 +60,7 @@ def print_unread(observed: Observed, unread: Unread | None) -> None:
 def _row(each: PartitionLag, at: float) -> list[str]:
     from reprocessing.planning.instants import instant_words
 
-    oldest = ["", ""] if each.oldest is None else [instant_words(each.oldest), ago(at - each.oldest)]
+    oldest = ["not read in time", "?"] if each.oldest is None else [instant_words(each.oldest), ago(at - each.oldest)]
     return [
         each.topic,
         str(each.partition),

@@ -39,14 +39,19 @@ def up(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.once import run_once
     from orchestration.cli.setup import fetch_jars, quick_checks, sole_use, warm_up_once
+    from streaming_jobs.settings import demonstrate
 
     log_to_stderr()
     call = invocation(context)
+    call.demonstrate()
     if port is not None:
         call.values["dagster.port"] = str(port)
     call.export()
     settings = call.settings
+    say(", ".join(f"{name} {value}" for name, value in call.loaded.sources.items()))
     with stop_signals_interrupt(), sole_use(settings):
+        if call.demonstration:
+            demonstrate(settings.home)  # commands after this one are about the same streams
         quick_checks(settings, ui=not once)
         fetch_jars(settings, broker=not settings.kafka.bootstrap_servers)
         if not settings.kafka.bootstrap_servers:
@@ -63,10 +68,11 @@ def up(
 
 
 def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
-    """Run Dagster, feeder and screen; ends only by KeyboardInterrupt or an error."""
+    """Run Dagster, feeder and screen; once all of it runs, only KeyboardInterrupt or a bug ends it."""
     from orchestration.cli.feed import FeederThread
-    from orchestration.cli.kafka import BrokerKeeper
+    from orchestration.cli.kafka import restart_if_dead
     from orchestration.cli.observed import observe_all
+    from orchestration.cli.retried import Retried
     from orchestration.cli.screen import Screen
     from orchestration.local_dagster.processes import DagsterProcesses
 
@@ -76,18 +82,25 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
     steps.add("streams and Dagster", processes.stop, processes.kill)
     say("starting Dagster; it takes some ten seconds")
     url = processes.start()
-    keeper = BrokerKeeper(broker) if broker is not None else None
     feeder = None
     if rate > 0 and FED_TOPIC in call.topology.topics:
         feeder = FeederThread(settings, rate=rate, share=share)
         steps.add("feeder", feeder.stop)
         feeder.start()
     with Screen(what_to_open(settings, url)) as screen:
+        parts = [
+            Retried("Dagster", processes.supervise, settings.home),
+            Retried(
+                "streams",
+                lambda: screen.show(observe_all(settings, names), feeder.state if feeder else None),
+                settings.home,
+            ),
+        ]
+        if broker is not None:
+            parts.insert(0, Retried("broker", lambda: restart_if_dead(broker), settings.home))
         while True:
-            if keeper is not None:
-                keeper.look_after()
-            processes.supervise()
-            screen.show(observe_all(settings, names), feeder.state if feeder else None)
+            for part in parts:
+                part()
             time.sleep(1.0)
 
 

@@ -168,7 +168,7 @@ class _Lines:
         now = time.monotonic()
         if doing != self._doing or done >= total or now >= self._next:
             self._doing, self._next = doing, now + _LINES_EVERY
-            say(f"{doing}: {number(done)} of {number(total)} offsets")
+            say(f"{doing}: {number(done)} of {number(total)}")
 
 
 def verdict_as_json(verdict: Verdict) -> dict[str, Any]:

@@ -96,7 +96,8 @@ def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:
             pid=pid,
             note="runs, and is no longer declared: it runs on until its session ends, and cannot be started again",
         )
-    after = loaded_code(stream, settings.flows).hash
+    code = loaded_code(stream, settings.flows)
+    after = before if before in code.names else code.hash
     if seen.status is None:
         how = (
             f"its job starts it once Dagster has loaded the code location again, or: recourse streams run {stream.name}"

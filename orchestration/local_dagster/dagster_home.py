@@ -99,6 +99,8 @@ def _configuration(settings: Settings) -> dict[str, object]:
             "class": SessionLogManager.__name__,
             "config": {"logs": str(settings.logs.expanduser().absolute())},
         },
+        # A receiver or a broker that does not answer must not hold up keepalive.
+        "sensors": {"use_threads": True, "num_workers": 4},
         # Keepalive ticks every ten seconds: most ticks do nothing and need not be stored.
         "retention": {
             "sensor": {"purge_after_days": {"skipped": 1, "success": 7, "failure": 14, "started": 1}},

@@ -32,7 +32,8 @@ from orchestration.local_dagster.dagster_home import (
 from orchestration.location import location
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.decisions import IN_PROGRESS
-from orchestration.sessions.supervisor import GRACE, PARENT_VARIABLE, identity
+from orchestration.sessions.ownership import identity
+from orchestration.sessions.supervisor import GRACE, PARENT_VARIABLE
 from orchestration.sessions.tags import KIND_TAG, STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError, SetupError, TransientError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
@@ -223,10 +224,11 @@ class DagsterProcesses:
 
     def _environment(self) -> dict[str, str]:
         return {
-            "RECOURSE_HOME": str(self.settings.home.expanduser().absolute()),
+            "RECOURSE_HOME": str(self.settings.home),
             "DAGSTER_HOME": str(self.settings.dagster_home),
             "DAGSTER_DISABLE_TELEMETRY": "1",
             PARENT_VARIABLE: identity(),
+            "RECOURSE_DAGSTER__OWN_INSTANCE": "true",
             **self.environment,
         }
 

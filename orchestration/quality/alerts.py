@@ -23,19 +23,22 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
-from orchestration.quality.delivery import SENDERS, Failure, receivers
-from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Transition
-from orchestration.quality.verdict import RUN
+from orchestration.quality.delivery import SENDERS, Failure, beat, receivers
+from orchestration.quality.rules import NAME as RULES
+from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Timing, Transition, by_stream
+from orchestration.quality.verdict import COMMAND, RUN
 from orchestration.sessions.events import report_without_run
-from orchestration.sessions.verdicts import ON_PURPOSE
+from orchestration.sessions.verdicts import HEALTH, NOT_TOLD
 from streaming_jobs.settings import Settings
-from streaming_jobs.settings_sections import QualitySettings
+from streaming_jobs.state.disk_space import disk_space
 
 log = structlog.get_logger()
 
 LOOK_EVERY = 30
 """Seconds between two ticks."""
-Sender = Callable[[QualitySettings, Sequence[Transition]], Failure]
+LONGEST_DELIVERY = 15.0
+"""Seconds after which the rest of what waits for a receiver is left to the next tick."""
+Sender = Callable[[Settings, Sequence[Transition]], Failure | None]
 _PLANNED = AssetCheckExecutionRecordStatus.PLANNED
 
 
@@ -55,22 +58,27 @@ class CheckAlerts:
             minimum_interval_seconds=LOOK_EVERY,
             default_status=dg.DefaultSensorStatus.RUNNING,
             description="Tells of checks that turn red, yellow, or green again: in the log, and to the receivers of "
-            "the settings quality.webhook and quality.email_to.",
+            "the settings quality.webhook and quality.email_to. Calls quality.heartbeat_url.",
         )
         def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
             alerts, words = self.look(context.instance, Alerts.of_cursor(context.cursor), time.time())
+            if failure := beat(self.settings):
+                log.warning("heartbeat not delivered", found=failure.text)
+                words += f"; {failure.text}"
             return dg.SensorResult(cursor=alerts.cursor(), skip_reason=words)
 
         return tick
 
     def look(self, instance: dg.DagsterInstance, alerts: Alerts, now: float) -> tuple[Alerts, str]:
         """One tick: find what has changed, log it, send what waits. Returns the new state, and the tick in words."""
-        seen = outcomes(instance, self.stream_of)
-        alerts, found = alerts.look(seen, receivers(self.settings.quality))
+        quality = self.settings.quality
+        seen = [*by_stream(outcomes(instance, self.stream_of), HEALTH), of_disk(self.settings, now)]
+        timing = Timing(quality.alert_after.total_seconds(), quality.remind_every.total_seconds())
+        alerts, found = alerts.look(seen, receivers(quality), now, timing)
         for change in found:
             log_change = log.info if change.state == "passed" else log.warning
             log_change(
-                "check changed",
+                "check not mended" if change.reminder else "check changed",
                 stream=change.stream,
                 table=change.table,
                 check=change.check,
@@ -90,17 +98,40 @@ class CheckAlerts:
             log.error("alerts given up", receiver=name, count=len(given_up), first=given_up[0].headline)
         if not receiver.is_due(now):
             return receiver, f"{len(receiver.waiting)} wait" if receiver.waiting else ""
-        if failure := self._send(name, receiver.waiting):
-            later = receiver.refused(now)
-            log.warning("alerts not delivered", receiver=name, found=failure, again_in_s=round(later.next_try - now))
-            return later, f"{failure}; {len(receiver.waiting)} wait"
-        return receiver.delivered(), f"{len(receiver.waiting)} sent"
+        sent, begun = 0, time.monotonic()
+        chunk = receiver.chunk()
+        while chunk and time.monotonic() - begun < LONGEST_DELIVERY:
+            failure = self._send(name, chunk)
+            if failure is None:
+                sent += len(chunk)
+            elif not failure.refused:
+                later = receiver.refused(now)
+                log.warning(
+                    "alerts not delivered", receiver=name, found=failure.text, again_in_s=round(later.next_try - now)
+                )
+                return later, f"{failure.text}; {sent} sent, {len(receiver.waiting)} wait"
+            elif len(chunk) > 1:  # too long, or one of them cannot be read
+                chunk = chunk[: len(chunk) // 2]
+                continue
+            else:
+                log.error("alert refused", receiver=name, found=failure.text, alert=chunk[0].headline)
+            receiver = receiver.without(chunk)
+            chunk = receiver.chunk()
+        return receiver, f"{sent} sent" + (f", {len(receiver.waiting)} wait" if receiver.waiting else "")
 
-    def _send(self, name: str, waiting: Sequence[Transition]) -> Failure:
+    def _send(self, name: str, messages: Sequence[Transition]) -> Failure | None:
         try:
-            return self.senders[name](self.settings.quality, waiting)
+            return self.senders[name](self.settings, messages)
         except Exception as error:  # noqa: BLE001 - a lost cursor would lose alerts; the text may quote the URL
-            return f"sending raised {type(error).__name__}"
+            return Failure(f"sending raised {type(error).__name__}")
+
+
+def of_disk(settings: Settings, now: float) -> Seen:
+    """The free space of home, state and tables as an outcome: it is told before nothing can be told any more."""
+    space = disk_space(settings)
+    state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
+    home = str(settings.home.expanduser().absolute())
+    return Seen("disk", home, int(now), state, space.text, now, command="recourse doctor", key="disk")
 
 
 def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str]) -> list[Seen]:
@@ -120,7 +151,7 @@ def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, 
                 key, limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
             )
             record = next(iter(history), None)
-        if record is not None and record.evaluation is not None and not _on_purpose(record.evaluation):
+        if record is not None and record.evaluation is not None and not _not_told(record.evaluation):
             found.append(_seen(key, record, record.evaluation, stream_of[key]))
     return found
 
@@ -138,7 +169,17 @@ def _seen(
         at=at,
         run=record.run_id or str(evaluation.metadata[RUN].value if RUN in evaluation.metadata else ""),
         stream=stream,
+        command=_command(key, evaluation, stream),
     )
+
+
+def _command(key: dg.AssetCheckKey, evaluation: dg.AssetCheckEvaluation, stream: str) -> str:
+    """What to run next: the plan that a suite offers, else what shows more."""
+    if (plan := evaluation.metadata.get(COMMAND)) is not None:
+        return str(plan.value)
+    if key.name in (HEALTH, RULES):
+        return f"recourse streams status {stream}"
+    return f"recourse quality show {key.name}"
 
 
 def _state(evaluation: dg.AssetCheckEvaluation) -> State:
@@ -147,10 +188,10 @@ def _state(evaluation: dg.AssetCheckEvaluation) -> State:
     return "warning" if evaluation.severity is dg.AssetCheckSeverity.WARN else "failed"
 
 
-def _on_purpose(evaluation: dg.AssetCheckEvaluation) -> bool:
-    """True for a stream that was stopped, or is being recovered: its state before it counts until it runs again."""
+def _not_told(evaluation: dg.AssetCheckEvaluation) -> bool:
+    """True for a stream that was stopped, is being recovered, or starts: its state before that counts meanwhile."""
     mark = evaluation.metadata.get("verdict")
-    return not evaluation.passed and mark is not None and mark.value in ON_PURPOSE
+    return not evaluation.passed and mark is not None and mark.value in NOT_TOLD
 
 
 def _failed(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:

@@ -12,24 +12,34 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any
+from urllib.parse import quote
 
 import msgspec
 import structlog
 
-from orchestration.quality.transitions import COLOUR, Transition
+from orchestration.quality.transitions import COLOUR, State, Transition
+from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import QualitySettings
 
 log = structlog.get_logger()
 
 TIMEOUT = 5.0
 """Seconds for each step of a delivery: connecting, writing, the answer."""
-Failure = str
-"""Why nothing was taken; empty if all was."""
+_NOT_TAKEN = (400, 413, 422)
+"""Answers to a request that is too long, or that the receiver cannot read: the same one would be refused again."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why nothing was taken; `refused`: these messages are the reason, and smaller parts of them may be taken."""
+
+    text: str
+    refused: bool = False
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -41,63 +51,131 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Refused; the answer then counts as an error."""
 
 
-def payload(found: Sequence[Transition]) -> dict[str, Any]:
+def payload(settings: Settings, found: Sequence[Transition]) -> dict[str, Any]:
     """The body of the POST: `text`, which chat services show, and each change with its fields."""
+    where = _where(settings)
     return {
-        "text": "\n".join(f"{t.headline}: {t.text}" for t in found),
-        "alerts": [{**asdict(t), "colour": COLOUR[t.state], "time": _time(t.at)} for t in found],
+        "text": "\n".join(
+            ["\n".join(_lines(settings, t)) for t in found] + [f"host {where['host']}, home {where['home']}"]
+        ),
+        "alerts": [
+            {
+                **asdict(t),
+                **where,
+                "severity": t.severity,
+                "colour": COLOUR[t.state],
+                "time": _time(t.at),
+                "link": link(settings, t),
+            }
+            for t in found
+        ],
+        **where,
     }
 
 
-def post(settings: QualitySettings, found: Sequence[Transition]) -> Failure:
+def link(settings: Settings, one: Transition) -> str:
+    """The page of the run, or else of the table's checks, in Dagster's UI; empty if its address is not known."""
+    address = settings.quality.ui_url.rstrip("/")
+    if not address or one.table.startswith("/"):  # the disk's: no page shows it
+        return ""
+    if one.run:
+        return f"{address}/runs/{quote(one.run)}"
+    return f"{address}/assets/{quote(one.table.partition(', ')[0])}?view=checks&checkDetail={quote(one.check)}"
+
+
+def post(settings: Settings, found: Sequence[Transition]) -> Failure | None:
     """POST them to the webhook in one request; an answer other than 2xx is a failure."""
-    url = settings.webhook.get_secret_value()
+    url = settings.quality.webhook.get_secret_value()
     if not url.startswith(("http://", "https://")):
-        return "quality.webhook is not a URL that begins with http:// or https://"
+        return Failure("quality.webhook is not a URL that begins with http:// or https://")
+    headers = {"Content-Type": "application/json", "Idempotency-Key": _digest(found)}
+    return _request("the webhook", url, "POST", msgspec.json.encode(payload(settings, found)), headers)
+
+
+def beat(settings: Settings) -> Failure | None:
+    """Call `quality.heartbeat_url`, so that its owner notices when nothing calls it any more."""
+    url = settings.quality.heartbeat_url.get_secret_value()
+    if not url:
+        return None
+    if not url.startswith(("http://", "https://")):
+        return Failure("quality.heartbeat_url is not a URL that begins with http:// or https://")
+    return _request("the heartbeat's receiver", url, "GET", None, {})
+
+
+def _request(who: str, url: str, method: str, data: bytes | None, headers: Mapping[str, str]) -> Failure | None:
     try:
-        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-            url,
-            data=msgspec.json.encode(payload(found)),
-            headers={"Content-Type": "application/json", "User-Agent": "recourse", "Idempotency-Key": _digest(found)},
-            method="POST",
+        request = urllib.request.Request(  # noqa: S310 - the callers have checked the scheme
+            url, data=data, headers={**headers, "User-Agent": "recourse"}, method=method
         )
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT):
-            return ""
+            return None
     except urllib.error.HTTPError as error:
         error.close()
-        return f"the webhook answered {error.code}"
+        return Failure(f"{who} answered {error.code}", refused=error.code in _NOT_TAKEN)
     except urllib.error.URLError as error:
-        return f"the webhook could not be reached: {_kind(error.reason)}"
+        return Failure(f"{who} could not be reached: {_kind(error.reason)}")
     except (OSError, HTTPException, ValueError) as error:
-        return f"the webhook could not be reached: {_kind(error)}"
+        return Failure(f"{who} could not be reached: {_kind(error)}")
 
 
-def mail(settings: QualitySettings, found: Sequence[Transition]) -> Failure:
+def mail(settings: Settings, found: Sequence[Transition]) -> Failure | None:
     """Send them in one e-mail to all addresses; a failure if the server refuses any of them."""
+    quality = settings.quality
+    address = f"{quality.smtp_host}:{quality.smtp_port}"
     try:
         message = _message(settings, found)
-        with smtplib.SMTP(settings.smtp_host, settings.smtp_port, timeout=TIMEOUT) as server:
+        with _mail_server(quality) as server:
             refused = server.send_message(message)
+    except smtplib.SMTPDataError as error:
+        return Failure(f"the mail server {address} did not take it: {_kind(error)}", refused=error.smtp_code >= 500)
     except (OSError, smtplib.SMTPException, ValueError) as error:
-        return f"the mail server {settings.smtp_host}:{settings.smtp_port} did not take it: {_kind(error)}"
+        return Failure(f"the mail server {address} did not take it: {_kind(error)}")
     if refused:  # the others have it, and would have it twice if it were sent again
         log.warning("the mail server refused some addresses", refused=sorted(refused))
-    return ""
+    return None
 
 
-def _message(settings: QualitySettings, found: Sequence[Transition]) -> EmailMessage:
+def _mail_server(quality: QualitySettings) -> smtplib.SMTP:
+    """A connection, encrypted and logged in as the settings say."""
+    context = ssl.create_default_context()
+    if quality.smtp_security == "tls":
+        server: smtplib.SMTP = smtplib.SMTP_SSL(quality.smtp_host, quality.smtp_port, timeout=TIMEOUT, context=context)
+    else:
+        server = smtplib.SMTP(quality.smtp_host, quality.smtp_port, timeout=TIMEOUT)
+    try:
+        if quality.smtp_security == "starttls":
+            server.starttls(context=context)
+        if quality.smtp_user:
+            server.login(quality.smtp_user, quality.smtp_password.get_secret_value())
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _message(settings: Settings, found: Sequence[Transition]) -> EmailMessage:
     message = EmailMessage()
+    where = _where(settings)
     first, further = found[0], len(found) - 1
-    message["Subject"] = f"{first.headline}{f', and {further} more' if further else ''}"
-    message["From"] = settings.email_from
-    message["To"] = ", ".join(settings.email_to)
+    message["Subject"] = f"{first.headline}{f', and {further} more' if further else ''} ({where['host']})"
+    message["From"] = settings.quality.email_from
+    message["To"] = ", ".join(settings.quality.email_to)
     message["Message-ID"] = f"<{_digest(found)}@recourse>"  # the same when it is sent again
-    message.set_content("\n\n".join(f"{t.headline}\n{_time(t.at)}\n{t.text}{_run(t)}" for t in found) + "\n")
+    parts = ["\n".join([*_lines(settings, t), _time(t.at), *([f"run {t.run}"] if t.run else [])]) for t in found]
+    message.set_content("\n\n".join([*parts, f"host {where['host']}, home {where['home']}"]) + "\n")
     return message
 
 
-def _run(one: Transition) -> str:
-    return f"\nrun {one.run}" if one.run else ""
+def _lines(settings: Settings, one: Transition) -> list[str]:
+    """A message for a person: what changed, what was found, what to run, where to look."""
+    lines = [f"[{one.severity}] {one.headline}: {one.text}"]
+    if one.command and one.state != "passed":
+        lines.append(f"next: {one.command}")
+    return [*lines, *([page] if (page := link(settings, one)) else [])]
+
+
+def _where(settings: Settings) -> dict[str, str]:
+    return {"host": socket.gethostname(), "home": str(settings.home.expanduser().absolute())}
 
 
 def _digest(found: Sequence[Transition]) -> str:
@@ -123,7 +201,12 @@ SENDERS: Mapping[str, Any] = {"webhook": post, "e-mail": mail}
 """By the receiver's name."""
 
 
-def receivers(settings: QualitySettings) -> list[str]:
-    """The receivers that the settings name."""
-    named = {"webhook": bool(settings.webhook.get_secret_value()), "e-mail": bool(settings.email_to)}
-    return [name for name, is_named in named.items() if is_named]
+def receivers(settings: QualitySettings) -> dict[str, State]:
+    """The receivers that the settings name, each with the least severity that it is told of."""
+    least: dict[str, State] = {"warning": "warning", "critical": "failed"}
+    named: dict[str, State] = {}
+    if settings.webhook.get_secret_value():
+        named["webhook"] = least[settings.webhook_severity]
+    if settings.email_to:
+        named["e-mail"] = least[settings.email_severity]
+    return named

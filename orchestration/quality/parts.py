@@ -11,7 +11,7 @@ import dagster as dg
 from orchestration.quality import rules, when
 from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.rules import RuleChecks, RuleCount, RuleCounts, RuledTable
-from orchestration.quality.suites import JOB, RUN_TAGS, STEP, RunSuite, SparkFactory, SuiteChecks
+from orchestration.quality.suites import JOB, STEP, RunSuite, SparkFactory, SuiteChecks, run_tags
 from quality.suite_set import SuiteSet
 from quality.suites import Suite
 from quality.validation import Validation
@@ -61,6 +61,7 @@ class QualityParts:
     jobs: Sequence[Any] = ()
     schedules: Sequence[dg.ScheduleDefinition] = ()
     resources: Mapping[str, Any] = field(default_factory=dict)
+    keys: Sequence[dg.AssetCheckKey] = ()
 
 
 def parts(
@@ -82,8 +83,9 @@ def parts(
     alerts = CheckAlerts({key: writer[key.asset_key.to_user_string()] for key in all_keys}, settings)
     return QualityParts(
         asset_checks=[*suites.definitions(), *row_rules.definitions()],
-        sensors=[*row_rules.sensors(), alerts.sensor(), *([when.on_write(keys, RUN_TAGS)] if keys else [])],
+        sensors=[*row_rules.sensors(), alerts.sensor(), *([when.on_write(keys, run_tags(settings))] if keys else [])],
         jobs=[suites.job()] if keys else [],
         schedules=[when.schedule(JOB, keys, settings.quality.every, settings.tables)] if keys else [],
         resources=suites.resources(),
+        keys=[*keys, *(ruled.key for ruled in found.ruled)],
     )

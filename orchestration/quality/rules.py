@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import dagster as dg
 
+from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.verdicts import Verdict, to_tell
 from streaming_jobs.errors import RuleBroken
@@ -102,8 +103,10 @@ def counts_in(status: Status | None, table: str, rules: RowRules) -> dict[str, R
     }
     error = status.error if status is not None else None
     if status is not None and error is not None and error.get("code") == RuleBroken.code:
+        from streaming_jobs.sinks.row_rules import names_rule
+
         for name, count in counts.items():
-            if count.on_fail == "fail" and name in str(error.get("found", "")):
+            if count.on_fail == "fail" and names_rule(str(error.get("found", "")), table, name):
                 counts[name] = RuleCount(count.total + 1, time.time(), "fail")
     return counts
 
@@ -139,6 +142,7 @@ class RuleChecks:
             can_subset=True,
         )
         def look(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            claim(context.instance, context.run.run_id, self.settings, NAME)
             verdicts = self.verdicts(time.time())
             for key in context.selected_asset_check_keys:
                 yield verdicts[key].result(key)

@@ -24,10 +24,11 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from orchestration.quality.verdict import SuiteVerdict, of_exception, of_validation
 from orchestration.quality.when import when_written
+from orchestration.recoveries.launchpad import LOCATION, location_of
 from orchestration.sessions.events import belongs_to_no_run
+from orchestration.sessions.ownership import claim, job_tags
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.supervisor import identity
-from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND, WORKER_TAG
+from orchestration.sessions.tags import QUALITY_KIND
 from quality.suites import Suite
 from quality.validation import Validation
 from streaming_jobs.errors import ConfigurationError
@@ -38,12 +39,7 @@ log = structlog.get_logger()
 
 JOB, STEP = "quality", "suites"
 """The job, and the step in it: Dagster wants two names."""
-RUN_TAGS = {
-    KIND_TAG: QUALITY_KIND,
-    "dagster/priority": "-10",
-    "dagster/max_retries": "0",
-    "dagster/max_runtime": "3600",
-}
+RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "3600"}
 """Sessions go first in the queue; a run that hangs is ended after an hour, so that it does not block the others."""
 NICENESS = 10
 SPARK = "quality_spark"
@@ -117,20 +113,22 @@ class SuiteChecks:
         )
         def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             run_id = context.op_execution_context.run_id
-            context.instance.add_run_tags(run_id, {WORKER_TAG: identity()})
+            claim(context.instance, run_id, self.settings, QUALITY_KIND)
             spark = getattr(context.op_execution_context.resources, SPARK)
             self.begin()
             with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
                 for key in sorted(context.selected_asset_check_keys):
-                    yield self.evaluate(by_key[key], lambda: spark.spark_session).result(key, run_id)
+                    verdict = self.evaluate(by_key[key], lambda: spark.spark_session, location_of(context.run))
+                    yield verdict.result(key, run_id)
                     belongs_to_no_run(context.instance, key, run_id)
 
         return [evaluate]
 
-    def evaluate(self, suite: Suite, spark: SparkFactory) -> SuiteVerdict:
+    def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> SuiteVerdict:
         """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
         try:
-            return of_validation(self.run(suite, spark))
+            validation = self.run(suite, spark)
+            return of_validation(validation, location=location, show_rows=self.settings.quality.show_rows)
         except (Exception, SystemExit) as error:  # whatever a suite's own code raises, its check has to be red
             log.exception("a suite could not be run", suite=suite.name, table=suite.table)
             return of_exception(suite.name, error)
@@ -153,8 +151,13 @@ class SuiteChecks:
             JOB,
             selection=dg.AssetSelection.checks(*self.by_key),
             description=f"Runs the suites: {', '.join(suite.name for suite in self.suites)}",
-            tags=RUN_TAGS,
+            tags=run_tags(self.settings),
         )
+
+
+def run_tags(settings: Settings) -> dict[str, str]:
+    """The tags of a run of suites."""
+    return {**job_tags(settings, QUALITY_KIND), **RUN_TAGS}
 
 
 def check_key(suite: Suite) -> dg.AssetCheckKey:

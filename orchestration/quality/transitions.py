@@ -1,5 +1,9 @@
 """Which checks have changed between passed, warning and failed, and which messages still have to be sent.
 
+A check that gets worse is told when it has been worse for `Timing.after`, so that what mends itself in seconds wakes
+nobody; one that gets better is told at once, and one that stays bad again each `Timing.remind`. A receiver is told of
+changes to and from its own least severity.
+
 Pure: the sensor in `alerts.py` reads Dagster's storage, asks here, and sends. The state is the sensor's cursor, so it
 outlives restarts.
 """
@@ -13,12 +17,16 @@ from typing import Any, Literal, Self
 
 State = Literal["passed", "warning", "failed"]
 COLOUR: Mapping[State, str] = {"passed": "green", "warning": "yellow", "failed": "red"}
+SEVERITY: Mapping[State, str] = {"passed": "info", "warning": "warning", "failed": "critical"}
+_RANK: Mapping[str, int] = {"unknown": 0, "passed": 0, "warning": 1, "failed": 2}
 
 MOST_WAITING = 200
 """Messages that wait for one receiver; more, and the oldest are given up."""
 GIVE_UP_AFTER = 24 * 3600.0
 """Seconds for which a message is offered to a receiver that does not take it."""
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 900.0
+MOST_BYTES = 20_000
+"""Of the messages in one request: chat services take 28 kB and more."""
 _LONGEST_TEXT = 1000
 
 
@@ -34,11 +42,35 @@ class Seen:
     at: float
     run: str = ""
     stream: str = ""
+    command: str = ""
+    key: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is known by from one look to the next."""
+        return self.key or f"{self.table}:{self.check}"
+
+
+def by_stream(seen: Sequence[Seen], check: str) -> list[Seen]:
+    """The outcomes with one for each stream in place of those of its tables: the worst, then the newest."""
+    others = [one for one in seen if one.check != check]
+    of_stream: dict[str, list[Seen]] = {}
+    for one in seen:
+        if one.check == check:
+            of_stream.setdefault(one.stream, []).append(one)
+    for stream, each in of_stream.items():
+        worst = max(each, key=lambda one: (_RANK[one.state], one.id))
+        tables = ", ".join(sorted(one.table for one in each))
+        others.append(replace(worst, table=tables, key=f"{stream}:{check}"))
+    return others
 
 
 @dataclass(frozen=True)
 class Transition:
-    """A check that changed; `id` is the same each time that it is sent, so that a receiver can drop a second one."""
+    """A check that changed; `id` is the same each time that it is sent, so that a receiver can drop a second one.
+
+    `reminder`: it has not changed since it was told, and is still bad. `command`: what to run next.
+    """
 
     id: str
     check: str
@@ -49,10 +81,24 @@ class Transition:
     text: str
     at: float
     run: str
+    command: str = ""
+    reminder: bool = False
+
+    @property
+    def severity(self) -> str:
+        """`critical`, `warning`, or `info` for one that is green again."""
+        return SEVERITY[self.state]
+
+    @property
+    def bytes(self) -> int:
+        """Its size in a request, about: the text is in it twice."""
+        return 2 * len(json.dumps(asdict(self)))
 
     @property
     def headline(self) -> str:
         """One line."""
+        if self.reminder:
+            return f"{self.table}: check {self.check} is still {COLOUR[self.state]}"
         again = " again" if self.state == "passed" else ""
         return f"{self.table}: check {self.check} is {COLOUR[self.state]}{again}"
 
@@ -75,13 +121,33 @@ class Receiver:
         given_up = [t for t in self.waiting if t not in young]
         return replace(self, waiting=tuple(young)), given_up
 
+    def chunk(self) -> tuple[Transition, ...]:
+        """The messages of the next request, `MOST_BYTES` of them: those of checks that are critical now, newest first.
+
+        Messages of one check keep their order.
+        """
+        newest = {f"{t.table}:{t.check}": t for t in self.waiting}
+
+        def rank(one: Transition) -> tuple[int, float, str, float]:
+            last = newest[f"{one.table}:{one.check}"]
+            return -_RANK[last.state], -last.at, f"{one.table}:{one.check}", one.at
+
+        size = 0
+        taken: list[Transition] = []
+        for one in sorted(self.waiting, key=rank):
+            size += one.bytes
+            if taken and size > MOST_BYTES:
+                break
+            taken.append(one)
+        return tuple(taken)
+
     def is_due(self, now: float) -> bool:
         """True if something waits and the pause after the last failure is over."""
         return bool(self.waiting) and now >= self.next_try
 
-    def delivered(self) -> Self:
-        """All that waited was taken."""
-        return type(self)()
+    def without(self, done: Sequence[Transition]) -> Self:
+        """These were taken, or will never be."""
+        return type(self)(tuple(t for t in self.waiting if t not in done))
 
     def refused(self, now: float) -> Self:
         """Nothing was taken: the pause doubles."""
@@ -90,36 +156,76 @@ class Receiver:
 
 
 @dataclass(frozen=True)
-class Alerts:
-    """All that the sensor remembers: each check's last state, and each receiver."""
+class Timing:
+    """In seconds: how long a check has to be worse before it is told, and when one that stays bad is told again.
 
-    known: Mapping[str, tuple[int, State]] = field(default_factory=dict)
+    With 0, at once, and never.
+    """
+
+    after: float = 0.0
+    remind: float = 0.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was last told of a check, and when; `worse_since`: the first look at which it was worse than that."""
+
+    id: int
+    state: State
+    told_at: float = 0.0
+    worse_since: float | None = None
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """All that the sensor remembers: what was told of each check, and each receiver."""
+
+    known: Mapping[str, Known] = field(default_factory=dict)
     receivers: Mapping[str, Receiver] = field(default_factory=dict)
 
-    def look(self, seen: Sequence[Seen], receivers: Sequence[str]) -> tuple[Alerts, list[Transition]]:
-        """What has changed since the last look; it waits for each of the receivers.
+    def look(
+        self, seen: Sequence[Seen], receivers: Mapping[str, State], now: float, timing: Timing | None = None
+    ) -> tuple[Alerts, list[Transition]]:
+        """What is to be told now; it waits for each of the receivers, which are given with their least severity.
 
         A check that is seen for the first time counts if it has not passed. A check that turned red and green again
         between two looks is not noticed.
         """
-        found = [t for one in seen if (t := self._transition(one)) is not None]
-        known = {_name(one): (one.id, one.state) for one in seen}
-        # A check without an outcome just now keeps its state: it may be of a location that is being reloaded.
-        return (
-            Alerts(
-                {**self.known, **known},
-                {name: self.receivers.get(name, Receiver()).with_new(found) for name in receivers},
-            ),
-            found,
-        )
+        looked = {one.name: self._looked(one, now, timing or Timing()) for one in seen}
+        found = [change for _, change in looked.values() if change is not None]
 
-    def _transition(self, one: Seen) -> Transition | None:
-        last = self.known.get(_name(one))
-        before: State | Literal["unknown"] = last[1] if last else "unknown"
-        if one.state == before or (last is None and one.state == "passed"):
-            return None
+        def concerns(change: Transition, least: State) -> bool:
+            return max(_RANK[change.state], _RANK[change.before]) >= _RANK[least]
+
+        # A check without an outcome just now keeps its state: it may be of a location that is being reloaded.
+        known = {**self.known, **{name: known for name, (known, _) in looked.items()}}
+        waiting = {
+            name: self.receivers.get(name, Receiver()).with_new([t for t in found if concerns(t, least)])
+            for name, least in receivers.items()
+        }
+        return Alerts(known, waiting), found
+
+    def _looked(self, one: Seen, now: float, timing: Timing) -> tuple[Known, Transition | None]:
+        """What is known of a check after a look at it, and what is told."""
+        last = self.known.get(one.name)
+        before: State | Literal["unknown"] = last.state if last else "unknown"
+        if last is None and one.state == "passed":
+            return Known(one.id, one.state, now), None
+        if last is not None and one.state == before:
+            due = timing.remind and one.state != "passed" and now - last.told_at >= timing.remind
+            if not due:
+                return replace(last, id=one.id, worse_since=None), None
+            return Known(one.id, one.state, now), self._told(replace(one, at=now), before, f":{int(now)}")
+        if _RANK[one.state] > _RANK[before] and timing.after:
+            since = last.worse_since if last is not None and last.worse_since is not None else now
+            if now - since < timing.after:
+                told: State = last.state if last is not None else "passed"
+                return Known(one.id, told, last.told_at if last else now, since), None
+        return Known(one.id, one.state, now), self._told(one, before)
+
+    def _told(self, one: Seen, before: State | Literal["unknown"], reminder: str = "") -> Transition:
         return Transition(
-            id=f"{_name(one)}:{one.id}:{one.state}",
+            id=f"{one.name}:{one.id}:{one.state}{reminder}",
             check=one.check,
             table=one.table,
             stream=one.stream,
@@ -128,12 +234,17 @@ class Alerts:
             text=one.text[:_LONGEST_TEXT],
             at=one.at,
             run=one.run,
+            command=one.command,
+            reminder=bool(reminder),
         )
 
     def cursor(self) -> str:
         """As text."""
         return json.dumps(
-            {"known": self.known, "receivers": {name: asdict(one) for name, one in self.receivers.items()}},
+            {
+                "known": {name: [k.id, k.state, k.told_at, k.worse_since] for name, k in self.known.items()},
+                "receivers": {name: asdict(one) for name, one in self.receivers.items()},
+            },
             sort_keys=True,
         )
 
@@ -142,7 +253,7 @@ class Alerts:
         """From `cursor`; one that cannot be read counts as none, which tells of every red check once more."""
         try:
             found: dict[str, Any] = json.loads(text or "{}")
-            known = {name: (int(id_), state) for name, (id_, state) in found.get("known", {}).items()}
+            known = {name: Known(int(id_), *rest) for name, (id_, *rest) in found.get("known", {}).items()}
             receivers = {
                 name: Receiver(
                     tuple(Transition(**t) for t in one["waiting"]), int(one["failures"]), float(one["next_try"])
@@ -152,7 +263,3 @@ class Alerts:
         except (ValueError, TypeError, KeyError, AttributeError):
             return cls()
         return cls(known, receivers)
-
-
-def _name(one: Seen) -> str:
-    return f"{one.table}:{one.check}"

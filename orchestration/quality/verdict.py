@@ -10,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 
+from orchestration.recoveries.launchpad import LOCATION, link_to_plan
 from quality.validation import MOST_ROWS, Outcome, Validation
 from streaming_jobs.errors import RecourseError
 
@@ -20,6 +21,8 @@ MOST_NAMED = 5
 """Failing expectations that the description names."""
 RUN = "run"
 """Metadata with the run that an outcome is of."""
+COMMAND = "command to put it right"
+"""Metadata with the command that plans the repair."""
 _MOST_COLUMNS, _LONGEST_CELL = 10, 40
 """What is wider makes the whole page wider, and its text runs out of the window."""
 _LONGEST_TEXT = 2000
@@ -48,11 +51,17 @@ class SuiteVerdict:
         )
 
 
-def of_validation(validation: Validation) -> SuiteVerdict:
-    """The verdict of a suite's run; only warnings failed: a warning, anything else that failed: an error."""
+def of_validation(validation: Validation, *, location: str = LOCATION, show_rows: bool = True) -> SuiteVerdict:
+    """The verdict of a suite's run; only warnings failed: a warning, anything else that failed: an error.
+
+    `location`: the code location with the job `recover`. Without `show_rows`, failing rows are left out: Dagster keeps
+    events for long, and its UI shows them to everybody.
+    """
     failed = [outcome for outcome in validation.outcomes if not outcome.passed]
     severity = WARN if failed and all(_only_warns(outcome) for outcome in failed) else ERROR
-    return SuiteVerdict(validation.passed, severity, _in_words(validation, failed), _metadata(validation, failed))
+    return SuiteVerdict(
+        validation.passed, severity, _in_words(validation, failed), _metadata(validation, failed, location, show_rows)
+    )
 
 
 def of_exception(suite: str, error: BaseException) -> SuiteVerdict:
@@ -74,7 +83,9 @@ def _only_warns(outcome: Outcome) -> bool:
 def _in_words(validation: Validation, failed: Sequence[Outcome]) -> str:
     count, where = len(validation.outcomes), f"{_rows(validation.rows)}: {validation.slice}"
     if not failed:
-        return f"{count} of {count} expectations passed on {where}." if count else f"Nothing was expected of {where}."
+        # A suite sees its slice: wrong rows that it has found before may still be in the table.
+        earlier = "" if validation.since is None else " Rows that came before were not looked at again."
+        return f"{count} of {count} expectations passed on {where}.{earlier}"
     named = [_failure(outcome) for outcome in _worst_first(failed)[:MOST_NAMED]]
     further = len(failed) - len(named)
     tail = f"; and {further} more" if further else ""
@@ -97,9 +108,11 @@ def _worst_first(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return sorted(outcomes, key=lambda outcome: (_only_warns(outcome), -(outcome.failing or 0)))
 
 
-def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg.MetadataValue]:
+def _metadata(
+    validation: Validation, failed: Sequence[Outcome], location: str, show_rows: bool
+) -> dict[str, dg.MetadataValue]:
     """The page sorts it by name, so the names are such that what to do stands above the tables of failing rows."""
-    with_rows = [outcome for outcome in _worst_first(failed) if outcome.sample]
+    with_rows = [outcome for outcome in _worst_first(failed) if outcome.sample and show_rows]
     tables = {
         f"failing rows: {outcome.expectation}": table(outcome.sample[:MOST_ROWS]) for outcome in with_rows[:MOST_TABLES]
     }
@@ -111,7 +124,11 @@ def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg
         )
         found["code that wrote it"] = dg.MetadataValue.text(first.code)
         if first.command:
-            found["command to put it right"] = dg.MetadataValue.text(first.command)
+            found[COMMAND] = dg.MetadataValue.text(first.command)
+            path = link_to_plan(location, validation.stream, first.expectation)
+            found["by one click"] = dg.MetadataValue.md(
+                f"[plan the repair]({path}) opens the Launchpad, filled in; nothing happens before *Launch Run*"
+            )
     found |= tables
     if len(with_rows) > MOST_TABLES:
         found["further failing"] = dg.MetadataValue.text(", ".join(o.expectation for o in with_rows[MOST_TABLES:]))

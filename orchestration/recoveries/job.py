@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import dagster as dg
 
 from orchestration.recoveries.launchpad import JOB, STEP, example, schema
-from orchestration.sessions.tags import KIND_TAG, RECOVERY_KIND
+from orchestration.sessions.ownership import job_tags
+from orchestration.sessions.tags import RECOVERY_KIND
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 
@@ -52,7 +53,7 @@ def recover_jobs(
         name=JOB,
         description=DESCRIPTION,
         config=example(streams),
-        tags={KIND_TAG: RECOVERY_KIND, "dagster/max_retries": "0"},
+        tags=job_tags(settings, RECOVERY_KIND),
     )
     def job() -> None:
         recover()

@@ -14,6 +14,8 @@ Action = Literal["plan", "apply", "plan_and_apply", "resume", "undo", "abort"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 PLANNING = ("plan", "plan_and_apply")
 """Actions that make a plan from a target; the others name a plan."""
+ALONG = ("discard_state_of", "rebuild", "leave")
+"""The fields that name streams which the plan takes along."""
 OF_PLANNING: Mapping[str, Any] = {
     "streams": [],
     "target": None,
@@ -25,6 +27,7 @@ OF_PLANNING: Mapping[str, Any] = {
     "same_code": False,
     "discard_state": False,
     "until": "",
+    **{name: [] for name in ALONG},
 }
 """The fields that describe a new plan, with the values that stand for "not given"."""
 _FLAGS = ("to_earliest", "to_latest")
@@ -50,7 +53,7 @@ class Launch:
         value = json.loads(text)
         request = value.pop("request")
         if request is not None:
-            request = {**request, "streams": tuple(request["streams"]), "require": tuple(request["require"])}
+            request |= {name: tuple(request[name]) for name in ("streams", "require", *ALONG)}
         return cls(**value, request=None if request is None else PlanRequest(**request))
 
 
@@ -105,6 +108,9 @@ def _request(config: Mapping[str, Any]) -> PlanRequest:
         require=tuple(config["require"]),
         max_changed=None if share in ("", None) else str(share),
         until=config["until"] or None,
+        discard_state_of=tuple(config["discard_state_of"]),
+        rebuild=tuple(config["rebuild"]),
+        leave=tuple(config["leave"]),
         **{name: config[name] for name in ("suites", "allow_bad", "exact", "same_code", "discard_state")},
     )
 

@@ -95,6 +95,15 @@ def schema(streams: Sequence[str]) -> dict[str, Any]:
         "exact": flag("exact", "with before_first_...: only before the row's own batch"),
         "same_code": flag("same_code", "replay with today's code although it is what wrote the bad rows"),
         "discard_state": flag("discard_state", "begin with empty state; the plan says what will be wrong"),
+        "discard_state_of": dg.Field(
+            [name], default_value=[], description="streams that go along with empty state; the plan says what is wrong"
+        ),
+        "rebuild": dg.Field([name], default_value=[], description="streams that go along and read everything anew"),
+        "leave": dg.Field(
+            [name],
+            default_value=[],
+            description="streams that do not go along: they keep what they made of the wrong records",
+        ),
         "pause_before_publishing": flag(
             "pause", "stop when the rebuilt rows have been compared; do: apply publishes them then"
         ),
@@ -116,7 +125,18 @@ def run_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"ops": {STEP: {"config": dict(fields)}}}
 
 
-def link(location: str, do: str, plan: str) -> str:
-    """The path of the Launchpad's page in the UI, filled in for an action on a plan."""
-    text = yaml.safe_dump(run_config({"do": do, "plan": plan}), sort_keys=False)
+def location_of(run: dg.DagsterRun) -> str:
+    """The name of the run's code location in the UI's addresses."""
+    origin = run.remote_job_origin
+    return origin.repository_origin.code_location_origin.location_name if origin is not None else LOCATION
+
+
+def link(location: str, fields: Mapping[str, Any]) -> str:
+    """The path of the Launchpad's page in the UI, filled in with these fields."""
+    text = yaml.safe_dump(run_config(fields), sort_keys=False)
     return f"/locations/{quote(location)}/jobs/{JOB}/playground/setup?config={quote(text)}"
+
+
+def link_to_plan(location: str, stream: str, broken: str) -> str:
+    """The path of the Launchpad's page, filled in to plan a recovery from before the first row that breaks a rule."""
+    return link(location, {"do": "plan", "streams": [stream], "target": {"before_first_broken": broken}})

@@ -31,7 +31,10 @@ def next_words(plan: str, outcome: str) -> str:
 
 def next_steps(location: str, plan: str, outcome: str) -> Metadata:
     """The same as links that fill the Launchpad in; no entry if nothing can be done."""
-    links = [f"- [{words}]({link(location, do, plan)}) (`do: {do}`, `plan: {plan}`)" for do, words in _NEXT[outcome]]
+    links = [
+        f"- [{words}]({link(location, {'do': do, 'plan': plan})}) (`do: {do}`, `plan: {plan}`)"
+        for do, words in _NEXT[outcome]
+    ]
     text = "\n".join(["Each opens the Launchpad; nothing happens before *Launch Run*.\n", *links])
     return {"next_steps": dg.MetadataValue.md(text)} if links else {}
 

@@ -57,6 +57,9 @@ class PlanRequest:
     same_code: bool = False
     discard_state: bool = False
     until: str | None = None
+    discard_state_of: tuple[str, ...] = ()
+    rebuild: tuple[str, ...] = ()
+    leave: tuple[str, ...] = ()
 
     @property
     def target(self) -> tuple[str, str]:
@@ -75,6 +78,7 @@ def make_requested(
 
     `topics` is called where the broker is needed. Raises UsageError or PreflightRefused with the ways out.
     """
+    from reprocessing.planning.downstream import Along
     from reprocessing.planning.planner import make_plan
     from reprocessing.planning.until import until_target
     from streaming_jobs.state import named_savepoints
@@ -93,7 +97,11 @@ def make_requested(
             f"{what} is about one stream, and {len(request.streams)} were given", "make a plan for each of them"
         )
     requests = [_of_stream(settings, topology, topics, request, name) for name in request.streams]
-    return make_plan(settings, requests, checks_of=lambda stream: _suites(settings, topology, request, stream))
+    along = Along(frozenset(request.discard_state_of), frozenset(request.rebuild), frozenset(request.leave))
+    topology.select([*along.names])
+    return make_plan(
+        settings, requests, checks_of=lambda stream: _suites(settings, topology, request, stream), along=along
+    )
 
 
 def share_of(text: str | None) -> float | None:

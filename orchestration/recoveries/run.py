@@ -25,13 +25,14 @@ from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defi
 from orchestration.recoveries import metadata as made
 from orchestration.recoveries.child import GRACE, INTERRUPTED
 from orchestration.recoveries.launch import Launch, launch_of
-from orchestration.recoveries.launchpad import LOCATION
+from orchestration.recoveries.launchpad import location_of
 from orchestration.recoveries.metadata import Metadata
 from orchestration.recoveries.process import RecoveryProcess, recovery_command
 from orchestration.recoveries.view import View
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.events import report_without_run
 from orchestration.sessions.executor import end_stopped, last_word
+from orchestration.sessions.ownership import claim
 from orchestration.sessions.reasons import one_line
 from orchestration.sessions.supervisor import (
     LOOK_AT_RUN_EVERY,
@@ -40,10 +41,9 @@ from orchestration.sessions.supervisor import (
     Gone,
     check_own_run,
     check_parents,
-    identity,
     uninterrupted,
 )
-from orchestration.sessions.tags import WORKER_TAG
+from orchestration.sessions.tags import RECOVERY_KIND
 from reprocessing.executor import journal_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
@@ -151,7 +151,7 @@ class _Watch:
 
 def run_recovery(context: dg.OpExecutionContext, spec: RecoverySpec) -> None:
     """Do what a run was launched for; raises Failure with the words of the error, and the interrupt for a stop."""
-    context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity()})
+    claim(context.instance, context.run.run_id, spec.settings, RECOVERY_KIND)
     try:
         launch = launch_of(context.op_config)
         logged = BoundedLog(spec.settings.logs / f"recovery-{_first_stream(launch)}.log")
@@ -226,7 +226,7 @@ def _results(context: dg.OpExecutionContext, view: View) -> dict[str, Any]:
     ended = view.ended
     return {
         "outcome": dg.MetadataValue.text(ended.outcome),  # a page shows the first six or so without a click
-        **made.next_steps(_location(context), ended.plan, ended.outcome),
+        **made.next_steps(location_of(context.run), ended.plan, ended.outcome),
         **made.of_changes(view.changes),
         **made.of_spans(ended.spans, skips=ended.skips),
         **made.of_plan(view.shown),
@@ -252,7 +252,7 @@ def _failure(
         if here := made.next_words(plan, outcome):
             text += f"\n  in the Launchpad: {here}"
         metadata = {
-            **made.next_steps(_location(context), plan, outcome),
+            **made.next_steps(location_of(context.run), plan, outcome),
             **made.of_changes(view.changes),
             **made.of_plan(view.shown),
             **metadata,
@@ -266,9 +266,3 @@ def _log_of(logged: BoundedLog, mark: str) -> Metadata:
         "log": dg.MetadataValue.path(str(logged.path)),
         "log_tail": dg.MetadataValue.md(f"```\n{tail}\n```"),
     }
-
-
-def _location(context: dg.OpExecutionContext) -> str:
-    """The name of the code location in the UI's addresses."""
-    origin = context.run.remote_job_origin
-    return origin.repository_origin.code_location_origin.location_name if origin is not None else LOCATION

@@ -17,7 +17,7 @@ from streaming_jobs.spelling import counted, instead
 
 if TYPE_CHECKING:
     from quality.suite_set import SuiteSet
-    from quality.suites import Suite
+    from quality.suites import Suite, TableCheck
     from quality.validation import Outcome
     from reprocessing.rebuild.context import RunSuite, Staged
     from streaming_jobs.settings import Settings
@@ -28,32 +28,54 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def suites_of(settings: Settings, topology: Topology, stream: Stream) -> list[Suite]:
-    """The suites on the tables of a stream."""
+    """The suites on the tables of a stream that judge rebuilt rows: not those of other table checks only."""
+    return [suite for suite in _on_tables_of(settings, topology, stream) if _judges_rebuilt_rows(suite)]
+
+
+def _on_tables_of(settings: Settings, topology: Topology, stream: Stream) -> list[Suite]:
     tables = {sink.name for sink in stream.sinks.values()}
     return [suite for suite in _suites(settings, topology).suites.values() if suite.table in tables]
+
+
+def _judges_rebuilt_rows(suite: Suite) -> bool:
+    """False for a suite without expectations whose table checks need the history or another table."""
+    from quality.expectations import built
+
+    if len(_checks_of_rebuilt_rows(suite)) or not suite.checks:
+        return True
+    try:
+        return bool(built(suite))
+    except Exception:  # noqa: BLE001 - of a user's suite: the gate refuses with the reason
+        return True
+
+
+def _checks_of_rebuilt_rows(suite: Suite) -> list[TableCheck]:
+    """The table checks that need neither the history nor another table: keys, and the ledger."""
+    from quality.table_checks import Reconciled, UniqueKey
+
+    return [check for check in suite.checks if isinstance(check, (UniqueKey, Reconciled))]
 
 
 @contextmanager
 def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
     """Gives the function that runs suites on staging tables; Spark is started only if one needs it.
 
-    Of their table checks only those run that need neither the history nor another table: keys, and the ledger.
+    An expectation that cannot be evaluated refuses, whatever its severity.
     """
     from quality.engines.spark_on_demand import spark_on_demand
 
     def run(context: Staged, name: str) -> Iterable[str]:
         from quality.runs.runner import RunRequest, run_suite
-        from quality.table_checks import Reconciled, UniqueKey
 
         (declared,) = _suites(settings, topology).select([name])
-        checks = [check for check in declared.checks if isinstance(check, (UniqueKey, Reconciled))]
-        suite = replace(declared, checks=checks)
+        suite = replace(declared, checks=_checks_of_rebuilt_rows(declared))
         request = RunRequest(slice="all", record=False, docs=False, spark=spark)
         try:
             validation = run_suite(context.own, topology, suite, request)
         except RecourseError as error:
             return [f"it could not be run: {error.found}"]
-        return [_words(one) for one in validation.outcomes if not one.passed and one.severity == "critical"]
+        failed = [one for one in validation.outcomes if not one.passed]
+        return [_words(one) for one in failed if one.severity == "critical" or one.error]
 
     with spark_on_demand(settings) as spark:
         yield run
@@ -75,7 +97,7 @@ def condition_named(settings: Settings, topology: Topology, stream: Stream, text
     from quality.shared_rules import condition_of
 
     known: list[str] = [rule.name for rule in rules]
-    for suite in suites_of(settings, topology, stream):
+    for suite in _on_tables_of(settings, topology, stream):
         for each in built(suite):
             known.append(each.name)
             if each.name != text:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.spelling import counted
@@ -58,7 +59,7 @@ def difference_lines(difference: Difference) -> Iterator[str]:
     yield f"  {d.table}: {counted(d.old_rows, 'row')} published, {d.new_rows:,} rebuilt; {words}{totals}"
     for since, *counts in d.by_time:
         yield f"    {d.time_column} from {since}: {counts_words(*paired(*counts, keyed=d.keyed))}"
-    for row in d.sample:
+    for row in map(partial(_differing_first, rows=d.sample), d.sample):
         yield f"    {row_words(row)}"
 
 
@@ -66,6 +67,22 @@ def counts_words(corrected: int, new: int, gone: int) -> str:
     """Numbers of rows, such as `3 corrected, 1 gone`."""
     counts = [(corrected, "corrected"), (new, "new"), (gone, "gone")]
     return ", ".join(f"{count:,} {what}" for count, what in counts if count) or "no difference"
+
+
+def _differing_first(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """A row that only one side has, with the columns first in which the most similar row of the other side differs."""
+    other = {"published": "rebuilt", "rebuilt": "published"}
+    side = next(iter(row)) if len(row) == 1 else ""
+    if side not in other:
+        return row
+    values: Mapping[str, Any] = row[side]
+
+    def equal(candidate: Mapping[str, Any]) -> list[str]:
+        return [name for name, value in values.items() if name in candidate and candidate[name] == value]
+
+    candidates = [each[other[side]] for each in rows if each.keys() == {other[side]}]
+    same = max((equal(each) for each in candidates), key=len, default=[])
+    return {side: {name: values[name] for name in sorted(values, key=lambda name: name in same)}}
 
 
 def row_words(row: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from streaming_jobs.files import private_folder
+from streaming_jobs.log_stream import dropped_when_full
 
 
 class BoundedLog:
@@ -28,8 +29,8 @@ class BoundedLog:
         return os.fdopen(descriptor, "wb", buffering=0)
 
     def write(self, line: str) -> None:
-        """Append a line of our own."""
-        with self.open() as file:
+        """Append a line of our own; it is dropped if the disk is full."""
+        with dropped_when_full(), self.open() as file:
             file.write(f"{line}\n".encode())
 
     def trim(self, mark: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 from streaming_jobs.failures import ErrorReport
@@ -12,6 +13,9 @@ FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
 """Seconds before a session that ended is started again: the first time, and at most."""
 HEALTHY_AFTER = 120.0
 """Seconds a session has to last for the delay to begin anew."""
+
+CLOCKS_DIFFER = 5.0
+"""Seconds by which the clock that Dagster's storage uses may be ahead."""
 
 IN_PROGRESS = ("QUEUED", "NOT_STARTED", "MANAGED", "STARTING", "STARTED", "CANCELING", "SUSPENDED")
 
@@ -60,9 +64,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Wait:
-    """Do nothing, for this reason."""
+    """Do nothing, for this reason. `for_good`: until a person acts."""
 
     reason: str
+    for_good: bool = False
 
 
 def keepalive(seen: JobSeen, now: float) -> Start | Wait:
@@ -74,14 +79,14 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
     if seen.recovering and seen.stopped_on_purpose.issuperset(seen.streams):
         return Wait("; ".join([*_recovering(seen), "the session starts when that is over"]))
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
-        return Wait("every stream was stopped on purpose; launch the job to start them again")
+        return Wait("every stream was stopped on purpose; launch the job to start them again", for_good=True)
     asked = seen.asked_to_start
     if asked is not None and not seen.held_by and (newest is None or asked > _heard_until(newest)):
         return Start(f"asked-{asked:.3f}")
     if newest and newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
         stopped = f"run {newest.run_id[:8]}" if newest.started else f"run {newest.run_id[:8]} before it began"
         verb = "stopped" if newest.started else "cancelled"
-        return Wait(f"an operator {verb} {stopped}; launch the job to start it again")
+        return Wait(f"an operator {verb} {stopped}; launch the job to start it again", for_good=True)
     if seen.held_by:
         holders = ", ".join(f"{stream} by {who}" for stream, who in sorted(seen.held_by.items()))
         return Wait(f"a driver outside this job runs: {holders}")
@@ -89,9 +94,10 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
         return Start("first")
     if gave_up(newest, seen.fingerprint):
         return Wait(
-            f"gave up: run {newest.run_id[:8]} failed and would fail again; correct what it names, then launch the job"
+            f"gave up: run {newest.run_id[:8]} failed and would fail again; correct what it names, then launch the job",
+            for_good=True,
         )
-    rest = back_off(runs) - (now - (newest.ended or newest.updated))
+    rest = back_off(runs) - passed(newest.ended or newest.updated, now)
     if rest > 0:
         return Wait(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
     return Start(f"after-{newest.run_id}")
@@ -143,19 +149,49 @@ def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
     return f"{state}; {waiting} in the queue for its end"
 
 
-def should_run(runs: Sequence[RunSeen], now: float, *, patience: float) -> bool:
+def should_run(runs: Sequence[RunSeen], now: float, *, patience: float) -> bool | None:
     """True if a driver ought to run a continuous job's streams and had `patience` seconds to begin.
 
-    False while a session is in progress, which reports its own faults; after an operator's stop; and before the first
-    session.
+    False after an operator's stop. None if the runs do not tell: before the first session, while one is in progress or
+    about to start; then the streams' own files decide.
     """
     considered = without_duplicates(runs)
     if not considered or any(run.status in IN_PROGRESS and run.status != "QUEUED" for run in considered):
-        return False
+        return None
     newest = considered[0]
     if newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
         return False
-    return now - (newest.ended or newest.created) > patience
+    return True if passed(newest.ended or newest.created, now) > patience else None
+
+
+@dataclass(frozen=True)
+class Missed:
+    """What is wrong with the runs of a scheduled job: a word, and a sentence."""
+
+    word: Literal["run_failed", "overdue"]
+    text: str
+
+
+def missed(runs: Sequence[RunSeen], tick: float, now: float, *, patience: float, watched_since: float) -> Missed | None:
+    """The reason why a scheduled job is red, if it is: its newest run failed, or its last `tick` has started nothing.
+
+    Before the job's first run only ticks after `watched_since` count. A run that an operator stopped is no fault.
+    """
+    newest = newest_session(runs)
+    if newest is not None and newest.status == "FAILURE":
+        return Missed("run_failed", f"its newest run, {newest.run_id[:8]}, failed: the run's page says why")
+    if newest is not None and newest.status in IN_PROGRESS and newest.status != "QUEUED":
+        return None
+    last = watched_since if newest is None else newest.created
+    if tick <= last or passed(tick, now) <= patience:
+        return None
+    queued = f": run {newest.run_id[:8]} waits in the queue" if newest and newest.status == "QUEUED" else ""
+    return Missed("overdue", f"nothing has begun since the schedule's last tick{queued}; is the schedule switched on?")
+
+
+def passed(moment: float, now: float) -> float:
+    """Seconds since a moment; endless for one in the future, which is from before the clock was set back."""
+    return now - moment if moment <= now + CLOCKS_DIFFER else float("inf")
 
 
 def gave_up(newest: RunSeen, fingerprint: str) -> bool:
@@ -184,30 +220,47 @@ def back_off(runs: Sequence[RunSeen]) -> float:
 
 @dataclass(frozen=True)
 class SessionSeen:
-    """A run in progress, with the state of its worker, its driver and its heartbeat on this machine."""
+    """A run in progress, with the state of its worker, its driver and its heartbeat on this machine.
+
+    `elsewhere`: its worker may be on a host that cannot be seen from here, where only `reported` (the time of its last
+    report in Dagster's storage, by its own clock) tells that it lives.
+    """
 
     run: RunSeen
     worker_lives: bool | None
     held: bool
     heartbeat: float | None
+    elsewhere: bool = False
+    reported: float | None = None
 
 
-def presumed_dead(seen: SessionSeen, now: float, *, stale_after: float, patience: float) -> str | None:
+def presumed_dead(
+    seen: SessionSeen, now: float, *, stale_after: float, patience: float, start_timeout: float = 0.0
+) -> str | None:
     """The reason why a run in progress is dead, or None if it may still be alive.
 
-    It is alive while its worker or a driver runs: these report what is wrong.
+    It is alive while its worker or a driver runs: these report what is wrong. A run whose worker may be elsewhere, and
+    has never reported, is left to Dagster's own monitoring. `start_timeout`: the seconds that Dagster gives a worker to
+    start.
     """
     if seen.worker_lives or seen.held:
         return None
     run = seen.run
+    if seen.worker_lives is None and seen.elsewhere:
+        silent = 0.0 if seen.reported is None else now - seen.reported
+        if run.status not in ("STARTED", "CANCELING") or silent <= stale_after + patience:
+            return None
+        return f"its worker, on another host or in another container, has reported nothing for {silent:.0f} s"
     if run.status == "STARTED":
         last = max(seen.heartbeat or 0.0, run.started or run.updated)
-        if now - last <= stale_after:
+        if passed(last, now) <= stale_after:
             return None
-        return f"no heartbeat for {now - last:.0f} s, no driver holds its streams, and its worker is gone"
+        return f"no heartbeat for {passed(last, now):.0f} s, no driver holds its streams, and its worker is gone"
     limit = stale_after + patience
-    if run.status in ("STARTING", "CANCELING") and now - run.updated > limit:
-        age = f"{run.status.lower()} for {now - run.updated:.0f} s"
+    if run.status == "STARTING":
+        limit = max(limit, start_timeout + stale_after)
+    if run.status in ("STARTING", "CANCELING") and passed(run.updated, now) > limit:
+        age = f"{run.status.lower()} for {passed(run.updated, now):.0f} s"
         return f"{age}, no driver holds its streams, and its worker is gone"
     return None
 

@@ -9,13 +9,14 @@ what is wrong with it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from orchestration.deploys.history import Deploy
 from orchestration.sessions.reasons import failure_text
 from streaming_jobs.durations import format_duration
 from streaming_jobs.settings import DagsterSettings
@@ -79,6 +80,20 @@ def dead_letter_figures(status: Status) -> dict[str, dg.MetadataValue]:
     }
     if status.totals is not None:
         metadata["dead_letters_in_all"] = dg.MetadataValue.int(status.totals.dead_letters)
+    return metadata
+
+
+def health_figures(status: Status, last: Sequence[Deploy]) -> dict[str, dg.MetadataValue]:
+    """What an on-call person asks first of a stream, beside the verdict; `last` has its last deploy, if any."""
+    metadata: dict[str, dg.MetadataValue] = {
+        "state": dg.MetadataValue.text(status.state),
+        **_numbers(status, ("lag_records", "lag_s")),
+        **_last_batch(status),
+        "as_of": dg.MetadataValue.timestamp(status.heartbeat),
+        "code_version": dg.MetadataValue.text(status.code_version or "unknown"),
+    }
+    for deploy in last:
+        metadata["last_deploy"] = dg.MetadataValue.timestamp(deploy.at)
     return metadata
 
 

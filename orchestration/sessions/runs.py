@@ -1,37 +1,86 @@
-"""The runs of a session in Dagster's storage: reading them, explaining a queued one, deleting one."""
+"""The runs of this code location in Dagster's storage: reading them, explaining a queued one, failing a lost one.
+
+A run is ours by its tags (`ownership.py`), never by the name of its job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 import dagster as dg
+import structlog
+from dagster._core.storage.dagster_run import RunRecord
 
+from orchestration.bundle.job import Continuous
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
+from orchestration.sessions.ownership import is_running, location_id
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import SESSION_TAG, WAITS_FOR_TAG
+from orchestration.sessions.tags import KIND_TAG, LOCATION_TAG, SESSION_KINDS, SESSION_TAG, WAITS_FOR_TAG, WORKER_TAG
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import read_status
+
+log = structlog.get_logger()
 
 ASSET_JOB = "__ASSET_JOB"
 """The job that Dagster uses when assets are launched without naming one."""
 BEGUN = [dg.DagsterRunStatus[status] for status in IN_PROGRESS if status != "QUEUED"]
 UNFINISHED = [dg.DagsterRunStatus[status] for status in IN_PROGRESS]
+ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 NEWEST = 12
 """Number of a job's newest runs that keepalive reads."""
 
 
 def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunSeen]:
-    """The newest runs of a session, newest first, also those launched from an asset's page without a job."""
-    records = list(instance.get_run_records(dg.RunsFilter(job_name=session.job.key), limit=NEWEST))
-    # Runs that have begun are read too, however many duplicates were queued since.
-    for statuses in (BEGUN, [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]):
-        records += instance.get_run_records(dg.RunsFilter(job_name=session.job.key, statuses=statuses), limit=NEWEST)
-    tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
-    others = list(instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB), limit=NEWEST))
-    # Runs of checks have no job of their own either, and are many: they would push a session's run out of the newest.
-    others += instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, tags={SESSION_TAG: session.job.key}), NEWEST)
-    others += instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED))
-    records += [r for r in others if tables & set(r.dagster_run.asset_selection or ())]
+    """The newest runs of a session, newest first, also those launched from a table's page without a job."""
+    in_progress = _in_progress(instance, [session])[session.job.key]
+    return _newest_first([*in_progress, *_ended(instance, session, in_progress)])
+
+
+def runs_by_session(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunSeen]]:
+    """The runs of each session by its job, newest first; those that have ended only where none has begun and runs.
+
+    One look at all runs in progress: the sensors that need every session would otherwise ask for each job.
+    """
+    in_progress = _in_progress(instance, sessions)
+    runs = {}
+    for session in sessions:
+        found = in_progress[session.job.key]
+        begun = any(record.dagster_run.status in BEGUN for record in found)
+        runs[session.job.key] = _newest_first(found if begun else [*found, *_ended(instance, session, found)])
+    return runs
+
+
+def _in_progress(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunRecord]]:
+    found: dict[str, list[RunRecord]] = {session.job.key: [] for session in sessions}
+    if not sessions:
+        return found
+    ours = {LOCATION_TAG: location_id(sessions[0].settings)}
+    for record in instance.get_run_records(dg.RunsFilter(tags=ours, statuses=UNFINISHED)):
+        if (key := record.dagster_run.tags.get(SESSION_TAG)) in found:
+            found[key].append(record)
+    # Nothing but its tables tells that a run launched from a table's page is a session, before it has begun.
+    for record in instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED)):
+        selected = set(record.dagster_run.asset_selection or ())
+        for session in sessions if LOCATION_TAG not in record.dagster_run.tags else ():
+            if selected & {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}:
+                found[session.job.key].append(record)
+    return found
+
+
+def _ended(instance: dg.DagsterInstance, session: SessionSpec, in_progress: Sequence[RunRecord]) -> Sequence[RunRecord]:
+    """The newest runs that have ended, and those that count however many queued duplicates were cancelled since."""
+    ours = {LOCATION_TAG: location_id(session.settings), SESSION_TAG: session.job.key}
+    records = list(instance.get_run_records(dg.RunsFilter(tags=ours, statuses=ENDED), limit=NEWEST))
+    if records and all(record.dagster_run.status is dg.DagsterRunStatus.CANCELED for record in records):
+        lasted = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+        records += instance.get_run_records(dg.RunsFilter(tags=ours, statuses=lasted), limit=NEWEST)
+    if not any(record.start_time for record in [*records, *in_progress]):
+        records += _of_earlier_version(instance, session)
+    return records
+
+
+def _newest_first(records: Iterable[RunRecord]) -> list[RunSeen]:
     runs = [
         RunSeen(
             run_id=r.dagster_run.run_id,
@@ -45,6 +94,53 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
         for r in {r.dagster_run.run_id: r for r in records}.values()
     ]
     return sorted(runs, key=lambda run: run.created, reverse=True)
+
+
+def _of_earlier_version(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunRecord]:
+    """The runs that the streams' own files name, without a tag of the location: its last sessions before that tag."""
+    key = session.job.key
+    statuses = [read_status(session.settings, name) for name in session.job.streams]
+    named = {status.run_id for status in statuses if status is not None and status.run_id is not None}
+    if not named:
+        return []
+    records = instance.get_run_records(dg.RunsFilter(run_ids=list(named)))
+    untagged = [record for record in records if LOCATION_TAG not in record.dagster_run.tags]
+    return [r for r in untagged if key in (r.dagster_run.job_name, r.dagster_run.tags.get(SESSION_TAG))]
+
+
+def end_lost(instance: dg.DagsterInstance, settings: Settings) -> list[str]:
+    """Fail our runs, but for sessions, whose process is gone: a run of suites would stop all others."""
+    ended = []
+    for run in instance.get_runs(dg.RunsFilter(tags={LOCATION_TAG: location_id(settings)}, statuses=BEGUN)):
+        worker = run.tags.get(WORKER_TAG)
+        if run.tags.get(KIND_TAG) not in SESSION_KINDS and worker is not None and is_running(worker) is False:
+            reason = f"its process {worker} is gone"
+            log.error("run declared dead", run=run.run_id, found=reason)
+            instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
+            ended.append(f"{run.run_id[:8]}: {reason}")
+    return ended
+
+
+def end_doubled(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequence[RunSeen]) -> list[str]:
+    """Cancel each queued run that was launched from a table's page while the session runs: it would wait for ever.
+
+    A launch of the job itself stays in the queue: it follows the session that a person then stops.
+    """
+    first = next((run for run in runs if run.status == "STARTED"), None)
+    if first is None or not isinstance(session.job.trigger, Continuous):
+        return []
+    ended = []
+    for queued in runs:
+        run = instance.get_run_by_id(queued.run_id) if queued.status == "QUEUED" else None
+        if run is None or run.status is not dg.DagsterRunStatus.QUEUED or run.job_name != ASSET_JOB:
+            continue
+        words = (
+            f"run {first.run_id[:8]} is the session of {', '.join(session.job.streams)}, and does not end: "
+            "this run would wait for ever. To start the session anew, terminate that run"
+        )
+        instance.report_run_canceled(run, words)
+        ended.append(f"{run.run_id[:8]}: {words}")
+    return ended
 
 
 def tell_queued(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequence[RunSeen]) -> None:
@@ -64,10 +160,3 @@ def tell_queued(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequen
             "one session runs at a time; this run begins when that one ends",
             run,
         )
-
-
-def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete a run and its events; Dagster's SQLite storage would leave the run's own file behind."""
-    instance.delete_run(run_id)
-    for suffix in (".db", ".db-wal", ".db-shm"):
-        (Path(instance.root_directory) / "history" / "runs" / f"{run_id}{suffix}").unlink(missing_ok=True)

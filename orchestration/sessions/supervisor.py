@@ -5,6 +5,8 @@ The causes that end a session, and the run's status then:
     Stop in the UI, or the run was set to canceling        driver stops at a batch border    CANCELED
     the driver ends on its own, exit code 0                                                  SUCCESS
     it has lasted dagster.max_session (continuous job)     driver stops at a batch border    SUCCESS
+    the same, of a scheduled job without a time limit      driver stops at a batch border    FAILURE
+    no heartbeat for stale_after + its patience            driver is killed                  FAILURE
     exit code 75 (lease busy), 78 (permanent), any other                                     FAILURE
     the code server above this worker is gone              driver stops at a batch border    FAILURE
     kill -9 of this worker                                 driver reads end of file, stops   FAILURE (by Dagster)
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,21 +29,23 @@ from functools import partial
 import dagster as dg
 import structlog
 
-from orchestration.bundle.job import Continuous, Job
+from orchestration.bundle.job import Continuous, Job, Schedule
 from orchestration.sessions import run_logs
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.driver import Driver
 from orchestration.sessions.events import not_being_made, report_without_run
 from orchestration.sessions.executor import AnyContext, end_stopped, last_word
 from orchestration.sessions.looking_back import recent, unread
+from orchestration.sessions.ownership import claim, parent_lives
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, SESSION_TAG, WORKER_TAG
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, HEARTBEAT_TAG, SESSION_TAG, STOPPED_BY_TAG
+from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
-from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.health import ENDED
+from streaming_jobs.state.status import Status, read_status, write_status
 from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()
@@ -54,6 +58,10 @@ LOOK_AT_RUN_EVERY = 5.0
 GRACE = 15.0
 """Seconds beyond the streams' own stop deadline before what is left of a driver is killed."""
 TAIL = 6000
+REPORT_EVERY = 30.0
+"""Seconds between two reports of a worker in Dagster's storage."""
+FIRST_HEARTBEAT_WITHIN = 600.0
+"""Seconds from a driver's start to its first status: a loaded machine needs long to import Spark."""
 
 Command = Callable[[Sequence[str]], list[str]]
 Context = dg.AssetExecutionContext
@@ -81,7 +89,7 @@ class SessionSpec:
 
 
 class Gone(Exception):
-    """The process above this worker is gone; the text says which."""
+    """The process above this worker is gone, or the driver works no more; the text says which."""
 
 
 class _LongEnough(Exception):
@@ -100,18 +108,23 @@ class _Watch:
     begun: float = field(default_factory=time.monotonic)
     looked_at: float = 0.0
     last_trouble: str = ""
+    reported_at: float = float("-inf")
+    beat: float | None = None
+    beat_seen_at: float = field(default_factory=time.monotonic)
 
     def until_end(self) -> int:
         """Wait for the driver's end and return its exit code; raises when something else ends the session."""
         while (code := self.driver.exit_code()) is None:
             check_parents(self.parent)
             self._check_age()
+            self._check_heartbeat()
             with self._trouble_is_logged():
                 self.reporter.report(self.statuses())
                 self.session.log.trim(_mark(self.context, self.session))
             if time.monotonic() - self.looked_at >= LOOK_AT_RUN_EVERY:
                 self.looked_at = time.monotonic()
                 self._check_own_run()
+                self._report_to_storage()
             time.sleep(POLL)
         return code
 
@@ -134,16 +147,41 @@ class _Watch:
         with self._trouble_is_logged():
             check_own_run(self.context)
 
+    def _report_to_storage(self) -> None:
+        """Where other code locations share the instance, its watchdog may be on another host than this worker."""
+        if self.session.settings.dagster.own_instance or time.monotonic() - self.reported_at < REPORT_EVERY:
+            return
+        self.reported_at = time.monotonic()
+        with self._trouble_is_logged():
+            self.context.instance.add_run_tags(self.context.run.run_id, {HEARTBEAT_TAG: f"{time.time():.0f}"})
+
     def _check_age(self) -> None:
-        continuous = isinstance(self.session.job.trigger, Continuous)
-        if continuous and time.monotonic() - self.begun > self.session.settings.dagster.max_session.total_seconds():
+        trigger, longest = self.session.job.trigger, self.session.settings.dagster.max_session
+        if time.monotonic() - self.begun <= longest.total_seconds():
+            return
+        if isinstance(trigger, Continuous):
             raise _LongEnough
+        if isinstance(trigger, Schedule) and not self.session.job.timeout_seconds:
+            raise Gone(f"it has lasted {format_duration(longest)} (dagster.max_session), and its job has no time limit")
+
+    def _check_heartbeat(self) -> None:
+        """Raise Gone if the driver hangs: its heartbeat has not changed for long, by the clock that cannot be set."""
+        found = [status for status in self.statuses().values() if status is not None]
+        at_work = [status.heartbeat for status in found if status.state not in ENDED]
+        newest, now = max(at_work, default=None), time.monotonic()
+        if newest != self.beat or (found and not at_work):  # it may wait for the end of a recovery, without a stream
+            self.beat, self.beat_seen_at = newest, now
+        stale_after = self.session.settings.dagster.stale_after.total_seconds()
+        limit = FIRST_HEARTBEAT_WITHIN if newest is None else stale_after + self.session.patience
+        if now - self.beat_seen_at <= limit or not _writable(self.session.settings):
+            return
+        raise Gone(f"the driver hangs: process {self.driver.pid} has written no heartbeat for {limit:.0f} s")
 
 
 def run_session(context: Context, session: SessionSpec, values: Mapping[str, object]) -> None:
     """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
     job, settings = session.job, session.settings
-    context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity(), SESSION_TAG: job.key})
+    claim(context.instance, context.run.run_id, settings, job.kind, **{SESSION_TAG: job.key})
     chosen = job.arguments({name: _text(name, value) for name, value in values.items()})
     arguments = [*chosen, "--supervised"]
     if by_itself(context.run.tags):
@@ -184,16 +222,41 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
             ended = driver.end(session.patience)
             with watch._trouble_is_logged():
                 reporter.finish(watch.statuses())
+                if interrupt is not None:
+                    _say_who_ended_it(context, settings, watch.statuses())
                 words = session.log.tail_from(_mark(context, session), TAIL)
                 context.log.info("driver ended with exit code %s; its last words:\n%s", ended, words)
     if interrupt is not None:
         _stopped(context, session, interrupt, ended)
         return
     if gone is not None:
-        words = f"{gone}; the session was stopped and keepalive starts it again"
+        again = " and keepalive starts it again" if isinstance(job.trigger, Continuous) else ""
+        words = f"{gone}; the session was ended{again}"
         raise _failure(context, session, [words], code)
     if code:
         _fail(context, session, code, watch.statuses(), chosen)
+
+
+def _writable(settings: Settings) -> bool:
+    """False if a driver cannot write its status, because the disk is full: then the lack of one says nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=settings.state) as file:
+            file.write(bytes(65_536))
+        return True
+    except OSError:
+        return False
+
+
+def _say_who_ended_it(context: Context, settings: Settings, statuses: Mapping[str, Status | None]) -> None:
+    """Note that a person asked for the end, in the status of each stream; `recourse up` going down is nobody's wish."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    asked = run is not None and run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+    if not asked or run is None or STOPPED_BY_TAG in run.tags:
+        return
+    for status in statuses.values():
+        if status is not None and status.state == "stopped":
+            status.ended_by = f"Terminate of run {run.run_id[:8]}"
+            write_status(settings, status)
 
 
 def _text(name: str, value: object) -> str:
@@ -285,27 +348,6 @@ def check_parents(parent: int) -> None:
 def by_itself(tags: Mapping[str, str]) -> bool:
     """True if a sensor or a schedule launched the run, not a person; then streams stopped on purpose stay stopped."""
     return "dagster/sensor_name" in tags or "dagster/schedule_name" in tags
-
-
-def identity(pid: int | None = None) -> str:
-    """Host, pid and mark (`processes/identity.py`) of a process (this one), as a tag value."""
-    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
-
-
-def is_running(worker: str) -> bool | None:
-    """True if the process that `identity` described runs; None if it is on another host, or cannot be identified."""
-    try:
-        host, pid, started = worker.rsplit(":", 2)
-    except ValueError:
-        return None
-    if host != socket.gethostname():
-        return None
-    return pid.isdigit() and is_alive(int(pid), started)
-
-
-def parent_lives(parent: str) -> bool:
-    """True if the `recourse up` that started this process still runs, or if none started it."""
-    return not parent or is_running(parent) is not False
 
 
 @contextmanager

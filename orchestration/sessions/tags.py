@@ -5,8 +5,14 @@ from __future__ import annotations
 WORKER_TAG = "recourse/worker"
 """Host, pid and start time of the run worker, by which the watchdog checks that it still runs."""
 
+LOCATION_TAG = "recourse/location"
+"""Id of the home that the run belongs to (`ownership.py`): other code locations may have jobs of the same name."""
+
+HEARTBEAT_TAG = "recourse/heartbeat"
+"""When the run's worker last reported (seconds since 1970): for a watchdog that cannot look at the worker's host."""
+
 SESSION_TAG = "recourse/session"
-"""The job whose session the run is, from its beginning: a run launched from a table's page has no job."""
+"""The job whose session the run is; a run launched from a table's page, which has no job, gets it when it begins."""
 
 FAILURE_TAG = "recourse/failure"
 """`permanent` or `lease_busy`, for keepalive."""
@@ -19,7 +25,10 @@ STOPPED_BY_TAG = "recourse/stopped_by"
 
 KIND_TAG = "recourse/kind"
 """`continuous`, `scheduled` or `manual`: how the job of a session is started; `quality` for a run of suites;
-`recovery` for one of the job `recover`."""
+`recovery`, `preview`, `slices` for those jobs; `health` and `rules` for a check executed from its page."""
+
+SESSION_KINDS = ("continuous", "scheduled", "manual")
+KINDS = (*SESSION_KINDS, "quality", "recovery", "preview", "slices", "health", "rules")
 
 QUALITY_KIND = "quality"
 """Value of `KIND_TAG`; dagster.yaml lets one run that has it run at a time."""

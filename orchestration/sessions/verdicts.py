@@ -12,12 +12,15 @@ from typing import Any
 
 import dagster as dg
 
+from orchestration.sessions.decisions import CLOCKS_DIFFER
 from orchestration.sessions.events import NO_RUN
 
-ON_PURPOSE = ("stopped", "recovering")
-"""Marks of verdicts on a stream that a person or a command has brought there: nobody has to be told."""
-AGAIN_AFTER = 900.0
-"""Seconds after which a verdict that has not changed is reported again."""
+HEALTH = "health"
+"""The name of the check of a stream's tables that says whether the stream is well."""
+NOT_TOLD = ("stopped", "recovering", "restarting", "starting")
+"""Marks of verdicts that nobody has to be told: brought about on purpose, or not settled yet."""
+AGAIN_AFTER, OTHER_WORDS_AFTER = 300.0, 60.0
+"""Seconds after which a verdict that has not changed is reported again; one whose text has changed."""
 
 
 @dataclass(frozen=True)
@@ -69,4 +72,6 @@ def _is_known(record: Any, verdict: Verdict, now: float) -> bool:
     if record.run_id != NO_RUN or evaluation is None:
         return False  # executed by a person: it would not count for the next materialisation
     mark = evaluation.metadata.get("verdict")
-    return mark is not None and mark.value == verdict.mark and now - record.create_timestamp < AGAIN_AFTER
+    age = now - record.create_timestamp
+    patience = AGAIN_AFTER if evaluation.description == verdict.text else OTHER_WORDS_AFTER
+    return mark is not None and mark.value == verdict.mark and -CLOCKS_DIFFER <= age < patience

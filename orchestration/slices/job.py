@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from orchestration.sessions.ownership import claim, job_tags
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.tags import KIND_TAG
 from reprocessing.planning.sliceable import Sliceable, sliceable, tables_with_slices
 from streaming_jobs.errors import PermanentError, RecourseError, UsageError
 from streaming_jobs.settings import Settings
@@ -72,7 +72,7 @@ class SliceDefinitions:
                 JOB,
                 selection=dg.AssetSelection.assets(*(slices_key(made) for made in self.tables)).without_checks(),
                 description=f"Rebuilds days of {names} from their topics; the streams go on.",
-                tags={KIND_TAG: "slices", "dagster/max_retries": "0"},
+                tags=job_tags(self.settings, GROUP),
             )
         ]
 
@@ -105,6 +105,7 @@ class SliceDefinitions:
         name = made.table.name
 
         def rebuilt_days(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+            claim(context.instance, context.run.run_id, self.settings, GROUP)
             first, last = context.partition_key_range
             after = (date.fromisoformat(last) + timedelta(days=1)).isoformat()
             try:

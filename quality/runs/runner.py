@@ -77,24 +77,27 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
         output.stream.name,
         seen=lambda: history.validated_before(settings, suite.table),
     )
-    since = history.last_validated_version(settings, suite.name, str(handle.metadata().id))
+    expectations, raised = _built(suite)
+    judged = history.judged(settings, suite.name, str(handle.metadata().id))
+    since = judged.since([each.name for each in expectations])
     asked = SliceRequest(request.slice or suite.slice, since, dict(request.partition), request.times)
     chosen = choose_slice(handle, settings.tables / suite.table, asked)
-    if not chosen.rows and not chosen.whole and not asked.narrowed:
-        again = _last_not_passed(settings, suite, chosen.table_id)
-        chosen = choose_slice(handle, settings.tables / suite.table, again) if again is not None else chosen
-    evaluation = _evaluate(settings, suite, output, chosen, request)
+    if not chosen.rows and not chosen.whole and not asked.narrowed and judged.red:
+        # Without new rows, what the last run has found still stands.
+        again = SliceRequest("all" if judged.red_since is None else "new", judged.red_since)
+        chosen = choose_slice(handle, settings.tables / suite.table, again)
+    evaluation = _evaluate(settings, suite, output, expectations, chosen, request)
     key = _key(suite, output)
     sample = evaluation.sample or {}
     outcomes = [outcome_of(each, sample, key, rows_in_slice=evaluation.rows) for each in evaluation.results]
-    outcomes += [evaluation.raised] if evaluation.raised is not None else []
+    outcomes += [each for each in (raised, evaluation.raised) if each is not None]
     look = CheckedTable(
         settings=settings,
         stream=output.stream,
         declared=output.declared,
         table=handle,
         version=chosen.version,
-        since=since,
+        since=judged.newest,
         now=started_at,
         past=SuitePast(settings, suite.name),
         key=key,
@@ -136,30 +139,35 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
     return validation
 
 
-def _last_not_passed(settings: Settings, suite: Suite, table_id: str) -> SliceRequest | None:
-    """The slice of the suite's last run, if that did not pass: without new rows, what it has found still stands."""
-    last = history.last_outcomes(settings, suite.name, table_id)
-    if all(each.passed for each in last):
-        return None
-    return SliceRequest("all" if last[0].since is None else "new", last[0].since)
+def _built(suite: Suite) -> tuple[list[Named], Outcome | None]:
+    """The expectations, and the outcome of a suite that cannot be built or expects nothing: it has not passed."""
+    try:
+        expectations = built(suite)
+    except Exception as error:  # noqa: BLE001 - of a user's suite: the outcome says so
+        return [], error_outcome("build", "suite", error)
+    if not expectations and not suite.checks:
+        empty = UsageError("its function returned no expectation, and it has no table check")
+        return [], error_outcome("empty", "suite", empty)
+    return expectations, None
 
 
 def _key(suite: Suite, output: Output) -> tuple[str, ...]:
     return tuple(suite.key) or tuple(output.declared.keys)
 
 
-def _evaluate(settings: Settings, suite: Suite, output: Output, chosen: Slice, request: RunRequest) -> _Evaluation:
+def _evaluate(
+    settings: Settings,
+    suite: Suite,
+    output: Output,
+    expectations: Sequence[Named],
+    chosen: Slice,
+    request: RunRequest,
+) -> _Evaluation:
     """Evaluate the expectations; none of them on a slice without rows, unless it is the whole table."""
     from quality.slice_rows import SliceReader, rows_at
 
-    if not chosen.rows and not chosen.whole:
-        return _Evaluation("none", 0)
-    try:
-        expectations = built(suite)
-    except Exception as error:  # noqa: BLE001 - of a user's suite: the outcome says so
-        return _Evaluation("none", 0, raised=error_outcome("build", "suite", error))
-    if not expectations:
-        return _Evaluation("none", chosen.rows)
+    if not expectations or (not chosen.rows and not chosen.whole):
+        return _Evaluation("none", chosen.rows, _without_rows(expectations))
     reader, key = SliceReader.of(chosen), _key(suite, output)
     engine = _engine(settings, chosen, expectations, request.engine)
     if engine == "spark":
@@ -171,7 +179,7 @@ def _evaluate(settings: Settings, suite: Suite, output: Output, chosen: Slice, r
 
         rows, results = evaluate_with_pandas(reader, expectations, key)
     if not rows and not chosen.whole:
-        return _Evaluation("none", 0)
+        return _Evaluation("none", 0, _without_rows(expectations))
     results = sorted(results, key=lambda each: each.named.number)
     sample = rows_at(reader, [at for each in results for at in each.positions])
     missing = [column for column in key if column not in chosen.schema.names]
@@ -180,6 +188,11 @@ def _evaluate(settings: Settings, suite: Suite, output: Output, chosen: Slice, r
         lacking = UsageError(f"the key has a column that the table lacks: {', '.join(missing)}")
         raised = error_outcome("key", "suite", lacking)
     return _Evaluation(engine, rows, results, sample, raised)
+
+
+def _without_rows(expectations: Sequence[Named]) -> list[Evaluated]:
+    """An expectation has passed on a slice without rows: it has judged every row up to the version."""
+    return [Evaluated(each, passed=True, observed="no rows") for each in expectations]
 
 
 def _engine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quality.history import history
+from quality.history import newest_numbers
 from quality.runs.results import error_outcome
 from quality.suites import Suite
 from quality.table_checks.base import CheckedTable, Past
@@ -22,8 +22,15 @@ class SuitePast:
 
     def newest(self, expectation: str, limit: int) -> Sequence[Past]:
         """The newest outcomes of one check that had no error, newest first."""
-        past = (each for each in history(self.settings, self.suite, expectation) if not each.error)
-        return [Past(each.number, each.started_at.timestamp(), each.observed) for each in past][:limit]
+        return self._read(expectation, limit)
+
+    def passed(self, expectation: str, limit: int) -> Sequence[Past]:
+        """The newest outcomes of one check that passed, newest first."""
+        return self._read(expectation, limit, passed=True)
+
+    def _read(self, expectation: str, limit: int, *, passed: bool | None = None) -> Sequence[Past]:
+        past = newest_numbers(self.settings, self.suite, expectation, limit, passed=passed)
+        return [Past(each.number, each.started_at.timestamp(), each.observed) for each in past]
 
 
 def outcomes_of_checks(suite: Suite, checked: CheckedTable) -> list[Outcome]:

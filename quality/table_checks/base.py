@@ -58,6 +58,9 @@ class PastOutcomes(Protocol):
     def newest(self, expectation: str, limit: int) -> Sequence[Past]:
         """The newest outcomes of one check that had no error, newest first."""
 
+    def passed(self, expectation: str, limit: int) -> Sequence[Past]:
+        """The newest outcomes of one check that passed, newest first."""
+
 
 @dataclass(frozen=True)
 class AddedFile:

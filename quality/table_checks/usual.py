@@ -5,6 +5,9 @@ Two ways to look at it:
     UsualRows()                             rows per hour since the last validation, against earlier validations
     UsualRows(time="at", window="1 hour")   rows per hour of the column `at`, against the hours before in the table
 
+Only numbers that passed are what a later number is compared with, so an outage stays red until rows come as usual. A
+change that is meant to last is declared: `since="2026-11-24T09:00Z"` leaves out everything before that time.
+
 With `time`, the newest window with rows is still being filled: the one before it is judged. Windows without rows
 between two others count as 0. Seasons are not known: if nights are quiet, a night is compared with days too.
 """
@@ -41,6 +44,7 @@ class _Against(Check):
     tolerance: float = 0.1
     at_least: int = 8
     at_most: int = 60
+    since: str | None = None
     severity: Severity = "critical"
 
     def _validate(self) -> None:
@@ -51,6 +55,24 @@ class _Against(Check):
         checked_number(self.kind, "tolerance", self.tolerance, least=0)
         checked_number(self.kind, "at_least", self.at_least, least=2)
         checked_number(self.kind, "at_most", self.at_most, least=self.at_least)
+        self._begin()
+
+    def _begin(self) -> float:
+        """The time from which on numbers are compared, in seconds since 1970."""
+        if self.since is None:
+            return -math.inf
+        try:
+            begin = datetime.fromisoformat(self.since)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"{self.kind}: since is {self.since!r}, not a time", "write since='2026-11-24T09:00Z'"
+            ) from None
+        return (begin if begin.tzinfo else begin.replace(tzinfo=UTC)).timestamp()
+
+    def _passed(self, checked: CheckedTable, limit: int) -> list[tuple[float, float]]:
+        """Time and number of the newest outcomes that passed, newest first."""
+        begin, past = self._begin(), checked.past.passed(self.name, limit)
+        return [(each.at, each.number) for each in past if each.number is not None and each.at >= begin]
 
     def _judged(self, number: float, past: Sequence[float], what: str, plotted: float) -> Outcome:
         """The outcome for a number among earlier ones, newest first."""
@@ -68,7 +90,10 @@ class _Against(Check):
             f"{'all of them equal' if math.isinf(score) else f'{score:.1f} deviations away'}, "
             f"{self.threshold:g} are allowed"
         )
-        return self.outcome(passed=score <= self.threshold, observed=text, number=plotted)
+        if (passed := score <= self.threshold) is False:
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
+            text += f"; if that is what is usual from now on, declare it: since='{now}'"
+        return self.outcome(passed=passed, observed=text, number=plotted)
 
     def _by_window(self, checked: CheckedTable, time: str, value: str, noun: str) -> Outcome:
         """Judge the newest complete window; `value` is an aggregate in SQL."""
@@ -85,6 +110,8 @@ class _Against(Check):
         if len(counts) < 2:
             return self.outcome(passed=True, observed=f"not judged yet: no complete window of {self.window} in {time}")
         newest, oldest = max(counts), min(counts)
+        if self.since is not None:
+            oldest = max(oldest, min(newest - 1, math.ceil(self._begin() / seconds)))
         first = max(oldest, newest - 1 - self.at_most)
         series = [counts.get(window, 0.0) for window in range(newest - 1, first - 1, -1)]
         begin = datetime.fromtimestamp((newest - 1) * seconds, UTC)
@@ -121,7 +148,7 @@ class UsualRows(_Against):
             return self.outcome(passed=True, observed="not judged: a recovery has replaced rows since then")
         rate = _new_rows(checked, checked.since) * _HOUR / (checked.now - began)
         what = f"rows per hour in the {span(checked.now - began)} since the last validation"
-        return self._judged(rate, [each.number for each in past if each.number is not None], what, rate)
+        return self._judged(rate, [number for _, number in self._passed(checked, self.at_most)], what, rate)
 
 
 @dataclass(frozen=True)
@@ -154,19 +181,23 @@ class UsualTotal(_Against):
         if self.time is not None:
             return self._by_window(checked, self.time, value, f"sum of {self.column}")
         total = float(_first(checked.sql(f'SELECT {value} AS n FROM "t"')) or 0.0)
-        past = checked.past.newest(self.name, self.at_most + 1)
-        points = [(each.at, each.number) for each in past if each.number is not None]
-        if not points or checked.now - points[0][0] < _SHORTEST:
+        last = [(each.at, each.number) for each in checked.past.newest(self.name, 1) if each.number is not None]
+        if not last or checked.now - last[0][0] < _SHORTEST:
             text = f"the sum of {self.column} is {_short(total)}; not judged yet: there was no earlier validation"
             passed = math.isfinite(total)
             return self.outcome(passed=passed, observed=text, number=total if passed else None)
-        series = [(checked.now, total), *points]
-        growth = [
-            (value - before) * _HOUR / (at - then)
-            for (at, value), (then, before) in pairwise(series)
-            if at - then >= _SHORTEST
-        ]
-        return self._judged(growth[0], growth[1:], f"growth per hour of the sum of {self.column}", total)
+        usual_growth = _growth(self._passed(checked, self.at_most + 1))
+        growth = _growth([(checked.now, total), *last])
+        return self._judged(growth[0], usual_growth, f"growth per hour of the sum of {self.column}", total)
+
+
+def _growth(points: Sequence[tuple[float, float]]) -> list[float]:
+    """The growth per hour between neighbours of times and sums, newest first."""
+    return [
+        (value - before) * _HOUR / (at - then)
+        for (at, value), (then, before) in pairwise(points)
+        if at - then >= _SHORTEST
+    ]
 
 
 def _new_rows(checked: CheckedTable, since: int) -> int:

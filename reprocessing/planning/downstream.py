@@ -7,7 +7,7 @@ wrote it. A stream that reads a table is not taken along: of a publish it gets t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before
@@ -22,6 +22,7 @@ from streaming_jobs.preflight.snapshot import start_over
 from streaming_jobs.preflight.take_snapshot import folders, ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import open_tables
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import lease, stream_record, topic_records
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -108,10 +109,58 @@ def _half_written(settings: Settings, stream: Stream) -> bool:
     return bool(stream.topic_sinks) or any(position is not None and position >= at for position in positions)
 
 
-def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream]) -> list[str]:
+def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream], topics: TopicReader) -> list[str]:
     """Streams that read topics to which a plan appends, and that have begun since it was made."""
-    written = {topic for each in plan.streams for topic in each.wrong_from}
-    return _readers_beside(settings, all_streams(settings, streams), written, plan.names) if written else []
+    written, declared = {topic for each in plan.streams for topic in each.wrong_from}, all_streams(settings, streams)
+    if not written:
+        return []
+    planned = {*plan.names, *plan.left}
+    undeclared = _undeclared_readers(settings, {*declared, *planned}, written, topics)
+    return [*_readers_beside(settings, declared, written, planned), *undeclared]
+
+
+def refuse_undeclared(
+    settings: Settings, streams: Collection[str], changed: Collection[str], topics: TopicReader
+) -> None:
+    """Raise UsageError for a stream that has read changed topics in this home, and is not declared now.
+
+    Declared again, it would keep what it made of the wrong records, and read the corrected ones on top.
+    """
+    for name, topic in _undeclared_readers(settings, streams, changed, topics).items():
+        folder = StreamFolder.of(settings, name).path
+        raise UsageError(
+            f"stream {name} has read topic {topic}, whose records change, and is not declared now: the plan cannot "
+            "take it along",
+            f"declare it again (in the flows of this home) and plan anew; or, if it shall never run again, move its "
+            f"state {folder} away: its tables stay as they are, and a stream of that name then starts over",
+        )
+
+
+def _undeclared_readers(
+    settings: Settings, streams: Collection[str], changed: Collection[str], topics: TopicReader
+) -> dict[str, str]:
+    """By name the streams that have begun to read one of the topics by their record, and are none of these streams."""
+    found: dict[str, str] = {}
+    ids: dict[str, str | None] = {}
+    for path in sorted(settings.state.glob("*/stream.json")):
+        name = path.parent.name
+        record = None if name in streams else stream_record.load(settings, name)
+        for bound in record.topics if record is not None else ():
+            if bound.name in changed and bound.name not in ids:
+                info = topics.describe(bound.name)
+                ids[bound.name] = None if info is None else info.id
+            if bound.topic_id and bound.topic_id == ids.get(bound.name) and _has_planned(settings, name):
+                found[name] = bound.name
+    return found
+
+
+def _has_planned(settings: Settings, stream: str) -> bool:
+    """True if a batch of the stream was begun, or may begin at any moment."""
+    record = stream_record.load(settings, stream)
+    generation = 1 if record is None else record.generation
+    planned = StreamFolder.of(settings, stream).checkpoint(generation).last_planned
+    begun = planned is not None or ledger_file(settings, stream).newest(stream) is not None
+    return begun or lease.holder(settings, stream) is not None
 
 
 def refuse_others(
@@ -154,6 +203,39 @@ def changed_by(settings: Settings, plan: StreamPlan, opened: Generation) -> dict
         before, after = (VoidRanges(), VoidRanges()) if known is None else (known.holding(), known.holding(path))
         changed[topic] = first_changed(begins, before, after)
     return changed
+
+
+@dataclass(frozen=True)
+class Along:
+    """What to do with streams that a plan takes along, by name; any other goes back to before the first wrong record.
+
+    `discard_state`: the same with empty state; `rebuild`: everything anew from the stream's start; `leave`: nothing, it
+    keeps what it made of the wrong records and reads the corrected ones too.
+    """
+
+    discard_state: frozenset[str] = frozenset()
+    rebuild: frozenset[str] = frozenset()
+    leave: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return self.discard_state | self.rebuild | self.leave
+
+    def check(self, along: Collection[str]) -> None:
+        """Raise UsageError for a stream that is named twice, or is not among those taken `along`."""
+        for name in sorted(self.names):
+            if sum(name in each for each in (self.discard_state, self.rebuild, self.leave)) > 1:
+                raise UsageError(f"stream {name} is named by two options", "choose one of them")
+            if name not in along:
+                raise UsageError(
+                    f"stream {name} is not taken along by this plan",
+                    "--discard-state-of, --rebuild and --leave are for streams that read what the plan changes, "
+                    f"directly or through topics: {', '.join(along) or 'there are none'}",
+                )
+
+
+NO_CHOICE = Along()
 
 
 def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Target, Resolved]:

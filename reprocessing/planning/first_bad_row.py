@@ -1,7 +1,8 @@
 """The target before the first bad row: the batch that made the row, and the code that wrote that batch.
 
-The condition is evaluated on the primary table after each savepoint, oldest first; then, by bisection, between the last
-clean savepoint and the first bad one, as far as the table's log still has the versions. The state of a stream may be
+The condition is evaluated on the primary table after each savepoint, oldest first, and of each only on the files that
+the one before, which is clean, does not have: each file is read once. Then, by bisection, between the last clean
+savepoint and the first bad one, as far as the table's log still has the versions. The state of a stream may be
 wrong long before a wrong row shows, so the target is before the first batch of the code that wrote the bad row's batch;
 with `exact` it is before that batch only.
 """
@@ -23,7 +24,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
@@ -64,7 +65,7 @@ def refuse_same_code(snapshot: PlanningSnapshot, code: CodeVersion, did: str, *,
     Code with the same function is the same code; a newer version of the package alone corrects no function.
     """
     today = snapshot.world.code
-    if code.hash != today.hash:
+    if not code.same_code(today):
         return []
     if same_code:
         return [f"--same-code: code {code.hash} {did} and it runs the replay too"]
@@ -82,16 +83,20 @@ def _first(snapshot: PlanningSnapshot, table: StoredTable, condition: str, notes
     clean, bad = None, last.txn  # positions: the table is clean after the first, bad after the second
     now = table.readable()
     added: dict[str, str] = {}  # columns that a savepoint does not have, with the newest such savepoint
+    known: Content | None = None
     for savepoint in snapshot.savepoints:
         if savepoint.txn >= bad or not has_present_rows(snapshot.record.generations, savepoint.txn):
             continue
-        with as_table(snapshot.settings, snapshot.stream, savepoint) as then:
-            is_bad = bad_rows(then, condition, now=now)
-            added.update((column, savepoint.id) for column in added_columns(then, now))
-        if is_bad:
-            bad = savepoint.txn
-            break
-        clean = savepoint.txn
+        content = savepoints.contents_of(snapshot.settings, snapshot.stream, savepoint)[table.name]
+        unread = content if known is None else content.without(known)
+        if known is None or unread.pieces:
+            with as_table(snapshot.settings, snapshot.stream, savepoint, unread) as then:
+                is_bad = bad_rows(then, condition, now=now)
+                added.update((column, savepoint.id) for column in added_columns(then, now))
+            if is_bad:
+                bad = savepoint.txn
+                break
+        clean, known = savepoint.txn, content
     for column, savepoint_id in added.items():
         if re.search(rf"\b{re.escape(column)}\b", condition):
             notes.append(f"savepoints up to {savepoint_id} have no column {column}: it counts as null in their rows")
@@ -128,8 +133,8 @@ def _readable(table: StoredTable, version: int | None, in_log: set[int]) -> bool
 
 def _first_of_code(snapshot: PlanningSnapshot, batch: Batch) -> Batch:
     """The first batch of the unbroken run of the same code that includes this batch."""
-    first, wrote = batch, _code_of(snapshot, batch).hash
-    while (earlier := snapshot.history.before(first.txn)) is not None and _code_of(snapshot, earlier).hash == wrote:
+    first, wrote = batch, _code_of(snapshot, batch)
+    while (earlier := snapshot.history.before(first.txn)) is not None and wrote.same_code(_code_of(snapshot, earlier)):
         first = earlier
     return first
 
@@ -144,13 +149,12 @@ def _code_of(snapshot: PlanningSnapshot, batch: Batch) -> CodeVersion:
 
 
 @contextmanager
-def as_table(settings: Settings, stream: Stream, savepoint: Savepoint) -> Iterator[DeltaTable]:
-    """The primary table at a savepoint, readable for DataFusion within the block."""
+def as_table(settings: Settings, stream: Stream, savepoint: Savepoint, content: Content) -> Iterator[DeltaTable]:
+    """A content of the primary table at a savepoint, readable for DataFusion within the block."""
     declared = stream.primary
     place = private_folder(settings.tables / "_staging") / f"look-{stream.name}-{savepoint.id}-{declared.name}"
     shutil.rmtree(place, ignore_errors=True)
     try:
-        content = savepoints.contents_of(settings, stream, savepoint)[declared.name]
         looking = settings.model_copy(update={"tables_dir": private_folder(place)})
         yield store_of(declared).create(looking, declared, stream.name, content, None).readable()
     finally:

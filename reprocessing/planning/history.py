@@ -8,7 +8,9 @@ be missing there after a crash, so the last batch is read from the table.
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +19,7 @@ from streaming_jobs.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.state.ledger_file import LedgerLine, RawLine
 from streaming_jobs.state.stream_record import Corrected, Generation
 
-_PACE_OF = 500
+_PACE_OF, _PAIRED = 500, 200
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,9 @@ class History:
         return border
 
     def pace(self) -> Pace | None:
-        """The pace of the newest batches: a line fitted through their sizes and times; None if that is not known.
+        """The pace of the newest batches, or None: the line through their sizes and times that most of them are near.
+
+        Its slope is the median of those between pairs of batches, so that some slow batches do not tilt it.
 
         For a batch that began right after the one before, all the time since is counted, Spark's part included.
         """
@@ -153,12 +157,10 @@ class History:
             points.append((batch.records, since if 0 < since <= batch.seconds + 0.5 else batch.seconds))
         if not points:
             return None
-        size = sum(n for n, _ in points) / len(points)
-        time = sum(t for _, t in points) / len(points)
-        spread = sum((n - size) ** 2 for n, _ in points)
-        per_record = max(sum((n - size) * (t - time) for n, t in points) / spread, 0.0) if spread else 0.0
-        per_record = min(per_record, time / size)
-        return Pace(max(time - per_record * size, 0.001), per_record)
+        slopes = [(t - u) / (n - m) for (n, t), (m, u) in itertools.combinations(points[:_PAIRED], 2) if n != m]
+        per_record = max(statistics.median(slopes), 0.0) if slopes else 0.0
+        per_record = min(per_record, statistics.median(t / n for n, t in points))
+        return Pace(max(statistics.median(t - per_record * n for n, t in points), 0.001), per_record)
 
     def _last(self, holds: Callable[[int], bool]) -> Batch | None:
         """The last batch for which `holds` is true; it is true for all before that one."""
@@ -186,7 +188,9 @@ class History:
     def _batch(self, at: int) -> Batch:
         known = self._known[at]
         if isinstance(known, RawLine):
-            known = self._known[at] = _from(known.read())
+            known = _from(known.read())
+            if at == len(self._known) - 1:  # asked for again and again; all of them would not fit the memory
+                self._known[at] = known
         return known
 
 

@@ -63,6 +63,10 @@ class RememberedTopics:
         """The offsets of the first start."""
         return self.offsets(name).latest
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """The offsets of the first start."""
+        return self.latest(name)
+
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:  # noqa: ARG002
         """Raise BrokerUnreachable: only the broker knows."""
         raise only_the_broker(self._error, "which record has which time")

@@ -11,18 +11,21 @@ from dataclasses import dataclass, replace
 
 from reprocessing.planning.conditions import UnknownColumn, broken
 from reprocessing.planning.downstream import (
+    NO_CHOICE,
+    Along,
     all_streams,
     changed_by,
     goes_back_to,
     never_ran,
     refuse_in_first_batch,
     refuse_others,
+    refuse_undeclared,
     through_tables,
     through_topics,
 )
 from reprocessing.planning.first_bad_row import refuse_same_code
 from reprocessing.planning.offline import OF_THE_STREAM, only_the_broker
-from reprocessing.planning.reminders import reminders
+from reprocessing.planning.reminders import reminders, same_deploy
 from reprocessing.planning.replay_start import replay_start
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot, refuse_fenced
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
@@ -74,36 +77,54 @@ def make_plan(
     *,
     undoes: str | None = None,
     checks_of: Callable[[Stream], Checks] = lambda _: NO_CHECKS,
+    along: Along = NO_CHOICE,
 ) -> RecoveryPlan:
     """The plan for these requests, each for another stream, and for the streams that read their topics.
 
     The order is that in which they are put right. The plan is written to disk, and named after the first stream.
-    `checks_of` gives the checks of streams that it takes along. Raises UsageError or PreflightRefused, with ways out.
+    `checks_of` gives the checks of streams that it takes along, `along` says what else to do with them. Raises
+    UsageError or PreflightRefused, with ways out.
     """
     streams_named = [request.snapshot.stream.name for request in requests]
     if len(set(streams_named)) < len(streams_named):
         raise UsageError(f"a plan names each stream once, not {', '.join(streams_named)}", "name each stream once")
     _refuse_reader_and_writer(settings, [request.snapshot.stream for request in requests])
-    drafts = _drafts(settings, requests, undoes, checks_of)
+    drafts, left = _drafts(settings, requests, undoes, checks_of, along)
+    notes = [_left_words(name) for name in left]
+    if undoes is None:
+        notes += same_deploy(settings, drafts)
+    drafts[0] = replace(drafts[0], notes=(*drafts[0].notes, *notes))
     name = next_id(settings, drafts[0].stream)
     streams = tuple(
         replace(draft, id=name, staging=name if number == 0 else f"{name}.{draft.stream}")
         for number, draft in enumerate(drafts)
     )
-    plan = sealed(RecoveryPlan(id=name, made_at=time.time(), streams=streams, undoes=undoes))
+    plan = sealed(RecoveryPlan(id=name, made_at=time.time(), streams=streams, undoes=undoes, left=left))
     save(settings, plan)
     return plan
 
 
+def _left_words(name: str) -> str:
+    return (
+        f"stream {name} is left as it is: it keeps what it made of the wrong records, and reads the corrected ones too"
+    )
+
+
 def _drafts(
-    settings: Settings, requests: Sequence[Request], undoes: str | None, checks_of: Callable[[Stream], Checks]
-) -> list[StreamPlan]:
-    """The plans of the streams, those that read topics of others after these."""
+    settings: Settings,
+    requests: Sequence[Request],
+    undoes: str | None,
+    checks_of: Callable[[Stream], Checks],
+    choice: Along,
+) -> tuple[list[StreamPlan], tuple[str, ...]]:
+    """The plans of the streams, those that read topics of others after these; and the streams that are left."""
     asked = {request.snapshot.stream.name: request for request in requests}
     streams = all_streams(settings, [request.snapshot.stream for request in requests])
     along = through_topics(streams, asked)
     drafts: dict[str, StreamPlan] = {}
     changed: dict[str, dict[int, int]] = {}
+    left: list[str] = []
+    choice.check([name for name in along if name not in asked])
     committed = CommittedOffsets(settings)
     for name in along:
         if name in asked:
@@ -125,21 +146,54 @@ def _drafts(
             if snapshot.history.last is None:  # nothing of it is wrong, unless it is at its first batch
                 refuse_in_first_batch(settings, streams[name])
                 continue
-            target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
-            request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)
-        drafts[name] = _draft(request, undoes, drafts, committed)
+            if name in choice.leave:
+                left.append(name)
+                continue
+            request = _taken_along(snapshot, {t: o for t, o in changed.items() if t in topics}, checks_of, choice)
+        drafts[name] = (
+            _draft(request, undoes, drafts, committed)
+            if name in asked
+            else _draft_along(request, undoes, drafts, committed)
+        )
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
-    refuse_others(settings, streams, changed, drafts)
+    refuse_others(settings, streams, changed, {*drafts, *left})
+    refuse_undeclared(settings, {*streams, *drafts}, changed, requests[0].snapshot.topics)
     if not changed:  # nothing is between them
-        return [drafts[name] for name in asked]
+        return [drafts[name] for name in asked], ()
     by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))
     if by_table:
         raise UsageError(
             f"stream {by_table[0]} reads a table and a topic of the streams to recover, directly or through others",
             "let it read one of them",
         )
-    return list(drafts.values())
+    return list(drafts.values()), tuple(left)
+
+
+def _draft_along(
+    request: Request, undoes: str | None, before: Mapping[str, StreamPlan], committed: CommittedOffsets
+) -> StreamPlan:
+    """The plan of a stream that is taken along; raises UsageError with what can be chosen for it."""
+    try:
+        return _draft(request, undoes, before, committed)
+    except UsageError as error:
+        name = request.snapshot.stream.name
+        raise UsageError(
+            f"the plan takes stream {name} along, and cannot: {error.found}",
+            f"let it read everything anew: --rebuild {name}; or begin with empty state: --discard-state-of {name}; "
+            f"or leave it as it is, wrong: --leave {name}",
+        ) from error
+
+
+def _taken_along(
+    snapshot: PlanningSnapshot, changed: TopicOffsets, checks_of: Callable[[Stream], Checks], choice: Along
+) -> Request:
+    """The request for a stream that reads topics which change from these offsets on."""
+    name, checks = snapshot.stream.name, checks_of(snapshot.stream)
+    if name in choice.rebuild:
+        return Request(snapshot, Target("batch", "-1"), checks)
+    target, resolved = goes_back_to(snapshot, changed)
+    return Request(snapshot, target, checks, resolved=resolved, discard_state=name in choice.discard_state)
 
 
 def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from reprocessing.planning.downstream import all_streams, through_tables
 from reprocessing.planning.history import generation_spans
+from reprocessing.planning.instants import instant_words
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved
-from reprocessing.plans.plan import Base, Until
+from reprocessing.planning.wrong_records import start_of
+from reprocessing.plans.plan import Base, StreamPlan, Until
 from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stream_record
 from streaming_jobs.state.slice_requests import SliceRequests
+from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.table_sources.later_commits import replaced_since
 from streaming_jobs.table_sources.table_topics import versions_of
+from streaming_jobs.topology import Topology
+
+_ONE_DEPLOY = 900.0
+"""Seconds within which a deploy restarts the sessions of several streams."""
 
 
 def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until: Until | None) -> list[str]:
@@ -37,10 +47,50 @@ def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until
             f"version {a.version} of table {a.table} was accepted ({a.why}): the replay does not repeat it"
             for a in snapshot.record.accepted
         ),
+        *(
+            f"topic {topic.name} is compacted: the replay reads what its cleaner has left. Records that a later one of "
+            "their key has replaced are gone, so the rows may differ from those of the first run also where they "
+            "were right"
+            for topic in snapshot.around.topics
+            if topic.compacted and not topic.archived
+        ),
         *_downstream(snapshot),
         *_replaced_slices(snapshot, start),
         *_replaced_rows(snapshot, start),
     ]
+
+
+def same_deploy(settings: Settings, plans: Sequence[StreamPlan]) -> Iterator[str]:
+    """Notes about streams beside the plan that got new code when a stream of the plan got code which it replays."""
+    named = {plan.stream for plan in plans}
+    changed = [
+        (plan.stream, code)
+        for plan in plans
+        if not plan.skips
+        for code in _new_code(settings, plan.stream)
+        if code.since > start_of(plan.base)
+    ]
+    for name in Topology.load(settings.flows).streams if changed else ():
+        near = [
+            (stream, code, mine)
+            for code in (_new_code(settings, name) if name not in named else ())
+            for stream, mine in changed
+            if abs(code.at - mine.at) <= _ONE_DEPLOY
+        ]
+        if near:
+            stream, code, mine = near[-1]
+            yield (
+                f"stream {name}, which is not in the plan, got new code ({code.hash}) when {stream} did, on "
+                f"{instant_words(mine.at)}: if that is wrong too, plan for it as well: recourse recover plan {name} "
+                f"--before-code {code.hash}"
+            )
+
+
+def _new_code(settings: Settings, stream: str) -> list[CodeSince]:
+    """The versions of a stream's function after its first one; a new version of the package alone is none."""
+    record = stream_record.load(settings, stream)
+    codes = record.code if record is not None else ()
+    return [code for before, code in itertools.pairwise(codes) if before.hash != code.hash]
 
 
 def _downstream(snapshot: PlanningSnapshot) -> list[str]:

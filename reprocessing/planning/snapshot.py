@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reprocessing.planning.history import Batch, History, lineage
-from reprocessing.planning.targets import View
+from reprocessing.planning.targets import View, no_batch
 from reprocessing.plans.journal import next_step
 from reprocessing.plans.plan import PlannedAgainst, SawTable, SawTopic
 from streaming_jobs.archives.readable_topics import Archives
@@ -46,7 +46,7 @@ class PlanningSnapshot:
     def world(self) -> PlannedAgainst:
         """The part that a plan stores; raises UsageError if there is nothing to put right."""
         if self.history.last is None:
-            raise UsageError(f"stream {self.stream.name} has not run a batch yet", "there is nothing to put right")
+            raise no_batch(self.stream.name)
         last = self.history.last.txn
         code = code_version(self.stream, self.settings.flows)
         return PlannedAgainst(

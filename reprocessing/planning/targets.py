@@ -25,9 +25,9 @@ from reprocessing.planning.instants import instant_words
 from reprocessing.planning.offsets_text import parse_offsets, read_offsets
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.snapshot import TopicSnapshot
+from streaming_jobs.preflight.snapshot import TopicSnapshot, start_over
 from streaming_jobs.state.named_savepoints import NamedSavepoint
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import CodeSince, StreamRecord
@@ -97,13 +97,21 @@ class View:
     def position(self) -> TopicOffsets:
         """The offsets at which the stream's last batch ended."""
         if self.history.last is None:
-            raise UsageError(f"stream {self.record.stream} has not run a batch yet", "there is nothing to put right")
+            raise no_batch(self.record.stream)
         return self.history.position
 
     @property
     def starts(self) -> TopicOffsets:
         """The offsets of the stream's first start."""
         return self.record.starts
+
+
+def no_batch(stream: str) -> UsageError:
+    """The error for a stream that has finished no batch, so that a recovery has nothing to go back to or to skip."""
+    return UsageError(
+        f"stream {stream} has not run a batch yet",
+        f"there is nothing to put right; if it cannot finish its first batch, {start_over(stream)}",
+    )
 
 
 def resolve(target: Target, view: View) -> Resolved:
@@ -192,14 +200,15 @@ def instant(target: Target, now: float) -> float:
 
 
 def complete(offsets: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
-    """Raise UsageError unless the offsets name exactly the partitions that the stream reads."""
+    """Raise UsageError unless the offsets name the partitions that the stream reads, and perhaps ones added since."""
+    there = {topic.name: set(topic.latest) for topic in view.topics}
     for topic, position in view.position.items():
         missing = sorted(set(position) - set(offsets.get(topic, {})))
         if missing:
             raise UsageError(
                 f"the offsets leave out partition {_list(missing)} of topic {topic}", "name every partition"
             )
-        unknown = sorted(set(offsets[topic]) - set(position))
+        unknown = sorted(set(offsets[topic]) - set(position) - there.get(topic, set()))
         if unknown:
             raise UsageError(f"topic {topic} has no partition {_list(unknown)}", "leave it out")
     if others := sorted(set(offsets) - set(view.position)):
@@ -226,13 +235,12 @@ def _behind(wanted: dict[str, dict[int, int]], view: View) -> bool:
 
     Raises UsageError for the stream's own position.
     """
-    known = {topic.name: topic for topic in view.topics}
     at = {topic: dict(view.position.get(topic, {})) for topic in wanted}
     for topic, each in wanted.items():
         for partition in each:
             if partition not in at[topic]:
                 view.notes.append(f"partition {partition} of {topic} is new: the stream has read nothing of it yet")
-                at[topic][partition] = known[topic].earliest.get(partition, 0)
+                at[topic][partition] = 0
     pairs = [(topic, partition, offset) for topic, each in wanted.items() for partition, offset in each.items()]
     back = any(offset < at[topic][partition] for topic, partition, offset in pairs)
     if not back and all(offset == at[topic][partition] for topic, partition, offset in pairs):
@@ -251,7 +259,11 @@ def _batch(target: Target, view: View) -> Resolved:
     position = view.position  # raises where there is no batch
     if target.kind == "code":
         since = named_code(target.value, view.record)
-        wrote = [each.after for each in corrections(view.record.generations) if each.code == since.hash]
+        wrote = [
+            each.after
+            for each in corrections(view.record.generations)
+            if since.version.same_code(CodeVersion(each.code, ""))
+        ]
         return Resolved(*before(min([since.since, *(Txn(at.generation, at.batch + 1) for at in wrote)]), view))
     if target.kind == "batch" and integer(target, _NUMBER) == -1:
         return Resolved(None, view.starts)
@@ -306,13 +318,18 @@ def named_code(text: str, record: StreamRecord) -> CodeSince:
     A change of the package's version does not break a run: the function is the same.
     """
     codes = record.code
-    at = max((i for i, code in enumerate(codes) if text and code.hash.startswith(text)), default=None)
+    at = max((i for i, code in enumerate(codes) if text and _named(code, text)), default=None)
     if at is None:
         known = _list([c.hash for c in record.code])
         raise UsageError(f"stream {record.stream} has never run code '{text}'", f"it ran {known}")
-    while at and codes[at - 1].hash == codes[at].hash:
+    while at and codes[at - 1].version.same_code(codes[at].version):
         at -= 1
     return codes[at]
+
+
+def _named(code: CodeSince, text: str) -> bool:
+    """True if the text begins a hash of the code, with or without the number of the scheme."""
+    return any(each.startswith(text) or each.partition("-")[2].startswith(text) for each in code.version.names)
 
 
 def _savepoint(name: str, view: View) -> Resolved:

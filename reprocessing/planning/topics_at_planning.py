@@ -1,4 +1,9 @@
-"""The topics that a stream writes, as they are when its recovery is planned."""
+"""The topics that a stream writes, as they are when its recovery is planned.
+
+The log cleaner of a compacted topic removes a right record because of a later wrong one with its key, and a wrong one
+because of its correction. So only a replay that writes every record anew ends with all keys, and what it has replaced
+does not come back.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,9 @@ from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.wrong_records import (
     BEFORE_ALL,
     declared_since,
-    newest_batches,
+    first_written,
     start_of,
     topics_written,
-    written_after,
     wrong_from,
 )
 from reprocessing.plans.plan import Base
@@ -22,9 +26,8 @@ from reprocessing.topics.groups import group_words
 from reprocessing.topics.written_topics import GroupPosition, KafkaWrittenTopics, behind
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.preflight.take_snapshot import is_compacted
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
 
@@ -84,8 +87,7 @@ def written_topics(
         return NOTHING_WRITTEN
     settings, sinks = snapshot.settings, [sink.name for sink in stream.topic_sinks.values()]
     ids = {name: info.id for name in sinks if (info := snapshot.topics.describe(name)) is not None}
-    log = newest_batches(store_of(stream.primary).commits(settings, stream.primary), stream.name)
-    firsts = written_after(ledger_file(settings, stream.name), stream, start_of(start), ids, log)
+    firsts = first_written(settings, stream, snapshot.record, start, ids)
     names = topics_written(stream, {**firsts, **(known or {})})
     there = [name for name in names if name in ids or snapshot.topics.describe(name) is not None]
     ends = {name: snapshot.topics.latest(name) for name in there}
@@ -93,8 +95,34 @@ def written_topics(
     opened = Generation(snapshot.record.generation + 1, 0.0, "", start.generation, start.batch)
     earlier = declared_since(records, snapshot.record, start, opened)
     wrong = wrong_from(start, ends, firsts, known=[known or {}, earlier])
-    notes = [*_groups(committed, wrong, ends), *([_EVERYTHING] if discards and start_of(start) == BEFORE_ALL else [])]
+    notes = [
+        *_compacted(snapshot, start, wrong, ends),
+        *_groups(committed, wrong, ends),
+        *([_EVERYTHING] if discards and start_of(start) == BEFORE_ALL else []),
+    ]
     return WrittenAtPlanning(wrong, ends, tuple(notes))
+
+
+def _compacted(snapshot: PlanningSnapshot, start: Base, wrong: TopicOffsets, ends: TopicOffsets) -> Iterator[str]:
+    """Notes about compacted topics; raises UsageError if records that stay may have been removed from one."""
+    for name, begins in wrong.items():
+        info = snapshot.topics.describe(name)
+        void = any(begin < ends[name][partition] for partition, begin in begins.items())
+        if info is None or not is_compacted(info) or not void:
+            continue
+        if start_of(start) != BEFORE_ALL:
+            stream = snapshot.stream.name
+            raise UsageError(
+                f"topic {name} of stream {stream} is compacted: its cleaner removes records before the replay's start "
+                "because of wrong ones with the same key, and no replay from there brings them back",
+                f"let stream {stream} write all its records anew, with the code that is right: recourse recover plan "
+                f"{stream} --to-batch -1",
+            )
+        yield (
+            f"topic {name} is compacted: consumers that are not ours keep the wrong value of each key that the replay "
+            "does not write again (send them a tombstone for such a key); once its cleaner has run, neither abort nor "
+            "undo brings the replaced records back"
+        )
 
 
 def _groups(committed: CommittedOffsets, wrong: TopicOffsets, ends: TopicOffsets) -> Iterator[str]:

@@ -167,7 +167,7 @@ def _last_of_code(text: str, view: View) -> Batch:
     """The last batch of the newest unbroken run of a version of the code."""
     codes = view.record.code
     begun = codes.index(named_code(text, view.record))
-    later = next((code for code in codes[begun:] if code.hash != codes[begun].hash), None)
+    later = next((code for code in codes[begun:] if not code.version.same_code(codes[begun].version)), None)
     batch = view.history.last if later is None else view.history.before(later.since)
     if batch is None:
         raise UsageError(f"the last batch of code {text} is no longer in the ledger", "name a batch: --until 'batch N'")
@@ -193,7 +193,7 @@ def _refuse_dependent_rows(snapshot: PlanningSnapshot, after: Txn | None, end: T
     plans = StreamFolder.of(snapshot.settings, name).output_plans
     ran = snapshot.record.code
     since = max((at for at, code in enumerate(ran) if code.since <= end), default=0)
-    codes = {snapshot.world.code.hash, *(code.hash for code in ran[since:])}
+    codes = snapshot.world.code.names.union(*(code.version.names for code in ran[since:]))
     if others := not_row_by_row(output_plans.nodes(plans, codes), len(snapshot.stream.sources)):
         raise UsageError(
             f"stream {name} has operators that may keep state ({', '.join(others)}): rows after {end} may depend on "

@@ -7,15 +7,19 @@ generation. What an earlier recovery has declared void lies behind it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from reprocessing.planning.history import generation_spans
 from reprocessing.plans.plan import Base, StreamPlan
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.positions import PartitionOffsets, TopicOffsets, WrittenRange
+from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
+from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_record import Generation, StreamRecord
@@ -31,29 +35,74 @@ def start_of(base: Base) -> Txn:
     return Txn(base.generation, base.batch) if base.savepoint is not None else BEFORE_ALL
 
 
+def first_written(
+    settings: Settings, stream: Stream, record: StreamRecord, base: Base, ids: Mapping[str, str]
+) -> dict[str, dict[int, int]]:
+    """By topic and partition, the first offset that the stream has written after a base; raises as `written_after`."""
+    in_log = newest_batches(store_of(stream.primary).commits(settings, stream.primary), stream.name)
+    in_table = (lambda: _in_table(settings, stream)) if stream.topics_only else None
+    return written_after(
+        ledger_file(settings, stream.name),
+        stream,
+        start_of(base),
+        ids,
+        in_log,
+        generations=record.generations,
+        in_table=in_table,
+    )
+
+
+def _in_table(settings: Settings, stream: Stream) -> Iterator[tuple[Txn, WrittenRange]]:
+    """Yields the ranges of all batches of the path, from the primary table of a stream of topics only."""
+    table = existing_table(settings, stream.primary, stream.name).readable()
+    for rows in dataset(table, settings.tables / stream.primary.name).to_batches():
+        for row in rows.to_pylist():
+            written = WrittenRange(
+                row["topic"],
+                row["topic_id"],
+                row["partition"],
+                row["first_offset"],
+                row["end_offset"],
+                row["records"],
+            )
+            yield Txn(row["generation"], row["batch"]), written
+
+
 def written_after(
-    ledger: LedgerFile, stream: Stream, after: Txn, ids: Mapping[str, str], in_log: Iterable[LedgerEntry] = ()
+    ledger: LedgerFile,
+    stream: Stream,
+    after: Txn,
+    ids: Mapping[str, str],
+    in_log: Iterable[LedgerEntry] = (),
+    *,
+    generations: Sequence[Generation] = (),
+    in_table: Callable[[], Iterable[tuple[Txn, WrittenRange]]] | None = None,
 ) -> dict[str, dict[int, int]]:
     """By topic and partition, the first offset that the stream has written after a batch.
 
     What it wrote to an earlier topic of the same name does not count: `ids` are those of now. `in_log` are the entries
-    in the primary table's log, newest first: after a crash the ledger file may lack some. Raises UsageError if the
-    ledger does not reach back to the batch.
+    in the primary table's log, newest first: after a crash the ledger file may lack some. Every batch on the path of
+    `generations` has to be in one of them, or in the rows of `in_table`, the primary table of a stream of topics only:
+    without its ranges a void range might begin too late. Batches beside the path lie in void ranges already.
+
+    Raises UsageError if the ledger does not reach back to the batch, or lacks one after it.
     """
     firsts: dict[str, dict[int, int]] = {}
+    seen: dict[int, list[range]] = {}
 
-    def add(written: Iterable[WrittenRange]) -> None:
+    def add(txn: Txn, written: Iterable[WrittenRange]) -> None:
         _lower(firsts, (each for each in written if each.topic_id == ids.get(each.topic, each.topic_id)))
+        _note(seen.setdefault(txn.generation, []), txn.batch)
 
     reached = False
     for entry in in_log:
         if reached := entry.kind == "batch" and entry.txn <= after:
             break
-        add(entry.written)
+        add(entry.txn, entry.written)
     for day in ledger.days(stream.name):
         for line in day:
             if line.txn > after:
-                add(line.read().entry.written)
+                add(line.txn, line.read().entry.written)
             else:
                 reached = True
         if reached and all(line.txn <= after for line in day):
@@ -64,7 +113,57 @@ def written_after(
             "after it is not known",
             "choose a later target; or --to-batch -1, which writes all of them anew",
         )
+    if after > BEFORE_ALL and (missing := _missing(generations, after, seen)):
+        if in_table is None:
+            raise _holes(stream.name, missing)
+        _lower(
+            firsts,
+            (each for txn, each in in_table() if txn > after and each.topic_id == ids.get(each.topic, each.topic_id)),
+        )
     return firsts
+
+
+def _note(runs: list[range], batch: int) -> None:
+    """Add a batch to runs of consecutive ones; lines mostly come in their order."""
+    if runs and runs[-1].start <= batch <= runs[-1].stop:
+        runs[-1] = range(runs[-1].start, max(runs[-1].stop, batch + 1))
+    elif runs and batch == runs[-1].start - 1:
+        runs[-1] = range(batch, runs[-1].stop)
+    else:
+        runs.append(range(batch, batch + 1))
+
+
+def _missing(
+    generations: Sequence[Generation], after: Txn, seen: Mapping[int, Sequence[range]]
+) -> list[tuple[int, range]]:
+    """The batches after a position on the path of the generations that are not among those seen, by generation.
+
+    The last one of the current generation is the newest that was seen.
+    """
+    missing: list[tuple[int, range]] = []
+    for number, first, last in generation_spans(generations) if generations else ():
+        runs = sorted(seen.get(number, ()), key=lambda run: run.start)
+        if number < after.generation:
+            continue
+        expected = max(first, after.batch + 1) if number == after.generation else first
+        for run in runs:
+            if run.start > expected:
+                missing.append((number, range(expected, min(run.start, last + 1))))
+            expected = max(expected, run.stop)
+        if number != generations[-1].number and expected <= last:
+            missing.append((number, range(expected, last + 1)))
+    return [(number, batches) for number, batches in missing if batches]
+
+
+def _holes(stream: str, missing: Sequence[tuple[int, range]]) -> UsageError:
+    generation, batches = missing[-1]
+    number = sum(len(each) for _, each in missing)
+    return UsageError(
+        f"the ledger of stream {stream} lacks {number:,} of the batches after the replay's start, the last of them "
+        f"{Txn(generation, batches[-1])}: which records of its topics they wrote is not known",
+        f"choose a target at or after that batch (--to-batch {batches[-1]}); or --to-batch -1, which writes all of "
+        "them anew",
+    )
 
 
 def lowest(ranges: Iterable[WrittenRange]) -> dict[str, dict[int, int]]:

@@ -209,7 +209,8 @@ class StreamPlan:
 class RecoveryPlan:
     """A recovery of one or more streams, in the order in which they are put right. `undoes` is the plan it takes back.
 
-    `made_at` in seconds since 1970. The fingerprint covers all of it.
+    `made_at` in seconds since 1970. `left` are streams that have read the wrong records and stay as they are, as
+    somebody has chosen. The fingerprint covers all of it.
     """
 
     id: str
@@ -217,6 +218,7 @@ class RecoveryPlan:
     streams: tuple[StreamPlan, ...]
     undoes: str | None = None
     fingerprint: str = ""
+    left: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

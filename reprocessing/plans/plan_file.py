@@ -1,7 +1,8 @@
 """Plans on disk: `<state>/recoveries/<plan>/plan.json`, and the folders of a plan's other files.
 
 The fingerprint is checked when a plan is read, so a file that was edited by hand is refused. Plans of format 1 have one
-stream each; they can still be read.
+stream each; they can still be read. `about.json` beside a plan says whose it is, so that nobody has to read all plans
+in full to find those of a stream; plans of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from streaming_jobs.settings import Settings
 
 _FORMAT = 2
 _ONE_STREAM = 1
+_ABOUT = "about.json"
 _ID = re.compile(r"[a-z][a-z0-9_]*-\d{4,}")
 
 
@@ -62,6 +64,8 @@ def next_id(settings: Settings, stream: str) -> str:
 def save(settings: Settings, plan: RecoveryPlan) -> Path:
     """Write the plan; it is on disk when this returns."""
     path = private_folder(folder(settings, plan.id)) / "plan.json"
+    # First, so that a plan never lacks it.
+    write_json(path.with_name(_ABOUT), {"streams": list(plan.names), "undoes": plan.undoes})
     write_json(path, {"format": _FORMAT, **asdict(plan)})
     sync(path.parent.parent)
     return path
@@ -95,12 +99,12 @@ def names(settings: Settings) -> list[str]:
 
 def names_of(settings: Settings, stream: str) -> list[str]:
     """The plans with a stream, oldest first; a plan that cannot be read counts for the stream in its name."""
-    return [name for name in names(settings) if stream in _streams(settings, name)]
+    return [name for name in names(settings) if stream in _about(settings, name)["streams"]]
 
 
 def undos_of(settings: Settings, plan: str) -> list[str]:
     """The plans that were made to undo a plan, oldest first, whatever has become of them."""
-    return [name for name in names(settings) if _written(settings, name).get("undoes") == plan]
+    return [name for name in names(settings) if _about(settings, name)["undoes"] == plan]
 
 
 def sealed(plan: RecoveryPlan) -> RecoveryPlan:
@@ -108,17 +112,23 @@ def sealed(plan: RecoveryPlan) -> RecoveryPlan:
     return replace(plan, fingerprint=_fingerprint(asdict(plan)))
 
 
-def _streams(settings: Settings, name: str) -> list[str]:
+def _about(settings: Settings, name: str) -> dict[str, Any]:
+    """The streams of a plan, and the plan that it undoes; if none of its files says so, the stream in its name."""
+    about = _written(settings, name, _ABOUT)
+    if isinstance(about.get("streams"), list) and "undoes" in about:
+        return about
+    value = _written(settings, name, "plan.json")
     try:
-        return [each["stream"] for each in _written(settings, name)["streams"]]
+        streams = [each["stream"] for each in value["streams"]]
     except (KeyError, TypeError):  # format 1, or unreadable
-        return [name.rpartition("-")[0]]
+        streams = [name.rpartition("-")[0]]
+    return {"streams": streams, "undoes": value.get("undoes")}
 
 
-def _written(settings: Settings, name: str) -> dict[str, Any]:
-    """The fields of a plan's file, unchecked; none if it cannot be read."""
+def _written(settings: Settings, name: str, file: str) -> dict[str, Any]:
+    """The fields of one of a plan's files, unchecked; none if it cannot be read."""
     try:
-        value = json.loads((folder(settings, name) / "plan.json").read_text(encoding="utf-8"))
+        value = json.loads((folder(settings, name) / file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -136,7 +146,7 @@ def _as_before(value: dict[str, Any]) -> dict[str, Any]:
     checks, saw = value.get("checks"), value.get("saw")
     if checks is not None and not checks.get("suites"):
         value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
-    empty = [key for key in ("until", "wrong_from", "ends_written", "void") if key in value and not value[key]]
+    empty = [key for key in ("until", "wrong_from", "ends_written", "void", "left") if key in value and not value[key]]
     value = {key: each for key, each in value.items() if key not in empty}
     if saw is not None:
         value = {**value, "saw": {**saw, "topics": [_without_archive(topic) for topic in saw["topics"]]}}
@@ -152,7 +162,8 @@ def _without_archive(topic: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decoded(value: dict[str, Any]) -> RecoveryPlan:
-    return RecoveryPlan(**{**value, "streams": tuple(_stream_plan(each) for each in value["streams"])})
+    streams = tuple(_stream_plan(each) for each in value["streams"])
+    return RecoveryPlan(**{**value, "streams": streams, "left": tuple(value.get("left", ()))})
 
 
 def _of_one_stream(value: dict[str, Any]) -> RecoveryPlan:

@@ -84,7 +84,7 @@ class Preview:
     @property
     def same_code(self) -> bool:
         """True if the code on disk wrote all of the published rows of the range."""
-        return all(each.hash == self.code.hash for each in self.published_code)
+        return all(each.same_code(self.code) for each in self.published_code)
 
     def counted(self) -> list[tuple[str, int, int]]:
         """Figures of both sides, by name: published, then rebuilt."""

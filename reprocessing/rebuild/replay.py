@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import structlog
 
 from reprocessing.planning.conditions import refuse_unaskable
 from reprocessing.plans.plan import StreamPlan
-from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.context import RecoveryContext, RecoveryEvents
 from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of, check_end
 from reprocessing.rebuild.void import void_for
 from streaming_jobs.archives.readable_topics import Archives
@@ -22,7 +25,13 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import entries
 from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
+from streaming_jobs.spelling import counted
 from streaming_jobs.stream import Stream
+
+log = structlog.get_logger()
+
+_PATIENCE = 15.0
+"""Seconds without progress after which a replay says what it waits for."""
 
 
 def replay(context: RecoveryContext) -> Mapping[str, Any]:
@@ -84,9 +93,10 @@ def _watch(
     over: threading.Event,
     refused: list[UsageError],
 ) -> None:
-    """Report the replay's progress once per second; end it if a rule cannot be evaluated on the table it writes."""
+    """Look at the replay's progress once per second; end it if a rule cannot be evaluated on the table it writes."""
     rules_checked = False
-    total = context.plan.records
+    planned = context.plan.records
+    progress = ReplayProgress(context.events, planned, max(planned, _present(context, void)))
     while not over.wait(1.0):
         for running in list(session.running):
             pipeline = running.pipeline
@@ -104,8 +114,48 @@ def _watch(
                 reached = pipeline.files.checkpoint.end(running.status.batch)
             except RecourseError:  # Spark is writing it
                 continue
-            done = _read(context.plan, void, reached)
-            context.events.progress(done, max(total, done))
+            progress.reached(_read(context.plan, void, reached), running.status.batch)
+
+
+@dataclass
+class ReplayProgress:
+    """Reports the records that a replay has read when they become more; if they do not, once what it waits for.
+
+    `planned` were there when the plan was made, `total` are there now; `clock` gives seconds.
+    """
+
+    events: RecoveryEvents
+    planned: int
+    total: int
+    clock: Callable[[], float] = time.monotonic
+    _done: int = -1
+    _moved: float = 0.0
+    _waits: bool = False
+
+    def reached(self, done: int, batch: int) -> None:
+        """The replay has read so many records, and committed this batch."""
+        if self._done < 0 and self.total > self.planned:
+            more = counted(self.total - self.planned, "record", "has", "have")
+            self.events.tell(f"  replay: {more} come since the plan was made, and are read too")
+        if done != self._done:
+            self._done, self._moved, self._waits = done, self.clock(), False
+            self.events.progress(done, max(self.total, done))
+        elif not self._waits and self.clock() - self._moved >= _PATIENCE:
+            self._waits = True
+            what = f"the commit of batch {batch + 1}" if done < self.total else "the end of its session"
+            self.events.tell(f"  replay: it waits for {what}")
+
+
+def _present(context: RecoveryContext, void: Mapping[str, VoidRanges]) -> int:
+    """The records that the replay will read, as its topics end now; 0 if that is not known, or bounded by the plan."""
+    saw = context.plan.saw.topics
+    if context.plan.until is not None or any(topic.continues for topic in saw):
+        return 0
+    try:
+        return _read(context.plan, void, {topic.name: context.topics.latest(topic.name) for topic in saw})
+    except RecourseError as error:  # the session meets it too, and says so
+        log.info("the ends of the topics are not known", reason=error.found)
+        return 0
 
 
 def _read(plan: StreamPlan, void: Mapping[str, VoidRanges], reached: TopicOffsets) -> int:

@@ -17,12 +17,10 @@ from typing import Any
 from reprocessing.planning.downstream import left_out
 from reprocessing.planning.wrong_records import (
     declared_since,
+    first_written,
     lowest,
-    newest_batches,
     path_with,
-    start_of,
     topics_written,
-    written_after,
     wrong_from,
 )
 from reprocessing.plans.plan import opened_by
@@ -32,7 +30,6 @@ from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
 from streaming_jobs.preflight.take_snapshot import ledger_file
-from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
@@ -68,11 +65,9 @@ def settle(context: RecoveryContext) -> Mapping[str, Any]:
     """Wait until every topic stands still, and declare the wrong records void; nobody reads them from now on."""
     stream, plan = context.stream, context.plan
     in_flight = _ranges(context.found("fence").get("in_flight", ()))
-    ledger = ledger_file(context.settings, stream.name)
     sinks = [sink.name for sink in stream.topic_sinks.values()]
     ids = {name: _existing(context, name) for name in sinks}
-    log = newest_batches(store_of(stream.primary).commits(context.settings, stream.primary), stream.name)
-    firsts = written_after(ledger, stream, start_of(plan.base), ids, log)
+    firsts = first_written(context.settings, stream, context.record, plan.base, ids)
     named = topics_written(stream, {**firsts, **plan.wrong_from, **{each.topic: {} for each in in_flight}})
     ids |= {name: found for name in named if (found := context.written.topic_id(name)) is not None}
     names = list(ids)
@@ -85,7 +80,7 @@ def settle(context: RecoveryContext) -> Mapping[str, Any]:
     kept = {name: {p: before.get(name, {}).get(p, end) for p, end in each.items()} for name, each in ends.items()}
     for name in names:
         declare(context, name, ids[name], opened_by(plan), begins[name], ends[name], under_way=plan.id)
-    if late := left_out(context.settings, context.whole, [stream]):
+    if late := left_out(context.settings, context.whole, [stream], context.topics):
         raise UsageError(
             f"stream {late[0]} reads topics of plan {plan.id}, and has begun since it was made",
             f"if it has finished no batch, stop it and resume; otherwise give the plan up (recourse recover abort "
@@ -138,9 +133,11 @@ def declare(
     under_way: str | None = None,
 ) -> None:
     """Write void ranges of one topic, for the generation that is opened."""
-    now, plan = time.time(), context.plan.id
+    now, plan, left = time.time(), context.plan.id, context.whole.left
     ranges = [
-        VoidRange(p, begin, ends[p], plan, opened.number, now) for p, begin in sorted(begins.items()) if begin < ends[p]
+        VoidRange(p, begin, ends[p], plan, opened.number, now, left)
+        for p, begin in sorted(begins.items())
+        if begin < ends[p]
     ]
     topic_records.declare_void(
         context.settings,

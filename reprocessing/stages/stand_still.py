@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from reprocessing.planning.other_changes import rebuilt_since
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plans.plan import moved
 from reprocessing.rebuild.bounded import refuse_other_changes
@@ -61,7 +62,8 @@ class TakeSavepoint(OfOneStream):
 
     def _refuse(self, snapshot: PlanningSnapshot) -> int:
         """The last committed batch of the checkpoint; raises if the plan no longer holds or there is none."""
-        if words := moved(self.plan, snapshot.world):
+        words = moved(self.plan, snapshot.world)
+        if words := [*words, *rebuilt_since(snapshot.settings, snapshot.stream, self.plan)]:
             raise PreflightRefused(
                 f"plan {self.plan.id} no longer holds: {'; '.join(words)}",
                 f"give it up, it has done nothing: recourse recover abort {self.plan.id}; then make a new plan",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,6 +12,7 @@ import msgspec
 from streaming_jobs.ledger import QUARANTINED, taken_out
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.ledger_file import RawLine
 
 MOST = 1_000_000
 """Batches at most that are read, the newest ones."""
@@ -61,7 +61,7 @@ class BatchPoint(msgspec.Struct, frozen=True, gc=False):
     seconds: float | None
     version: int | None
     code: str
-    text: bytes
+    line: RawLine
 
     @property
     def since(self) -> float:
@@ -76,53 +76,47 @@ class BatchPoint(msgspec.Struct, frozen=True, gc=False):
     @property
     def offsets(self) -> dict[str, Any]:
         """Its offsets: topic -> first offset, and the one after the last, by partition."""
-        found = json.loads(self.text)["offsets"]
+        found = self.line.value()["offsets"]
         return {topic: {"start": each["start"], "end": each["end"]} for topic, each in found.items()}
 
 
 @dataclass(frozen=True)
 class Read:
-    """Batches, oldest first; `newest` is the time of the newest one on file, also if it is before those asked for.
-
-    `unreadable` lines were left out.
-    """
+    """Batches, oldest first; `newest` is the time of the newest one on file, also if it is before those asked for."""
 
     batches: tuple[BatchPoint, ...]
     newest: float | None
-    unreadable: int = 0
 
 
 def read_batches(settings: Settings, stream: str, since: float, last: int | None = None) -> Read:
     """The batches that ended at `since` or later; with `last`, the newest of all, that many."""
-    return of_days(ledger_file(settings, stream).texts(), since, last)
+    return of_days(ledger_file(settings, stream).days(stream), since, last)
 
 
-def of_days(days: Iterable[Sequence[bytes]], since: float, last: int | None = None) -> Read:
+def of_days(days: Iterable[Sequence[RawLine]], since: float, last: int | None = None) -> Read:
     """The same from the lines of a ledger, newest day first; of a batch that was repeated, the newer line counts."""
     points: dict[tuple[int, int], BatchPoint] = {}
     newest: float | None = None
-    unreadable = 0
     enough = last or MOST
     for day in days:
         latest = 0.0
-        for text in reversed(day if last is None else day[-(last - len(points)) - _SPARE :]):
+        for raw in reversed(day if last is None else day[-(last - len(points)) - _SPARE :]):
             try:
-                line = _DECODER.decode(text)
-            except msgspec.DecodeError:  # empty, or cut off by a crash
-                unreadable += len(text) > 1
+                line = _DECODER.decode(raw.text)
+            except msgspec.DecodeError:  # damaged
                 continue
             latest = max(latest, line.t)
             if (last is not None or line.t >= since) and (line.g, line.b) not in points:
-                points[line.g, line.b] = _point(line, text)
+                points[line.g, line.b] = _point(line, raw)
         newest = max(newest or 0.0, latest) if latest else newest
         if len(points) >= enough or (last is None and latest and latest < since):
             break
     ordered = sorted(points.values(), key=attrgetter("at"))
-    return Read(tuple(ordered[-enough:]), newest, unreadable)
+    return Read(tuple(ordered[-enough:]), newest)
 
 
-def _point(line: _Line, text: bytes) -> BatchPoint:
-    records = 0
+def _point(line: _Line, raw: RawLine) -> BatchPoint:
+    records = 0  # a partition that a short line leaves out has none
     for each in line.offsets.values():
         for partition, end in each.end.items():
             records += end - each.start.get(partition, 0)
@@ -137,5 +131,5 @@ def _point(line: _Line, text: bytes) -> BatchPoint:
         None if line.ms is None else line.ms / 1000,
         line.versions.get(line.table),
         line.code[0] if line.code else "",
-        text,
+        raw,
     )

@@ -88,6 +88,10 @@ class ReadableTopics:
         """As Kafka has it."""
         return self.topics.latest(name)
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """As Kafka has them."""
+        return self.topics.high_watermarks(name)
+
     def offsets(self, name: str) -> OffsetBounds:
         """First and next offset of every partition, with what the archive adds."""
         kafka = self.topics.offsets(name)

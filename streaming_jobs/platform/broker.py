@@ -111,6 +111,8 @@ class Broker:
         self._record_classes = record_classes
         self._child: ChildProcess | None = None
         self._running: Running | None = None
+        self._log_begins = 0
+        """Size of the log when the JVM was started: the lines after it are of this start."""
         self.exit_code: int | None = None
         """The exit code of the JVM that ended last, negative for a signal."""
 
@@ -208,6 +210,7 @@ class Broker:
 
     def _spawn(self, command: list[str], environment: dict[str, str], port: int) -> Running:
         start = ChildCommand(command, environment, folder=self._settings.broker_dir, umask=0o077)
+        self._log_begins = self._log.stat().st_size if self._log.exists() else 0
         with self._output.open("wb") as output:
             self._child = start.start_reaped(output)
         return Running(self._child.pid, mark(self._child.pid), f"{ports.HOST}:{port}", time.time())
@@ -290,8 +293,12 @@ class Broker:
         return private_folder(self._settings.logs) / "broker.out"
 
     def _last_words(self) -> str:
-        texts = (path.read_text(errors="replace") for path in (self._log, self._output) if path.exists())
-        return _tail("".join(texts)) or "its log is empty"
+        texts = (
+            path.read_bytes()[begins if path.stat().st_size >= begins else 0 :].decode(errors="replace")
+            for path, begins in ((self._log, self._log_begins), (self._output, 0))
+            if path.exists()
+        )
+        return _tail("".join(texts)) or "it has logged nothing in this start"
 
     def _look(self) -> str:
         return f"its log is {self._log}; `recourse doctor` checks Java, ports and disk"

@@ -6,7 +6,8 @@ and 515): the classes are loaded and linked in it, and it has profiles of the me
 at once. Either is used only after Java has checked that it is the Java, and the class path the one, that the file was
 made with; otherwise it starts without. The file's name has a hash of both, so another Java or other jars have another
 file; and of Arrow's options, which choose other code: profiles of the one make the other slower.
-streaming_jobs/warm_up.py makes them. A file takes 60 to 250 MB; the newest three of each kind are kept.
+streaming_jobs/warm_up.py makes them. A file takes 60 to 250 MB. Each environment has files of its own; those that were
+used last are kept, 2 GiB in all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -24,7 +26,7 @@ from streaming_jobs.platform.spark_jvm import module_options
 from streaming_jobs.settings import Settings
 
 Kind = Literal["spark", "broker"]
-_KEPT = 3
+_KEPT_BYTES = 2 << 30
 _AOT_SINCE = 25
 _AOT, _CDS = ".aot", ".jsa"
 _WHERE_IT_WAS = ("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0")
@@ -54,9 +56,11 @@ def folder(settings: Settings) -> Path:
 
 
 def reading(file: Path) -> list[str]:
-    """Options for a JVM that uses an archive; none if there is no such file."""
+    """Options for a JVM that uses an archive, whose time of change becomes now; none if there is no such file."""
     if not file.is_file():
         return []
+    with suppress(OSError):  # in a cache of another user
+        os.utime(file)
     # Without the logging options Java complains on standard output when it cannot use the file.
     if file.suffix == _AOT:
         use = [f"-XX:AOTCache={file}", "-XX:AOTMode=auto"]
@@ -72,9 +76,10 @@ def recording(file: Path) -> list[str]:
 
 
 def discard_old(settings: Settings) -> None:
-    """Delete all archives except the newest three of each kind."""
-    for kind in ("spark", "broker"):
-        files = (file for file in folder(settings).glob(f"{kind}-*") if file.suffix in (_AOT, _CDS))
-        archives = sorted(files, key=os.path.getmtime, reverse=True)
-        for file in archives[_KEPT:]:
+    """Delete the archives that were used longest ago, as far as all together take more than 2 GiB."""
+    files = [file for file in folder(settings).iterdir() if file.suffix in (_AOT, _CDS)]
+    room = _KEPT_BYTES
+    for file in sorted(files, key=os.path.getmtime, reverse=True):
+        room -= file.stat().st_size
+        if room < 0:
             file.unlink(missing_ok=True)

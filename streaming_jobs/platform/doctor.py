@@ -53,7 +53,7 @@ def checks(settings: Settings) -> list[Check]:
         check_class_data(settings),
         check_cluster(settings) if settings.kafka.bootstrap_servers else check_broker(settings),
         check_ui_port(settings),
-        check_folder("home", settings.home.expanduser().absolute(), _ROOM_MB),
+        check_folder("home", settings.home, _ROOM_MB),
         check_folder("jar cache", cache(settings), _JAR_ROOM_MB),
     ]
 

@@ -274,7 +274,7 @@ appender.file.strategy.max = 2
 
 def _scratch(settings: Settings) -> Path:
     """A folder for Spark's temporary files; those of drivers that are gone are removed."""
-    root = private_folder(settings.home.absolute() / "scratch")
+    root = private_folder(settings.home / "scratch")
     for old in root.iterdir():
         pid = old.name.partition("-")[0]
         if not (pid.isdigit() and psutil.pid_exists(int(pid))):

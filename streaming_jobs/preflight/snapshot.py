@@ -12,6 +12,7 @@ from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import Archived, TopicOffsets
 from streaming_jobs.sinks.stored import Commit, Role
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.state.topic_records import VoidRange
 
 if TYPE_CHECKING:
     from streaming_jobs.sources.topics import TopicInfo
@@ -40,7 +41,8 @@ class TopicSnapshot:
 
     With an archive, `earliest` is the first offset that can be read, there or in Kafka. A table that the stream reads
     is a topic too (`kind`); its offsets are versions, and `continues` is as in `OffsetBounds`. With `content_gone` the
-    planned batch reads the table's content at a version, and that can no longer be read.
+    planned batch reads the table's content at a version, and that can no longer be read. A `compacted` topic keeps only
+    the newest record of each key. `void_since` are the void ranges that were declared after the stream's last batch.
     """
 
     name: str
@@ -52,6 +54,8 @@ class TopicSnapshot:
     continues: Mapping[int, int] = field(default_factory=dict)
     kind: Literal["topic", "table"] = "topic"
     content_gone: int | None = None
+    compacted: bool = False
+    void_since: tuple[VoidRange, ...] = ()
 
 
 @dataclass(frozen=True)

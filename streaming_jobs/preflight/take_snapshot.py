@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
@@ -22,10 +23,12 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Role, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.state import stream_record
+from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.state import stream_record, topic_records
 from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.topic_records import VoidRange
 from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
 from streaming_jobs.table_sources.table_topics import versions_of
 
@@ -52,8 +55,12 @@ def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> St
         folders=folders(settings, stream),
         tables=tuple(_tables(settings, stream)),
         topics=tuple(
-            replace(_topic(topics, source), content_gone=_content_gone(settings, stream, source.name, at))
-            for source in stream.sources.values()
+            replace(
+                found,
+                content_gone=_content_gone(settings, stream, found.name, at),
+                void_since=_void_since(settings, stream, found),
+            )
+            for found in (_topic(topics, source) for source in stream.sources.values())
         ),
     )
 
@@ -69,6 +76,11 @@ def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:
     """The stream's ledger beside its state."""
     return LedgerFile(StreamFolder.of(settings, stream).ledger, settings.table.ledger_retention)
+
+
+def is_compacted(info: TopicInfo) -> bool:
+    """True if the log cleaner of a topic removes records that have a later one with the same key."""
+    return "compact" in info.cleanup_policy
 
 
 def _checkpoint(checkpoint: Checkpoint) -> CheckpointSnapshot:
@@ -144,6 +156,20 @@ def _content_gone(settings: Settings, stream: Stream, name: str, at: CheckpointS
     return end - 1 if any(versions.on_disk(file.path) is None for file in files) else None
 
 
+def _void_since(settings: Settings, stream: Stream, topic: TopicSnapshot) -> tuple[VoidRange, ...]:
+    """The ranges of a topic that hold and were declared after the stream's last batch; an archive reads void records.
+
+    A stream that a recovery takes along has batches of the replay after the ranges.
+    """
+    record = None if topic.kind == "table" or is_archive(stream) else topic_records.load(settings, topic.name)
+    if record is None or record.topic_id != topic.topic_id:
+        return ()
+    last = ledger_file(settings, stream.name).after(stream.name, None, at_most=1)
+    return tuple(
+        each for each in record.holding_ranges() if last and each.at > last[0].at and stream.name not in each.left
+    )
+
+
 def _topic(topics: TopicReader, source: StreamSource) -> TopicSnapshot:
     name = source.name
     kind: Literal["topic", "table"] = "topic" if isinstance(source, KafkaTopic) else "table"
@@ -160,4 +186,5 @@ def _topic(topics: TopicReader, source: StreamSource) -> TopicSnapshot:
         offsets.archived,
         offsets.continues,
         kind,
+        compacted=is_compacted(info),
     )

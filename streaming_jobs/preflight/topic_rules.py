@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from streaming_jobs.durations import format_duration
 from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import first_after
+from streaming_jobs.positions import TopicOffsets, first_after
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.sources.archived_ranges import gone
@@ -20,7 +20,7 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
     planned = snapshot.checkpoint.planned
     starts = snapshot.checkpoint.starts.get(planned, {}) if planned is not None else {}
     ends = snapshot.checkpoint.ends.get(planned, {}) if planned is not None else {}
-    to_read = planned is not None and planned != snapshot.checkpoint.committed and not primary_has(snapshot, planned)
+    to_read = planned is not None and planned != snapshot.checkpoint.committed and _reads(snapshot, planned)
     position = starts if to_read else ends
     yield from other_topics(snapshot)
     for topic in snapshot.topics:
@@ -38,7 +38,7 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
             continue
         if topic.content_gone is not None and to_read:
             yield _content_gone(snapshot, topic.name, topic.content_gone)
-        for partition, end in ends.get(topic.name, {}).items():
+        for partition, end in _with_unread(topic, ends).items():
             offset = position.get(topic.name, {}).get(partition, 0)
             earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
             if earliest is None or latest is None:
@@ -47,10 +47,43 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 yield _gone(snapshot, topic, partition, offset, first, position)
             elif end > latest:
                 yield Finding("lost", _ends_early(topic, partition, latest, end), _put_back(snapshot, topic))
+        yield from _read_void(snapshot, topic)
         yield from _retention(topic)
 
 
+def _read_void(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Iterator[Finding]:
+    """The finding for a stream that has read records which a recovery without it has declared void since."""
+    committed = snapshot.checkpoint.committed
+    ends = snapshot.checkpoint.ends.get(committed, {}) if committed is not None else {}
+    at = ends.get(topic.name, {})
+    read = [each for each in topic.void_since if each.begin < at.get(each.partition, 0)]
+    if read:
+        first = min(read, key=lambda each: (each.partition, each.begin))
+        back = {
+            name: {
+                p: min([offset, *(each.begin for each in read if (name, p) == (topic.name, each.partition))])
+                for p, offset in each_of.items()
+            }
+            for name, each_of in ends.items()
+        }
+        yield Finding(
+            "refuse",
+            f"plan {first.plan} has declared offsets {first.begin} to {first.end - 1} of topic {topic.name}, partition "
+            f"{first.partition}, void, and stream {snapshot.stream}, which was not declared then, has read them up to "
+            f"{at[first.partition] - 1}",
+            f"go back to before them, and read the corrected records instead: {_to_offsets(snapshot, back)}",
+        )
+
+
 def _missing(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Finding:
+    begun = snapshot.record is not None and snapshot.record.topic(topic.name) is not None
+    if topic.kind == "topic" and begun:
+        return Finding(
+            "unknown",
+            f"topic {topic.name}, which stream {snapshot.stream} has read, does not exist",
+            "check that kafka.bootstrap_servers names the right cluster; if the topic was deleted, "
+            f"{snapshot.start_over}",
+        )
     if topic.kind == "topic":
         return Finding(
             "refuse",
@@ -86,9 +119,44 @@ def _gone(
     return Finding(
         "lost",
         f"{gone(topic.archived, topic.name, partition, offset, first)} "
-        f"({counted(first - offset, 'record')} never read)",
-        f"bring them back from a copy of the topic, or continue without them: {_skip_lost(snapshot, position)}",
+        f"({counted(first - offset, 'record')} {'read for its state' if _only_for_state(snapshot) else 'never read'})",
+        f"bring them back from a copy of the topic, or {_without(snapshot, position)}",
     )
+
+
+def _without(snapshot: StreamSnapshot, position: TopicOffsets) -> str:
+    """The instruction to continue without lost records, with its cost."""
+    if snapshot.checkpoint.committed is None:
+        return f"as no batch was finished yet, begin with the first record that is left: {snapshot.start_over}"
+    if _only_for_state(snapshot):
+        return (
+            "begin anew with empty state and empty tables at the first record that is left (readers have the present "
+            "rows until that is published, and then only those of the records that are left; the savepoint from before "
+            f"it keeps the others): recourse recover plan {snapshot.stream} --to-batch -1 --discard-state"
+        )
+    return f"continue without them: {_skip_lost(snapshot, position)}"
+
+
+def _only_for_state(snapshot: StreamSnapshot) -> bool:
+    """True if the tables have the planned batch, and it is read once more to compute the stream's state."""
+    planned = snapshot.checkpoint.planned
+    uncommitted = planned is not None and planned != snapshot.checkpoint.committed
+    return _keeps_state(snapshot) and uncommitted and primary_has(snapshot, planned or 0)
+
+
+def _reads(snapshot: StreamSnapshot, batch: int) -> bool:
+    """True if the next start reads the records of a planned batch: for the tables, or for its state."""
+    return _keeps_state(snapshot) or not primary_has(snapshot, batch)
+
+
+def _keeps_state(snapshot: StreamSnapshot) -> bool:
+    return snapshot.record is not None and bool(snapshot.record.state_fingerprint)
+
+
+def _with_unread(topic: TopicSnapshot, offsets: TopicOffsets) -> dict[int, int]:
+    """The offsets of a topic with those of partitions that were added since: such a partition is read from 0 on."""
+    known = offsets.get(topic.name, {})
+    return {**dict.fromkeys(topic.earliest, 0), **known} if known and topic.kind == "topic" else dict(known)
 
 
 def _content_gone(snapshot: StreamSnapshot, table: str, version: int) -> Finding:
@@ -122,12 +190,25 @@ def _put_back(snapshot: StreamSnapshot, topic: TopicSnapshot) -> str:
 
 def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int]]) -> str:
     """The command that skips lost records, to the first offset that a topic still has or the stream's position."""
+    return _to_offsets(
+        snapshot,
+        {
+            topic.name: {
+                p: first_after(offset, p, topic.earliest, topic.continues) or offset
+                for p, offset in _with_unread(topic, position).items()
+            }
+            for topic in snapshot.topics
+        },
+    )
+
+
+def _to_offsets(snapshot: StreamSnapshot, offsets: TopicOffsets) -> str:
+    """The command that lets the stream continue at offsets."""
     several = len(snapshot.topics) > 1
     places = [
-        f"{topic.name + '/' if several else ''}{partition}:"
-        f"{first_after(offset, partition, topic.earliest, topic.continues) or offset}"
-        for topic in snapshot.topics
-        for partition, offset in sorted(position.get(topic.name, {}).items())
+        f"{topic + '/' if several else ''}{partition}:{offset}"
+        for topic, each in offsets.items()
+        for partition, offset in sorted(each.items())
     ]
     return f"recourse recover plan {snapshot.stream} --to-offsets {','.join(places)}"
 

@@ -33,7 +33,7 @@ def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
     info = sink.info
     if info is None:
         yield Finding(
-            "refuse",
+            "refuse" if sink.written_id is None else "unknown",
             f"topic {sink.topic}, which stream {stream} writes, does not exist",
             "create it, or correct the name",
         )
@@ -102,7 +102,8 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
             "refuse",
             f"the marker of topic {sink.topic} is {'gone' if lost else 'missing'}: nobody knows which batches of "
             f"stream {snapshot.stream} the topic has",
-            f"put the topic {sink.marker_topic} back from a copy; or {snapshot.write_again(sink)}"
+            f"let it be proved from table, ledger and topic, and written again: recourse streams write-marker "
+            f"{snapshot.stream}; or put the topic {sink.marker_topic} back from a copy; or {snapshot.write_again(sink)}"
             if lost
             else "declare the topic as a sink of a new stream; or take it out of the declaration",
         )

@@ -4,6 +4,9 @@ Every file is synced before a file that relies on it is written (`durable_commit
 the files that were being written at that moment can be torn: empty, truncated, or naming files that do not exist.
 Nothing relies on them yet: they are removed, and the batch is repeated. Any other damage has another cause, and the
 start is refused.
+
+Only the ledger file is not synced: its last lines may be missing, and are added again from the primary table's log
+before a later batch makes a hole of them.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import structlog
 
 from streaming_jobs.files import remove_files, sync
 from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
@@ -34,6 +38,8 @@ _START = Txn(0, -1)
 
 def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
     """Remove torn files of the stream's tables and its checkpoint; returns them. The caller holds the lease.
+
+    Lines that the ledger file has lost are added again.
 
     `reached` is for a recovery: the position to which it has brought the tables for certain. Without it, torn files
     that a recovery was writing stay.
@@ -54,7 +60,27 @@ def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list
     gone += _torn_snapshots(checkpoint.folder / "state")
     for path in gone:
         log.warning("removed what a power cut had left half written", stream=stream.name, path=str(path))
+    _add_lost_lines(settings, stream)
     return gone
+
+
+def _add_lost_lines(settings: Settings, stream: Stream) -> None:
+    """Add the ledger lines of batches after the ledger's newest one that only the primary table's log has."""
+    ledger, name = ledger_file(settings, stream.name), stream.primary.name
+    newest_line = ledger.newest(stream.name)
+    known, versions = (_START, {}) if newest_line is None else (newest_line[0].txn, dict(newest_line[1]))
+    lost: list[tuple[int, LedgerEntry]] = []
+    for commit in store_of(stream.primary).commits(settings, stream.primary):
+        entry = commit.entry
+        if entry is None or entry.stream != stream.name or entry.kind not in ("batch", "publish"):
+            continue
+        if entry.txn <= known:
+            break
+        if entry.kind == "batch":
+            lost.append((commit.version, entry))
+    for version, entry in reversed(lost):
+        log.warning("added a lost line of the ledger", stream=stream.name, batch=str(entry.txn))
+        ledger.append(entry, {**versions, name: version})
 
 
 def _torn_commits(

@@ -224,7 +224,7 @@ class BatchPipeline:
         staged = {}
         for sink in (self.sinks.primary, *waiting):
             rows = BatchOfRows(self.generation, entry.batch, path == "driver", topics)
-            with fits_the_driver(self.settings, entry.batch):
+            with self.files.attempts.watched(), fits_the_driver(self.settings, entry.batch):
                 staged[sink.name] = sink.prepare(frames[sink.name], rows)
             held.callback(staged[sink.name].close)
         return staged
@@ -312,7 +312,7 @@ class BatchPipeline:
         null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
         if not refused and not null_keys:
             return None
-        with fits_the_driver(self.settings, entry.batch):
+        with self.files.attempts.watched(), fits_the_driver(self.settings, entry.batch):
             rows = BatchOfRows(self.generation, entry.batch, path == "driver")
             letters = self.sinks.dead_letters.prepare_letters(spark, refused, null_keys, rows)
         held.callback(letters.close)

@@ -105,7 +105,8 @@ class BatchHooks:
 
     `stop` ends the query at the next border. `between` is called with the number of the finished batch, `before_commit`
     when the rows of a batch are ready, `report` when they are in the tables. `at` is called at each crash point, and
-    `idle` by the session's main thread, several times per second, whether or not a batch runs.
+    `idle` by the session's main thread, several times per second, whether or not a batch runs. `settled` waits at most
+    so many seconds for what `between` has begun beside the batches, and returns whether all of it is done.
     """
 
     stop: threading.Event
@@ -115,3 +116,4 @@ class BatchHooks:
     replan: Replan | None = None
     at: Callable[[str, str, int], None] = crash_point
     idle: Callable[[], None] = lambda: None
+    settled: Callable[[float], bool] = lambda _: True

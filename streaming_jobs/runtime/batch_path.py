@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from streaming_jobs.errors import PermanentError, TransientError
-from streaming_jobs.failures import larger_than_the_driver_takes
+from streaming_jobs.errors import FunctionRaised, PermanentError, TransientError
+from streaming_jobs.failures import classify, larger_than_the_driver_takes
 from streaming_jobs.ledger import Txn
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
@@ -31,8 +31,18 @@ class DriverPathAttempts:
             return False
 
     def begin(self, txn: Txn) -> None:
-        """Note that the batch takes the driver path. A note is not removed: it matches no later batch."""
+        """Note that the batch takes the driver path. The note of a batch that is done matches no later one."""
         self.file.write_text(str(txn.version))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Forget the batch if the stream's function raises: no driver has died of it, so it may take any path again."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(classify(error), FunctionRaised):
+                self.file.unlink(missing_ok=True)
+            raise
 
 
 def choose_path(

@@ -1,41 +1,49 @@
-"""The version of a stream's code: a hash of its function, of the names it uses in its own module, and of local imports.
+"""The version of a stream's code: a hash of all that decides what the stream makes of a record.
 
-Local means: below one of the packages that declare streams (setting `flows`). The hash is of the syntax tree without
-docstrings, so comments, layout and docstrings do not make a new version; the version of the package is recorded beside
-the hash. Imports are read from the source, so a module that is imported for one value counts too.
+That is: its function; the names that it uses in its own module, with the statements that change their values; every
+module that this module imports and that is not installed, whole (for an installed stream those of its own distribution
+too); what the stream declares, with the type, the options and the source of each format; and the declared `files`. The
+hash is of the syntax trees without docstrings, so comments, layout and docstrings do not make a new version. The
+version of the package is recorded beside the hash. Imports are read from the source, so a module that is imported for
+one value counts too.
+
+`2-` begins the hash: this is the second scheme. `CodeVersion.same_code` compares versions of different schemes.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import inspect
+import json
+import re
 import sys
-import sysconfig
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
-from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
 
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.kafka_topic import KafkaTopic
 from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.stream import MAX_AHEAD, KafkaTopic, Stream
+from streaming_jobs.runtime.code_version_1 import hash_1
+from streaming_jobs.runtime.source_code import Found, dump, module_tree, reached, users_own
+from streaming_jobs.stream import Stream
+
+_SCHEME = "2-"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_NO_CODE = frozenset({"name", "description", "owners", "slices"})
+"""Options of a declaration that change no row; the name is said beside them."""
 
 
 def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
-    """The version of the code behind a stream; 12 hexadecimal digits of SHA-256."""
+    """The version of the code behind a stream: the scheme, and 12 hexadecimal digits of SHA-256."""
     roots = tuple(flows)
-    digest = hashlib.sha256()
-    digest.update(_function_tree(stream).encode())
-    declaration = (stream.name, repr(_declared(stream)))
-    digest.update(repr(declaration).encode())
-    module = sys.modules.get(stream.function.__module__)
-    for name, tree in _local_imports(module, roots):
-        digest.update(f"\n{name}\n{_dump(tree)}".encode())
-    return CodeVersion(digest.hexdigest()[:12], package_version())
+    told = repr((stream.name, sorted(code_parts(stream, roots).items()), _declared(stream)))
+    return CodeVersion(_SCHEME + _short(told), package_version(), hash_1(stream, roots))
 
 
 _LOADED: dict[Callable[..., object], CodeVersion] = {}
@@ -49,26 +57,31 @@ def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
 
 
 def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
-    """The parts of which `code_version` is made, each with its hash: the function, what it uses, local imports."""
+    """The parts of the version, each with its hash: the function, what it uses, imported modules, formats, files."""
     module = sys.modules.get(stream.function.__module__)
-    name = stream.function.__qualname__
-    parts = {f"function {name}": _short(_function_tree(stream, beside=False))}
-    if (function := _function(stream)) is not None:
-        for used in _used_beside(function, module):
-            parts[", ".join(_defines(used))] = _short(_dump(used))
-    for imported, tree in _local_imports(module, tuple(flows)):
-        parts[f"module {imported}"] = _short(_dump(tree))
+    function = _function(stream)
+    used = _used_beside(function, module, [type(each).__name__ for each in _formats(stream).values()])
+    text = _code_text(stream.function.__code__) if function is None else dump(ast.Module([function], []))
+    parts = {f"function {stream.function.__qualname__}": _short(text)}
+    for name, statements in used.items():
+        parts[name] = _short("\n".join(dump(each) for each in statements))
+    for imported, (_, tree) in _imports(stream, tuple(flows)).items():
+        parts[f"module {imported}"] = _short(dump(tree))
+    for place, each in _formats(stream).items():
+        parts[f"format of topic {place}"] = _short(repr(_described(each)))
+    for file, path in stream.files.items():
+        parts[f"file {file}"] = _content(path)
     return parts
 
 
-def imported_files(stream: Stream) -> list[str]:
-    """The files of all modules that the stream's code imports, directly or not, except installed ones.
+def imported_files(stream: Stream, flows: Iterable[str]) -> list[str]:
+    """The files of the modules that are part of the stream's code, without its own module, and its declared files.
 
     Includes modules imported inside functions, which perhaps only Spark's Python workers load, or nobody yet. Nothing
     is imported to find them.
     """
-    module = sys.modules.get(stream.function.__module__)
-    return sorted(str(spec.origin) for spec, _ in _reached(module, _not_installed).values())
+    imports = (str(spec.origin) for spec, _ in _imports(stream, tuple(flows)).values())
+    return sorted({*imports, *(str(path) for path in stream.files.values())})
 
 
 def package_version() -> str:
@@ -79,163 +92,153 @@ def package_version() -> str:
         return "0+source"
 
 
+def _imports(stream: Stream, roots: tuple[str, ...]) -> dict[str, Found]:
+    name = stream.function.__module__ or ""  # a shell may have none
+    further = {type(each).__module__ for each in _formats(stream).values()} - {name}
+    return reached(sys.modules.get(name), users_own(roots, name), tuple(further))
+
+
+def _formats(stream: Stream) -> dict[str, object]:
+    read = {topic.name: topic.value for topic in stream.topics}
+    return {**read, **{f"{sink.name} that it writes": sink.topic.value for sink in stream.topic_sinks.values()}}
+
+
 def _declared(stream: Stream) -> list[object]:
-    topics = [
-        # The default bound is left out: code from before that setting existed keeps its version.
-        (parameter, t.name, t.event_time, t.lateness, t.tombstones, t.value.schema.json())
-        + ((t.max_ahead,) if t.event_time and t.max_ahead != MAX_AHEAD else ())
-        for parameter, t in stream.sources.items()
-        if isinstance(t, KafkaTopic)
-    ]
-    tables = [
-        (parameter, "table", t.name, t.event_time, t.lateness, t.max_ahead, t.columns.json())
-        for parameter, t in stream.sources.items()
-        if isinstance(t, DeltaSource)
-    ]
-    sinks = [
-        (name, s.name, s.keys, s.order_by, s.delete_when, s.partition_by, s.schema and s.schema.simpleString())
-        for name, s in stream.sinks.items()
-    ]
-    rules = {name: rules for name, rules in stream.rules.items() if rules}
-    written = [
-        (name, s.name, *s.options.items(), type(s.topic.value).__name__, s.topic.value.schema.json())
-        for name, s in stream.topic_sinks.items()
-    ]
-    return [[*topics, *tables], sinks, *([rules] if rules else []), *([written] if written else [])]
+    parts: dict[str, Mapping[str, object]] = {
+        "source": stream.sources,
+        "sink": stream.sinks,
+        "topic": stream.topic_sinks,
+        "rules": {name: rules for name, rules in stream.rules.items() if rules},
+    }
+    return [(kind, name, _described(each)) for kind, by_name in parts.items() for name, each in by_name.items()]
 
 
-def _function_tree(stream: Stream, *, beside: bool = True) -> str:
-    function = _function(stream)
-    if function is None:
-        code = stream.function.__code__
-        return repr((code.co_code, code.co_consts, code.co_names))
-    module = sys.modules.get(stream.function.__module__)
-    text = _dump(ast.Module([function], []))
-    return text + "\n".join(_dump(used) for used in _used_beside(function, module)) if beside else text
+def _described(value: object) -> object:
+    """A declared value in a form that is the same in each process; options that have their default are left out."""
+    if hasattr(value, "jsonValue"):  # a type of Spark; comments of columns are no code
+        return json.dumps(_without_comments(value.jsonValue()), sort_keys=True)
+    if isinstance(value, Mapping):
+        return [(str(name), _described(each)) for name, each in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_described(each) for each in value]
+    options = fields(value) if is_dataclass(value) and not isinstance(value, type) else ()
+    if not options and type(value).__repr__ is not object.__repr__:
+        return _ADDRESS.sub("", repr(value))
+    said = [(each.name, _described(getattr(value, each.name))) for each in options if _is_said(value, each)]
+    computed = {
+        name for kind in type(value).__mro__ for name, d in vars(kind).items() if isinstance(d, cached_property)
+    }
+    own = getattr(value, "__dict__", {})
+    beside = sorted(own.keys() - computed - {each.name for each in options})
+    return (_type(value), getattr(value, "name", ""), said, [(name, _described(own[name])) for name in beside])
+
+
+def _is_said(declared: Any, option: Field[Any]) -> bool:
+    if option.name in _NO_CODE or (option.name == "max_ahead" and not declared.event_time):
+        return False
+    if isinstance(declared, KafkaTopic) and option.name == "value":  # a part of its own
+        return False
+    default = option.default if option.default_factory is MISSING else option.default_factory()
+    return bool(getattr(declared, option.name) != default)
+
+
+def _type(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _without_comments(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: {k: v for k, v in each.items() if k != "comment"} if name == "metadata" else _without_comments(each)
+            for name, each in value.items()
+        }
+    return [_without_comments(each) for each in value] if isinstance(value, list) else value
 
 
 def _function(stream: Stream) -> ast.stmt | None:
-    """The function's statement without its decorators; None if its source is not to be had."""
+    """The function's statement without its declaration as a stream; None if its source is not to be had."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(stream.function)))
     except (OSError, SyntaxError):  # declared in a shell, or a lambda whose lines are no statement of their own
         return None
     function = tree.body[0]
     if isinstance(function, ast.FunctionDef):
-        function.decorator_list = []
+        function.decorator_list = [each for each in function.decorator_list if not _declares(each)]
     return function
+
+
+def _declares(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) == "stream"
+
+
+def _content(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    except FileNotFoundError:  # removed since it was declared: the next declaration refuses it
+        return "missing"
+
+
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return repr((code.co_code, constants, code.co_names))
 
 
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _used_beside(function: ast.stmt, module: ModuleType | None) -> list[ast.stmt]:
-    """The top-level statements of the function's own module that define what it uses, directly or not."""
-    tree = _module_tree(module) if module else None
+def _used_beside(
+    function: ast.stmt | None, module: ModuleType | None, named: Iterable[str]
+) -> dict[str, list[ast.stmt]]:
+    """By name, the top-level statements of the function's own module on which it or one of `named` depends.
+
+    These define a name that is used, directly or not, or change its value: `TABLE["x"] = 1`, `RATES.update(more)`.
+    """
+    tree = module_tree(module)
     statements = tree.body if tree else []
-    defined = {name: s for s in statements for name in _defines(s)}
-    used: dict[str, ast.stmt] = {}
-    waiting: list[ast.AST] = [function]
+    by_name: dict[str, list[ast.stmt]] = {}
+    for statement in statements:
+        for name in dict.fromkeys(_defines(statement)):
+            by_name.setdefault(name, []).append(statement)
+    for statement in statements:
+        for name in dict.fromkeys(_changes(statement)):
+            if name in by_name and statement not in by_name[name]:
+                by_name[name].append(statement)
+    own = getattr(function, "name", "")
+    used: dict[str, list[ast.stmt]] = {}
+    waiting: list[ast.AST] = [*([function] if function else []), *(ast.Name(name, ast.Load()) for name in named)]
     while waiting:
         for node in ast.walk(waiting.pop()):
             name = node.id if isinstance(node, ast.Name) else ""
-            if name in defined and name not in used and name != getattr(function, "name", ""):
-                used[name] = defined[name]
-                waiting.append(defined[name])
-    return [used[name] for name in sorted(used)]
+            if name in by_name and name not in used and name != own:
+                used[name] = by_name[name]
+                waiting += by_name[name]
+    return {name: used[name] for name in sorted(used)}
 
 
 def _defines(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [statement.name]
     return [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
 
-def _local_imports(module: ModuleType | None, roots: tuple[str, ...]) -> list[tuple[str, ast.Module]]:
-    """Name and tree of each local module that the module imports, directly or not, also inside functions."""
-    module_name = module.__name__ if module else ""
-    reached = _reached(module, lambda name: _spec_of(name) if name != module_name and _below(name, roots) else None)
-    return sorted((name, tree) for name, (_, tree) in reached.items())
+def _changes(statement: ast.stmt) -> list[str]:
+    """The names whose values the statement may change in place: it sets a part of them, or calls with them."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
+        return []
+    names = []
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            names.append(_root(node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            names.append(_root(node.func))
+    if isinstance(statement, ast.Expr):
+        names += [n.id for n in ast.walk(statement) if isinstance(n, ast.Name)]
+    return names
 
 
-def _reached(
-    module: ModuleType | None, find: Callable[[str], ModuleSpec | None]
-) -> dict[str, tuple[ModuleSpec, ast.Module]]:
-    """The modules with a source that the module imports, directly or not, as far as `find` returns them."""
-    modules: dict[str, tuple[ModuleSpec, ast.Module]] = {}
-    tried: set[str] = set()
-    waiting = [(module.__package__ or "", tree)] if module and (tree := _module_tree(module)) else []
-    while waiting:
-        package, tree = waiting.pop()
-        for name in set(_imported(tree, package)) - tried:
-            tried.add(name)
-            if (spec := find(name)) is not None and (source := _source(spec)) is not None:
-                modules[name] = spec, ast.parse(source)
-                waiting.append((spec.parent or "", modules[name][1]))
-    return modules
-
-
-def _not_installed(name: str) -> ModuleSpec | None:
-    """The spec of a module, without importing its parents; None if it is installed, or part of Recourse."""
-    installed = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib"))
-    if name.partition(".")[0] == __name__.partition(".")[0]:
-        return None
-    path, spec = None, None
-    parts = name.split(".")
-    for number in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:number]), path)
-        if spec is None or (spec.origin or "").startswith(installed):
-            return None
-        path = spec.submodule_search_locations
-        if path is None and number < len(parts):  # not a module but something in one
-            return None
-    return spec
-
-
-def _imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yields every name in an import that may be a module."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*parents, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _spec_of(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # not a module but something in one
-        return None
-
-
-def _source(spec: ModuleSpec) -> str | None:
-    return spec.loader.get_source(spec.name) if isinstance(spec.loader, InspectLoader) else None
-
-
-def _below(name: str, roots: tuple[str, ...]) -> bool:
-    return any(name == root or name.startswith(f"{root}.") for root in roots)
-
-
-def _module_tree(module: ModuleType) -> ast.Module | None:
-    try:
-        return ast.parse(inspect.getsource(module))
-    except (OSError, TypeError):  # a shell has no source
-        return None
-
-
-def _dump(tree: ast.AST) -> str:
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if (
-            isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef))
-            and body
-            and isinstance(body[0], ast.Expr)
-            and isinstance(body[0].value, ast.Constant)
-            and isinstance(body[0].value.value, str)
-        ):
-            node.body = body[1:] or [ast.Pass()]
-    return ast.dump(tree)
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

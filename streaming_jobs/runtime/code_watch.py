@@ -80,10 +80,11 @@ class CodeWatch:
         self._command = list(command)
         self._flows = tuple(settings.flows)
         self._config = config
+        self._streams = tuple(streams)
         self._running = versions(settings, streams)
+        self._imported = self._imports()
         self._files = self._seen()
-        imported = [file for stream in streams for file in imported_files(stream)]
-        self._loaded = _stamps([*_files_of(sys.modules.copy()), *imported, config])
+        self._loaded = _stamps([*_files_of(sys.modules.copy()), *self._imported, config])
         self._looked_at = time.monotonic()
         self._loader: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
         self._on_disk: Mapping[str, str] = self._running
@@ -151,7 +152,9 @@ class CodeWatch:
             return
         changed = [stamp[0] for file, stamp in files.items() if stamp != self._files.get(file)]
         self._since = max(changed, default=0) / 1e9 or time.time()
-        self._files = files
+        with suppress(SyntaxError, OSError):  # the process reports it; the files of before are checked meanwhile
+            self._imported = self._imports()
+        self._files = {file: files.get(file, stamp) for file, stamp in self._seen().items()}
         self._loader = process, output, time.monotonic() + _DEADLINE
 
     def _collect(self) -> None:
@@ -178,13 +181,16 @@ class CodeWatch:
         self._on_disk = answer if answer is not None else self._running
 
     def _seen(self) -> dict[str, tuple[int, int]]:
-        """Time and size of each file behind the packages that declare streams, and of the configuration file."""
+        """Time and size of each file behind the streams and their packages, and of the configuration file."""
         below = {
             name: module
             for name, module in sys.modules.copy().items()
             if any(name == root or name.startswith(f"{root}.") for root in self._flows)
         }
-        return _stamps([*_files_of(below), self._config])
+        return _stamps([*_files_of(below), *self._imported, self._config])
+
+    def _imports(self) -> list[str]:
+        return sorted({file for stream in self._streams for file in imported_files(stream, self._flows)})
 
 
 def _files_of(modules: Mapping[str, ModuleType]) -> list[str]:

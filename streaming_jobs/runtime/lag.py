@@ -1,6 +1,6 @@
 """The lag of a stream behind the end of its topics: in records, per partition, and in seconds.
 
-    records     the last committed offset (read_committed: the last stable one) less the stream's position, summed up
+    records     the end of each partition less the stream's position, summed up; records of open transactions count
     seconds     everything that was in the topics that long ago has been read; 0 at the end
 
 Seconds need no record timestamps, which may be years away from now: the ends of the topics are remembered, with the
@@ -46,10 +46,29 @@ _QUICK = timedelta(seconds=2)
 
 @dataclass(frozen=True)
 class Ends:
-    """The ends of topics by partition; `at` (seconds since 1970) is just before the request to the broker."""
+    """The ends of topics by partition; `at` (seconds since 1970) is just before the request to the broker.
+
+    `open_since`: topic -> partition -> the offset at which a transaction is open, and when it was first seen there.
+    """
 
     at: float
     offsets: TopicOffsets
+    open_since: Mapping[str, Mapping[int, tuple[int, float]]] = field(default_factory=dict)
+
+    def blocked(self, position: TopicOffsets) -> dict[str, dict[int, float]]:
+        """The partitions that a stream has read up to an open transaction, and since when that has been open.
+
+        Without transactions that only one look has seen: those of a producer at work end soon.
+        """
+        waits = {
+            topic: {
+                p: since
+                for p, (end, since) in each.items()
+                if since < self.at and position.get(topic, {}).get(p, 0) >= end
+            }
+            for topic, each in self.open_since.items()
+        }
+        return {topic: each for topic, each in waits.items() if each}
 
 
 @dataclass(frozen=True)
@@ -117,6 +136,7 @@ class EndOffsets:
         tables_first = sorted(set(names), key=lambda name: (not name.startswith(TABLE), name))
         self._topics, self._names, self._every = topics, tables_first, every
         self._seen: dict[str, tuple[float, dict[int, int]]] = {}
+        self._open: dict[str, dict[int, tuple[int, float]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="end-offsets", daemon=True)
         self._unanswered = False
@@ -137,7 +157,9 @@ class EndOffsets:
         if not known or len(known) < len(looks):
             return None
         return Ends(
-            min(at for at, _ in known.values()), {name.removeprefix(TABLE): ends for name, (_, ends) in known.items()}
+            min(at for at, _ in known.values()),
+            {name.removeprefix(TABLE): ends for name, (_, ends) in known.items()},
+            {name: partitions for name in known if (partitions := self._open.get(name))},
         )
 
     def look(self) -> None:
@@ -145,7 +167,11 @@ class EndOffsets:
         for name in self._names:
             at = time.time()
             try:
-                self._seen[name] = (at, self._topics.latest(name))
+                # In this order: only records of open transactions are before the first and behind the second.
+                high = {} if name.startswith(TABLE) else self._topics.high_watermarks(name)
+                stable = self._topics.latest(name)
+                self._note_open(name, at, stable, high)
+                self._seen[name] = (at, {p: max(end, high.get(p, end)) for p, end in stable.items()})
                 self._unanswered = False
             except Exception as error:  # noqa: BLE001 - the thread continues: the figure gets older, and shows its age
                 if not self._unanswered:
@@ -155,6 +181,15 @@ class EndOffsets:
                     return
             if self._stop.is_set():
                 return
+
+    def _note_open(self, name: str, at: float, stable: Mapping[int, int], high: Mapping[int, int]) -> None:
+        """Note which transactions are open; one that ends where the next begins moves the last stable offset."""
+        before = self._open.get(name, {})
+        self._open[name] = {
+            p: before[p] if before.get(p, (None,))[0] == end else (end, at)
+            for p, end in stable.items()
+            if high.get(p, end) > end
+        }
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -61,6 +61,7 @@ class LiveStatus:
         status.lag_at, status.lag_records, status.lag_s = lag.at, lag.records, lag.seconds
         status.lag_partitions = {t: {str(p): n for p, n in each.items()} for t, each in lag.partitions.items()}
         status.read_up_to = lag.read_up_to
+        status.blocked = {t: {str(p): at for p, at in each.items()} for t, each in ends.blocked(self.position).items()}
 
     def refresh(self, query: RunningQuery, pipeline: BatchPipeline | None) -> None:
         """Take over Spark's newest progress, and note if the stream is idle."""

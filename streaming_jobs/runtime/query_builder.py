@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_options import resolve_start, triggered
-from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
+from streaming_jobs.runtime.query_plan import PlanTraits, set_to, state_fingerprint, traits
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_sources import sources_of
@@ -68,10 +69,12 @@ class BuiltQuery:
     pipeline: BatchPipeline
     writer: DataStreamWriter
     handle: QueryHandle
+    conf: AbstractContextManager[None]
 
     def start(self) -> StreamingQuery:
-        """Start the query."""
-        query = self.writer.start()
+        """Start the query; it keeps the session's configuration of this moment."""
+        with self.conf:
+            query = self.writer.start()
         self.handle.bind(query)
         return query
 
@@ -170,7 +173,15 @@ class QueryBuilder:
             .option("checkpointLocation", str(pipeline.files.checkpoint.folder))
             .foreachBatch(slices.around(pipeline))
         )
-        return BuiltQuery(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
+        # Without it, a join of two streams would match rows whose keys are null.
+        conf = set_to(spark, "spark.sql.constraintPropagation.enabled", "true")
+        return BuiltQuery(
+            record,
+            pipeline,
+            triggered(writer, self.trigger, self._commit_interval),
+            handle,
+            conf if plan_traits.joins_streams else nullcontext(),
+        )
 
     def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> None:
         """Raise what `assemble` would raise for the stream's function; writes nothing, and needs no broker."""
@@ -237,12 +248,24 @@ class QueryBuilder:
                 "would read the topic twice, at two positions",
                 "write it as one pass: a flag column or an explode instead of a union, a window instead of a self-join",
             )
+        if null_keys := [key for t in each for key in t.null_keys]:
+            raise ConfigurationError(
+                f"stream {self.stream.name} has a full outer join of streams on {', '.join(null_keys)}, and Spark "
+                "would match rows whose keys are null",
+                "rule it out in the join's condition, for each key: [left.key == right.key, left.key.isNotNull()]; "
+                "rows with a null key are then kept, unmatched",
+            )
         unknown = sorted({operator for t in each for operator in t.unknown})
         if unknown:
             route = "`path` keeps batches on the driver" if self.own.path == "driver" else "batches take the executors"
             event = f"unknown operators may keep state or multiply rows: {route}"
             log.warning(event, stream=self.stream.name, operators=",".join(unknown))
-        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each), unknown=tuple(unknown))
+        return PlanTraits(
+            stateful=each[0].stateful,
+            multiplies=any(t.multiplies for t in each),
+            unknown=tuple(unknown),
+            joins_streams=any(t.joins_streams for t in each),
+        )
 
     def _bound(
         self,
@@ -286,6 +309,7 @@ class QueryBuilder:
         slices: SliceCommits,
     ) -> BatchPipeline:
         name = self.stream.name
+        keeper = PeriodicSavepoints(self.settings, self.stream, record)
         return BatchPipeline(
             stream=self.stream,
             generation=record.generation,
@@ -301,7 +325,8 @@ class QueryBuilder:
                 stop=self.stop,
                 before_commit=lambda: self.before_commit(record),
                 report=self.report,
-                between=PeriodicSavepoints(self.settings, self.stream, record).after,
+                between=keeper.after,
+                settled=keeper.settled,
                 replan=self.replan,
                 idle=slices.look,
             ),

@@ -60,13 +60,16 @@ _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{1
 class PlanTraits:
     """The traits of a plan that decide the path of its batches; `reads` counts the sources in the plan.
 
-    `unknown` names the streaming operators that are in none of the lists here.
+    `unknown` names the streaming operators that are in none of the lists here. `null_keys` has the equalities of full
+    outer joins of streams under which Spark would match null with null.
     """
 
     stateful: bool
     multiplies: bool
     reads: int = 1
     unknown: tuple[str, ...] = ()
+    joins_streams: bool = False
+    null_keys: tuple[str, ...] = ()
 
     @property
     def may_keep_state(self) -> bool:
@@ -91,7 +94,21 @@ def traits_of(plan: str) -> PlanTraits:
     stateful = any(name.startswith(_STATEFUL) or (name == "Join" and sources > 1) for name, _ in nodes)
     multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
     unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)} | _repeated_references(nodes)))
-    return PlanTraits(stateful=stateful, multiplies=multiplies, reads=sources, unknown=unknown)
+    joins = [line for name, line in nodes if name == "Join" and sources > 1]
+    null_keys = tuple(key for line in joins for key in _null_keys(line))
+    return PlanTraits(stateful, multiplies, sources, unknown, joins_streams=bool(joins), null_keys=null_keys)
+
+
+def _null_keys(join: str) -> Iterator[str]:
+    """Yields the equalities of a full outer join whose condition does not rule out that both sides are null.
+
+    Spark's join of streams compares keys as bytes. It infers `isnotnull` for the sides of every other kind of join.
+    """
+    _, full_outer, condition = join.partition("Join FullOuter, ")
+    for conjunct in condition.split(" AND ") if full_outer else ():
+        left, equal, right = conjunct.strip("() ").partition(" = ")
+        if equal and not any(f"isnotnull({side})" in condition for side in (left, right)):
+            yield _GENERATED.sub("", f"{left} = {right}")
 
 
 def not_row_by_row(nodes: Iterable[str], sources: int) -> tuple[str, ...]:
@@ -178,9 +195,16 @@ def analysed(frame: DataFrame) -> str:
 @contextmanager
 def all_fields_shown(session: SparkSession) -> Iterator[None]:
     """Plans have all columns in their text: by default Spark leaves out those after the 25th."""
-    before = session.conf.get(_ALL_FIELDS)
-    session.conf.set(_ALL_FIELDS, "100000")
+    with set_to(session, _ALL_FIELDS, "100000"):
+        yield
+
+
+@contextmanager
+def set_to(session: SparkSession, key: str, value: str) -> Iterator[None]:
+    """The session's configuration has this value meanwhile; a query keeps what was set when it started."""
+    before = session.conf.get(key)
+    session.conf.set(key, value)
     try:
         yield
     finally:
-        session.conf.set(_ALL_FIELDS, str(before))
+        session.conf.set(key, str(before))

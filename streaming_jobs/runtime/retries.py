@@ -5,6 +5,7 @@
 | may pass (`TransientError`) | after 1, 2, 4 ... 60 s, `max_restarts` times in a row |
 | still there after that, while other streams of the session run | every ten minutes |
 | a table that it reads does not exist yet (`TableAwaited`) | every two seconds, for `await_table` |
+| the broker does not know a topic that was there before (`TopicUnknown`) | every two seconds, for a minute |
 | of the stream's function, a second time in a row: same kind, place and batch | never: it would come again |
 | needs a person (`PermanentError`, `UsageError`) | never |
 
@@ -21,12 +22,15 @@ from streaming_jobs.errors import (
     PreflightRefused,
     RecourseError,
     TableAwaited,
+    TopicUnknown,
     TransientError,
 )
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 LASTING_DELAY = 600.0
 AWAIT_DELAY = 2.0
+UNKNOWN_FOR = 60.0
+"""Seconds for which a topic may be unknown to the broker: one that starts answers before it knows its topics."""
 HEALTHY_AFTER = 600.0
 HEALTHY_BATCHES = 10
 
@@ -82,7 +86,7 @@ class Retries:
 
     def failed(self, error: RecourseError, now: float) -> tuple[RecourseError, float | None]:
         """Count a failure; returns the error to show, and the seconds until the next try, None if there is none."""
-        if isinstance(error, TableAwaited):
+        if isinstance(error, (TableAwaited, TopicUnknown)):
             return self._awaited(error, now)
         self._awaited_since = None
         self.failures += 1
@@ -97,14 +101,15 @@ class Retries:
         self.next_at = now + delay
         return error, delay
 
-    def _awaited(self, error: TableAwaited, now: float) -> tuple[RecourseError, float | None]:
-        """Plan the next look for a table; it is no failure, until the time for it is over."""
+    def _awaited(self, error: TransientError, now: float) -> tuple[RecourseError, float | None]:
+        """Plan the next look for a table or a topic; it is no failure, until the time for it is over."""
+        patience = UNKNOWN_FOR if isinstance(error, TopicUnknown) else self.await_table
         if self._awaited_since is None:
             self._awaited_since = now
-        if now - self._awaited_since < self.await_table:
+        if now - self._awaited_since < patience:
             self.next_at = now + AWAIT_DELAY
             return error, AWAIT_DELAY
-        return PreflightRefused(f"{error.found}, after {self.await_table:g} s of waiting", error.next_step), None
+        return PreflightRefused(f"{error.found}, after {patience:g} s of waiting", error.next_step), None
 
 
 def _for_good(error: RecourseError) -> FunctionFailed:

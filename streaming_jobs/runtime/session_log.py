@@ -7,9 +7,11 @@ import sys
 
 import structlog
 
+from streaming_jobs.log_stream import log_stream
+
 
 def log_to_stderr() -> None:
-    """Set structlog up for this process; of py4j only errors are logged."""
+    """Set structlog up for this process: of py4j only errors, and nothing that does not fit on the disk."""
     logging.getLogger("py4j").setLevel(logging.ERROR)
     structlog.configure(
         processors=[
@@ -21,5 +23,5 @@ def log_to_stderr() -> None:
             if not sys.stderr.isatty()
             else structlog.dev.ConsoleRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(log_stream(sys.stderr)),
     )

@@ -29,6 +29,7 @@ from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.lag import EndOffsets, Ends
+from streaming_jobs.runtime.retries import UNKNOWN_FOR
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.client_file import client_file
@@ -195,12 +196,12 @@ class SparkQueries:
         self._ends = EndOffsets(ends, (name for stream in streams for name in end_names(stream))).start()
 
     def _connected(self, streams: Sequence[Stream]) -> Connection:
-        """A connection to the cluster; without a broker one that has no topics, if no stream reads any."""
+        """A connection to the cluster; without a broker one that has no topics, if no stream reads or writes any."""
         kafka = self.settings.kafka
         try:
             bootstrap = bootstrap_servers(self.settings)
         except BrokerUnreachable as error:
-            if any(stream.topics for stream in streams):
+            if any(stream.topics or stream.topic_sinks for stream in streams):
                 raise
             return Connection(client_file(self.settings, ""), NoBroker(error), NoBroker(error))
         return Connection(
@@ -285,7 +286,8 @@ def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
 class TopicCheck:
     """A check before a commit, at most once per second: the topics are still the ones the stream began with.
 
-    The id of a table costs a reading of its log, so a stream that reads tables checks every ten seconds.
+    The id of a table costs a reading of its log, so a stream that reads tables checks every ten seconds. A topic that
+    the broker does not know was deleted only if it stays unknown for `UNKNOWN_FOR`.
     """
 
     stream: Stream
@@ -293,6 +295,7 @@ class TopicCheck:
     topics: TopicReader
     monotonic: Callable[[], float] = time.monotonic
     _checked: float | None = field(default=None, init=False)
+    _unknown_since: float | None = field(default=None, init=False)
 
     def __call__(self, record: StreamRecord) -> None:
         """Raise OffsetsLost for a topic that was deleted, or made anew, while the stream was reading it."""
@@ -305,13 +308,23 @@ class TopicCheck:
             except TransientError:  # the broker is away; the records were read while it was there
                 log.info("topic could not be checked: no broker", topic=topic.name)
                 return
+            if info is None and self._kind(topic.name) == "topic" and not self._long_unknown():
+                log.info("topic could not be checked: the broker does not know it", topic=topic.name)
+                return
             if info is None or info.id != topic.topic_id:
                 raise OffsetsLost(
                     f"{self._kind(topic.name)} {topic.name} was deleted{'' if info is None else ' and made anew'} "
                     f"while stream {self.stream.name} was reading it",
                     start_over(self.stream.name, folders(self.settings, self.stream)),
                 )
-        self._checked = self.monotonic()
+        self._checked, self._unknown_since = self.monotonic(), None
+
+    def _long_unknown(self) -> bool:
+        """True if a topic has been unknown at each check of the last `UNKNOWN_FOR` seconds."""
+        now = self.monotonic()
+        if self._unknown_since is None:
+            self._unknown_since = now
+        return now - self._unknown_since >= UNKNOWN_FOR
 
     def _kind(self, name: str) -> str:
         return "table" if any(table.name == name for table in self.stream.tables_read) else "topic"

@@ -19,7 +19,7 @@ from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.lag import position_in
 from streaming_jobs.runtime.live_status import Clock, LiveStatus
 from streaming_jobs.runtime.query_stop import LINGERING, QueryStop
-from streaming_jobs.runtime.retries import Retries
+from streaming_jobs.runtime.retries import UNKNOWN_FOR, Retries
 from streaming_jobs.runtime.stream_queries import Queries, QueryHooks, RunningQuery
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import session_events
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = structlog.get_logger()
+
+_SETTLE = 10.0
+"""Seconds that a failing session waits for a savepoint; whatever is left of it after that is no savepoint."""
 
 
 @dataclass
@@ -57,6 +60,8 @@ class StreamRunner:
     stop: QueryStop = field(init=False)
     retries: Retries = field(init=False)
     live: LiveStatus = field(init=False)
+    _lost_since: float | None = field(default=None, init=False)
+    """The first failure with lost records, of those since the last batch, that preflight could not find."""
 
     def __post_init__(self) -> None:
         settings = self.settings.for_stream(self.stream.name)
@@ -122,7 +127,7 @@ class StreamRunner:
                 self.start(spark)
             return
         if not self.query.isActive:
-            if self.stop.is_over(self.query, now, in_batch=self.in_batch):
+            if self.stop.is_over(self.query, now, in_batch=self.in_batch) and self._settled(0):
                 self._query_ended()
         elif requested:
             self.stop.press(self.query, now, in_batch=self.in_batch)
@@ -157,6 +162,7 @@ class StreamRunner:
     def batch_done(self, done: BatchReport) -> None:
         """Take note of a batch that is in the tables."""
         self.retries.batch_done()
+        self._lost_since = None
         self.live.batch_done(done)
 
     def fail(self, error: RecourseError) -> None:
@@ -181,7 +187,13 @@ class StreamRunner:
     def abandon(self, error: RecourseError) -> None:
         """End the stream because the session fails; the JVM is not called any more."""
         self.query = None
+        if not self._settled(_SETTLE):
+            log.warning("a savepoint is still being taken", stream=self.stream.name)
         self._over(error)
+
+    def _settled(self, seconds: float) -> bool:
+        """Wait at most so long for a savepoint that is being taken, so that no other driver finds one half taken."""
+        return self.pipeline is None or self.pipeline.hooks.settled(seconds)
 
     def _start(self, spark: SparkSession) -> None:
         snapshot = self.preflight()
@@ -223,13 +235,22 @@ class StreamRunner:
             self.fail(self._explained(classify(failure, where=named(pipeline.unfinished))))
 
     def _explained(self, error: RecourseError) -> RecourseError:
-        """The error; for lost records the one of preflight, which names the exact range."""
-        if isinstance(error, OffsetsLost):
-            try:
-                self.preflight()
-            except (PermanentError, TransientError) as better:
-                return better
-        return error
+        """The error; for lost records the error of preflight, which names the exact range.
+
+        If preflight finds all records, the batch was planned by a broker that had just started, and may pass.
+        """
+        if not isinstance(error, OffsetsLost):
+            return error
+        try:
+            self.preflight()
+        except (PermanentError, TransientError) as better:
+            return better
+        now = self.clock.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+        if now - self._lost_since >= UNKNOWN_FOR:
+            return error
+        return TransientError(f"{error.found}; a look at the topics right after it finds all records", error.next_step)
 
     def _stopped(self) -> None:
         self.status.state, self.status.next_try = "stopped", None

@@ -38,7 +38,7 @@ def trial(settings: Settings, stream: Stream, spark: SparkSession) -> dict[str, 
     if record is None:
         record = stream_record.first(stream.name)
     kept = StreamFolder.of(settings, stream.name).checkpoint(record.generation).last_committed is not None
-    nowhere = private_folder(settings.home.absolute() / "scratch" / "trial") / "client.json"
+    nowhere = private_folder(settings.home / "scratch" / "trial") / "client.json"
     builder = QueryBuilder(
         stream=stream,
         settings=settings,

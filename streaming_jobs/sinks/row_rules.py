@@ -139,6 +139,12 @@ def refuse(table: str, rules: RowRules, sample: pa.Table, numbers: Sequence[int]
     )
 
 
+def names_rule(found: str, table: str, rule: str) -> bool:
+    """True if the message of a RuleBroken, as `refuse` writes it, names this rule of this table."""
+    counts = found.partition(f"table {table}: ")[2].partition(" (")[0]
+    return any(each.endswith((f" breaks {rule}", f" break {rule}")) for each in counts.split("; "))
+
+
 def set_aside(
     rows: pa.Table, rules: RowRules, batch: tuple[int, int], place: Sequence[pa.Array | pa.ChunkedArray | None]
 ) -> pa.Table:

@@ -62,6 +62,9 @@ class TopicEnds(Protocol):
     def latest(self, name: str) -> dict[int, int]:
         """Next offset of every partition; raises a RecourseError if no broker answers in time."""
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """The same with the records of open transactions, which nobody can read yet."""
+
 
 class TopicReader(TopicEnds, Protocol):
     """Topics as they are now. Every call has a deadline, and raises BrokerUnreachable if no broker answers in time."""

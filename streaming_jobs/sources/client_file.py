@@ -27,7 +27,7 @@ def client_file(settings: Settings, bootstrap: str) -> Path:
     """A new file for the cluster at `bootstrap`, in the folder of this process's scratch files."""
     values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
     values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
-    folder = private_folder(settings.home.absolute() / "scratch" / f"{os.getpid()}-kafka")
+    folder = private_folder(settings.home / "scratch" / f"{os.getpid()}-kafka")
     descriptor, name = tempfile.mkstemp(dir=folder, prefix="client-", suffix=".json")  # for its owner alone
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(values, file)

@@ -27,6 +27,10 @@ class NoBroker:
         """Raises it."""
         raise self._again(name)
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """Raises it."""
+        raise self._again(name)
+
     def offsets(self, name: str) -> OffsetBounds:
         """Raises it."""
         raise self._again(name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,8 @@ __all__ = ["KEEP_FOREVER", "TopicInfo", "Topics", "client_config"]
 T = TypeVar("T")
 log = structlog.get_logger()
 
+NOT_SHOWN = "unknown"
+"""The clean-up policy of a topic whose settings the user may not see."""
 KEEP_FOREVER = -1
 """retention.ms of a topic that keeps all records, such as one whose record timestamps are of 2013."""
 
@@ -48,18 +51,43 @@ _NOT_YET = _UNKNOWN | {
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError._UNKNOWN_PARTITION,
     KafkaError._NOENT,
+    KafkaError._DESTROY,
 }
+"""Errors after which the same request is made again until its deadline."""
+_PASSING = {
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+"""Errors that the protocol calls retriable; librdkafka marks them as such only in transactions."""
+_WRONG_REQUEST = {KafkaError._INVALID_ARG, KafkaError._UNSUPPORTED_FEATURE, KafkaError._NOT_IMPLEMENTED}
+_DENIED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+_RIGHTS = {"create": "CREATE", "delete": "DELETE", "describe": "DESCRIBE", "offsets": "DESCRIBE"}
+"""Kafka's name of the right that a request needs, by the first word of what it is for."""
+_NEW_CLIENT_AFTER = 5.0
+"""Seconds for which a client is kept at least, though it finds no broker."""
 
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic as the broker describes it; `id` differs between a topic and the one recreated under its name."""
+    """A topic as the broker describes it; `id` differs between a topic and the one recreated under its name.
+
+    Without the right to see the topic's settings, they have Kafka's defaults, and `cleanup_policy` is `NOT_SHOWN`.
+    """
 
     name: str
     id: str
     partitions: int
-    retention_ms: int
-    cleanup_policy: str
+    retention_ms: int = KEEP_FOREVER
+    cleanup_policy: str = NOT_SHOWN
     replicas: int = 1
     min_insync_replicas: int = 1
     max_message_bytes: int = 1_048_588
@@ -71,6 +99,9 @@ class Topics:
 
     Every call ends within `timeout`: BrokerUnreachable if no broker answered, ConfigurationError if the broker
     refused the log-in, UsageError if the request is invalid. Safe to use from several threads.
+
+    After a call that no broker answered, the next call makes a new client: a client of librdkafka that has dropped all
+    brokers, since the metadata of a moment named none, may never find back to them.
     """
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta = timedelta(seconds=15)) -> None:
@@ -79,13 +110,9 @@ class Topics:
         self._failures = Failures(self.bootstrap)
         settings: dict[str, Any] = {**config, "error_cb": self._failures}
         self._settings = settings
-        try:
-            self._admin = AdminClient(settings)
-        except KafkaException as error:
-            raise ConfigurationError(
-                f"the Kafka client cannot be set up: {error.args[0].str()}",
-                "check the section `kafka` (`recourse config show`)",
-            ) from error
+        self._not_shown: set[str] = set()
+        self._renewing, self._unanswered = threading.Lock(), False
+        self._connect()
 
     @classmethod
     def of(cls, kafka: KafkaSettings, bootstrap: str) -> Topics:
@@ -104,7 +131,7 @@ class Topics:
                 self._admin.poll(0)
                 self._failures.check()
                 if time.monotonic() >= deadline:
-                    raise self._failures.unreachable("list topics", self._timeout) from error
+                    raise self._unreachable("list topics") from error
 
     def describe(self, name: str) -> TopicInfo | None:
         """The topic as the broker knows it now, or None when there is none of that name."""
@@ -122,7 +149,11 @@ class Topics:
         config = {"retention.ms": str(retention_ms)} | {k.replace("_", "."): v for k, v in properties.items()}
         topic = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
         started = self._admin.create_topics([topic], request_timeout=self._left(deadline))
-        self._wait(started[name], f"create topic {name}", deadline)
+        doing = f"create topic {name}"
+        try:
+            self._wait(started[name], doing, deadline)
+        except KafkaException as error:
+            raise self._unreachable(doing) from error
         info = self._until(lambda: self._describe(name, deadline), f"topic {name} to appear", deadline)
         self._list(name, range(info.partitions), _LATEST, deadline)
         return info
@@ -131,10 +162,12 @@ class Topics:
         """Delete a topic and wait until it is gone; raises UsageError if there is none."""
         deadline = self._deadline()
         started = self._admin.delete_topics([name], request_timeout=self._left(deadline))
+        doing = f"delete topic {name}"
         try:
-            self._wait(started[name], f"delete topic {name}", deadline)
+            self._wait(started[name], doing, deadline)
         except KafkaException as error:
-            raise self._no_topic(name) from error
+            unknown = error.args[0].code() in _UNKNOWN
+            raise (self._no_topic(name) if unknown else self._unreachable(doing)) from error
         self._until(lambda: self._describe(name, deadline) is None or None, f"topic {name} to go", deadline)
 
     def offsets(self, name: str) -> OffsetBounds:
@@ -186,7 +219,24 @@ class Topics:
             consumer.close()
         return sum(sizes) / len(sizes) if sizes else None
 
+    def _connect(self) -> None:
+        try:
+            self._admin = AdminClient(self._settings)
+        except KafkaException as error:
+            raise ConfigurationError(
+                f"the Kafka client cannot be set up: {error.args[0].str()}",
+                "check the section `kafka` (`recourse config show`)",
+            ) from error
+        self._connected, self._unanswered = time.monotonic(), False
+
+    def _unreachable(self, doing: str) -> BrokerUnreachable:
+        self._unanswered = True
+        return self._failures.unreachable(doing, self._timeout)
+
     def _deadline(self) -> float:
+        with self._renewing:
+            if self._unanswered and time.monotonic() - self._connected >= _NEW_CLIENT_AFTER:
+                self._connect()
         self._failures.begin()
         return time.monotonic() + self._timeout.total_seconds()
 
@@ -212,7 +262,7 @@ class Topics:
                 elif now - unknown_since >= _SURE_AFTER:
                     return None
                 if now >= deadline:
-                    raise self._failures.unreachable(doing, self._timeout) from error
+                    raise self._unreachable(doing) from error
             self._admin.poll(_POLL)
 
     def _ask(self, name: str, doing: str, deadline: float) -> TopicInfo:
@@ -220,14 +270,29 @@ class Topics:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         settings = self._admin.describe_configs([resource], request_timeout=self._left(deadline))
         topic = self._wait(asked[name], doing, deadline)
-        values = self._wait(settings[resource], doing, deadline)
-        return TopicInfo(
+        info = TopicInfo(
             name=name,
             id=str(topic.topic_id),
             partitions=len(topic.partitions),
+            replicas=min((len(partition.replicas) for partition in topic.partitions), default=1),
+        )
+        try:
+            values = self._wait(settings[resource], f"settings of topic {name}", deadline)
+        except UsageError as error:
+            if not _denied(error):
+                raise
+            if name not in self._not_shown:
+                self._not_shown.add(name)
+                log.warning(
+                    "the topic's settings are not shown: retention and limits are taken as Kafka's defaults",
+                    topic=name,
+                    missing="the right DESCRIBE_CONFIGS on the topic",
+                )
+            return info
+        return replace(
+            info,
             retention_ms=int(values["retention.ms"].value),
             cleanup_policy=values["cleanup.policy"].value,
-            replicas=min((len(partition.replicas) for partition in topic.partitions), default=1),
             min_insync_replicas=int(values["min.insync.replicas"].value),
             max_message_bytes=int(values["max.message.bytes"].value),
         )
@@ -266,7 +331,7 @@ class Topics:
         return self._until(ask, doing, deadline)
 
     def _wait(self, future: Future[T], doing: str, deadline: float) -> T:
-        """The result; raises KafkaException only if the topic or its leader is not known (yet)."""
+        """The result; raises KafkaException only for errors after which the request may be made again (`_NOT_YET`)."""
         # The admin client answers from a thread of its own; only error_cb needs this polling.
         while True:
             self._admin.poll(0)
@@ -277,7 +342,7 @@ class Topics:
                 return answer
             except (FutureTimeout, TimeoutError) as error:
                 if time.monotonic() >= deadline:
-                    raise self._failures.unreachable(doing, self._timeout) from error
+                    raise self._unreachable(doing) from error
             except KafkaException as error:
                 self._admin.poll(0)
                 self._failures.check()
@@ -290,14 +355,25 @@ class Topics:
         if kafka.code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return UsageError(f"{doing}: it exists already", "delete it first, or use it as it is")
         if kafka.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
-            return self._failures.unreachable(doing, self._timeout)
-        if kafka.retriable():
+            return self._unreachable(doing)
+        if kafka.code() in _PASSING or (kafka.code() < 0 and kafka.code() not in _WRONG_REQUEST):
             return BrokerUnreachable(f"{doing}: {kafka.str()}", "try again in a moment")
+        if kafka.code() in _DENIED:
+            right = _RIGHTS.get(doing.partition(" ")[0], "DESCRIBE_CONFIGS")
+            return UsageError(
+                f"{doing}: {kafka.str()}",
+                f"give this user Kafka's right {right} on the topic; docs/secure.md lists all rights that are needed",
+            )
         return UsageError(f"{doing}: {kafka.str()}", "check the request, and the rights of this user on the cluster")
 
     def _until(self, ask: Callable[[], T | None], doing: str, deadline: float) -> T:
         while (answer := ask()) is None:
             if time.monotonic() >= deadline:
-                raise self._failures.unreachable(f"wait for {doing}", self._timeout)
+                raise self._unreachable(f"wait for {doing}")
             self._admin.poll(_POLL)
         return answer
+
+
+def _denied(error: UsageError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() in _DENIED

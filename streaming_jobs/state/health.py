@@ -7,15 +7,22 @@
 | reason | the stream |
 |---|---|
 | dead | runs according to its status, and no driver holds its lease |
-| not_running | should run (the caller says so), was not stopped on purpose, and no driver holds its lease |
+| not_running | should run, or ended although nobody asked for that, and no driver holds its lease |
 | silent | has a driver that lives and has not written the status for `dagster.stale_after` |
-| failed | was given up after an error |
+| failed | has ended with an error |
 | failing | has failed and is tried again, or has failed several times in a row |
 | stuck | has unread records and has not finished a batch for `stream.stuck_after`, or has been starting for that long |
 | late | has not read what came to its topics before `stream.late_after`; not with the trigger `available-now` |
+| blocked | has waited for the end of another program's transaction for `stream.late_after` |
+| run_failed | is of a scheduled job whose newest run failed (Dagster's check says so) |
+| overdue | is of a scheduled job that nothing has started since the last tick (Dagster's check says so) |
 | blind | has not seen the end of its topics for `dagster.stale_after`: no broker answers |
 
-Stopped on purpose, being recovered and never started are notes. A time stamp in the future is from before the clock was
+Stopped on purpose, being recovered and never started are notes. A stream that was asked to start, or that ended less
+than `dagster.stale_after` ago, is `restarting`: neither red nor well. `settled` is False from a start until the stream
+has committed a batch, or has seen that nothing is unread.
+
+A time stamp in the future is from before the clock was
 set back: it counts as old, since a running driver writes new ones.
 """
 
@@ -24,25 +31,40 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from streaming_jobs.durations import format_duration
+from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
 from streaming_jobs.spelling import counted
-from streaming_jobs.state import stop_request
+from streaming_jobs.state import start_request, stop_request, stream_record, supervisors
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.stream_folder import StreamFolder
 
 ENDED = ("stopped", "failed")
 """The states in which a session leaves the status of a stream that it no longer runs."""
+
+NEITHER = ("stopped", "restarting", "recovering", "never started")
+"""The states that are neither well nor red."""
 
 _RECOVERY = "recovery "
 _AHEAD = 5.0
 """Seconds that a time stamp may be in the future."""
 
-Word = Literal["dead", "not_running", "silent", "failed", "failing", "stuck", "late", "blind"]
+Word = Literal[
+    "dead", "not_running", "silent", "failed", "failing", "stuck", "late", "blocked", "blind", "run_failed", "overdue"
+]
+
+
+@dataclass(frozen=True)
+class Due:
+    """A start that somebody waits for: `after` what, in words, `since` when (seconds since 1970)."""
+
+    after: str
+    since: float
 
 
 @dataclass(frozen=True)
@@ -58,6 +80,9 @@ class Seen:
     owner: Owner | None = None
     lives: str | None = None
     stop: stop_request.Request | None = None
+    start: Due | None = None
+    supervisor: supervisors.Note | None = None
+    """What Dagster's keepalive last said of the stream's job, if it looks at it."""
 
     @property
     def session(self) -> Owner | None:
@@ -109,6 +134,8 @@ class Health:
     reasons: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
     asked_to_stop: bool = False
+    settled: bool = True
+    """False if a session runs the stream and has not shown yet that it works."""
 
     @property
     def red(self) -> bool:
@@ -117,13 +144,13 @@ class Health:
 
     @property
     def verdict(self) -> str:
-        """One of `well`, `red`, and the states that are neither: `stopped`, `recovering`, `never started`."""
+        """One of `well`, `red`, and the states that are neither (`NEITHER`)."""
         if self.red:
             return "red"
-        return self.state if self.state in ("stopped", "recovering", "never started") else "well"
+        return self.state if self.state in NEITHER else "well"
 
 
-def health(settings: Settings, stream: str, *, should_run: bool = False) -> Health:
+def health(settings: Settings, stream: str, *, should_run: bool | None = None) -> Health:
     """The stream's health now, from its files; `should_run` as in `judge`."""
     return judge(look(settings, stream), Limits.of(settings, stream), should_run=should_run)
 
@@ -135,14 +162,30 @@ def look(settings: Settings, stream: str) -> Seen:
     if owner is None:
         status = read_status(settings, stream)
     running_part = owner.alive() if owner is not None else None
-    return Seen(stream, now, status, owner, running_part, stop_request.request(settings, stream))
+    stop = stop_request.request(settings, stream)
+    seen = Seen(stream, now, status, owner, running_part, stop, supervisor=supervisors.newest(settings, stream))
+    return seen if seen.session is not None else replace(seen, start=_due(settings, stream, status))
 
 
-def judge(seen: Seen, limits: Limits, *, should_run: bool = False) -> Health:
+def _due(settings: Settings, stream: str, status: Status | None) -> Due | None:
+    """The start that is to come: one that was asked for, or the first one after a recovery."""
+    if (request := start_request.request(settings, stream)) is not None:
+        return Due(f"a request: {request.who}", request.since)
+    try:
+        record, path = stream_record.load(settings, stream), StreamFolder.of(settings, stream).record
+        if record is None or status is None or record.generation <= status.generation:
+            return None
+        return Due(record.generations[-1].reason, path.stat().st_mtime)
+    except (PreflightRefused, FileNotFoundError):  # the next start says what is wrong with the record
+        return None
+
+
+def judge(seen: Seen, limits: Limits, *, should_run: bool | None = None) -> Health:
     """The verdict on the files of a stream.
 
-    With `should_run` a stream that merely stopped, or never started, is red too: the caller knows that it is meant to
-    run. Without it, only what contradicts the last state in the status file is red.
+    `should_run`: the caller knows that it is meant to run now (one that stopped, or never started, is red then), or
+    that it is not. None: the files decide; a stream that ended although nobody asked for that should run, unless it had
+    caught up with its topics (`available-now`).
     """
     state, stop_requested = state_of(seen, limits.stale_after), seen.stop is not None
     if state == "recovering":
@@ -152,10 +195,51 @@ def judge(seen: Seen, limits: Limits, *, should_run: bool = False) -> Health:
         note = f"was stopped on purpose {_since(seen.stop)}, and stays so until it is started again"
         died = (f"its session (pid {seen.status.pid}) ended without saying so",) if seen.status and _dead(seen) else ()
         return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=stop_requested)
-    notes = tuple(_code_on_disk(seen))
+    if seen.session is None and state in ("stopped", "failed") and (words := _restarting(seen, limits, should_run)):
+        return Health(seen.stream, seen.at, "restarting", notes=(words,))
+    blocked = _blocked(seen.status) if seen.status is not None and state in ("running", "idle") else None
+    notes = (*_code_on_disk(seen), *([blocked[0]] if blocked is not None else []))
+    if seen.session is None and state == "stopped" and seen.status is not None and seen.status.ended_by:
+        notes = (f"was stopped {_when(seen.at, seen.status.heartbeat)} by {seen.status.ended_by}",)
     if seen.stop is not None:
         notes = ("was asked to stop and stays so until it is started again",)
-    return Health(seen.stream, seen.at, state, tuple(_reasons(seen, state, limits, should_run)), notes, stop_requested)
+    reasons = tuple(_reasons(seen, state, limits, should_run))
+    return Health(seen.stream, seen.at, state, reasons, notes, stop_requested, _settled(seen))
+
+
+def _settled(seen: Seen) -> bool:
+    """False if a session runs the stream, and has neither committed since its start nor seen that nothing is unread."""
+    status = seen.status
+    if seen.session is None or status is None:
+        return seen.session is None
+    begun = status.last_start
+    committed = status.committed_at is not None and status.committed_at >= begun
+    return committed or (status.lag_at is not None and status.lag_at >= begun and not status.lag_records)
+
+
+def _unasked(seen: Seen, should_run: bool | None) -> bool:
+    """True if a stream without a session ended although nobody asked for that."""
+    status = seen.status
+    if should_run is not None or status is None or status.state != "stopped":
+        return bool(should_run)
+    return not status.ended_by and status.trigger != "available-now"
+
+
+def _restarting(seen: Seen, limits: Limits, should_run: bool | None) -> str:
+    """Why a stream without a session is about to start; empty if it is not, or if that takes too long."""
+    status, due = seen.status, seen.start
+    if status is None or should_run is False:
+        return ""
+    if due is not None and _age(seen.at, due.since) <= max(limits.stale_after, limits.stuck_after):
+        return f"it is restarting after {due.after}, since {_time(due.since)}"
+    if should_run is None and _unasked(seen, None) and _age(seen.at, status.heartbeat) <= limits.stale_after:
+        return f"its session ended {_when(seen.at, status.heartbeat)}; nobody asked for that{_supervised(seen)}"
+    return ""
+
+
+def _supervised(seen: Seen) -> str:
+    """What its supervisor does about it."""
+    return f"; Dagster's job {seen.supervisor.job}: {seen.supervisor.verdict}" if seen.supervisor is not None else ""
 
 
 def state_of(seen: Seen, stale_after: float) -> str:
@@ -178,7 +262,7 @@ def state_of(seen: Seen, stale_after: float) -> str:
     return seen.status.state
 
 
-def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool) -> Iterator[Reason]:
+def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) -> Iterator[Reason]:
     status = seen.status
     if state == "dead":
         pid = f" (pid {status.pid})" if status is not None and status.pid else ""
@@ -186,12 +270,22 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool) -> Iterat
     elif state == "silent" and seen.session is not None:
         yield Reason("silent", f"process {seen.session.pid} lives and has not written its status{_ago(seen, status)}")
     elif state == "failed" and status is not None:
-        yield Reason("failed", f"it failed and was given up: {_error(status)}")
+        starts_again = seen.session is None and seen.supervisor is not None and seen.supervisor.starts
+        ended = f"it failed and is restarting{_supervised(seen)}" if starts_again else "it failed and was given up"
+        yield Reason("failed", f"{ended}: {_error(status)}")
     elif state in ("stopped", "never started"):
-        if should_run:
-            yield Reason("not_running", f"it should run, and {'never did' if status is None else 'no driver runs it'}")
+        if _unasked(seen, should_run):
+            yield Reason("not_running", _not_running(seen))
     elif status is not None and status.pid == (seen.session.pid if seen.session else None):
         yield from _at_work(seen.at, status, limits)
+
+
+def _not_running(seen: Seen) -> str:
+    status = seen.status
+    if status is None:
+        return f"it should run, and never did{_supervised(seen)}"
+    ended = f"it ended {_when(seen.at, status.heartbeat)}, nobody asked for that, and no driver runs it"
+    return f"{ended}{_supervised(seen) or '; start it: recourse up, or your Dagster'}"
 
 
 def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
@@ -210,6 +304,11 @@ def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
         return
     if _age(now, max(status.lag_at, status.started_at)) > limits.stale_after:  # a new session has not looked yet
         yield Reason("blind", f"the end of its topics was last seen {_when(now, status.lag_at)}: no broker answers")
+        return
+    if (blocked := _blocked(status)) is not None:
+        text, since = blocked
+        if limits.late_after and now - since > limits.late_after:
+            yield Reason("blocked", text)
         return
     lag = status.lag_records or 0
     unread = f"{counted(lag, 'record')} unread"
@@ -233,6 +332,20 @@ def _code_on_disk(seen: Seen) -> Iterator[str]:
         yield f"runs code {runs}; on disk is {status.disk_code} since {since}: recourse deploy {seen.stream}"
     elif status.disk_settings:
         yield f"runs with other settings than those on disk since {since}: recourse deploy {seen.stream}"
+
+
+def _blocked(status: Status) -> tuple[str, float] | None:
+    """The oldest transaction that the stream waits for, in words, and since when."""
+    waits = [(since, topic, p) for topic, each in status.blocked.items() for p, since in each.items()]
+    if not waits:
+        return None
+    since, topic, partition = min(waits)
+    more = f", and in {counted(len(waits) - 1, 'more partition')}" if len(waits) > 1 else ""
+    text = (
+        f"blocked: a transaction is open in topic {topic} partition {partition} since {_time(since)}{more}; records "
+        "behind it cannot be read until its producer, or kafka-transactions.sh, ends it"
+    )
+    return text, since
 
 
 def _dead(seen: Seen) -> bool:

@@ -3,11 +3,15 @@
 `<state>/<stream>/ledger/2026-11-21.jsonl`; the files of past days are compressed. The tables are the truth; a line that
 a crash lost is simply missing. Preflight uses the newest line for tables whose log no longer shows the stream's last
 commit.
+
+A full line has all partitions of the topics that the batch read. A short line names a full line before it in the file
+(`on`: generation, batch) and has only the partitions that have moved since; each of the others begins and ends where
+it ends there. The first line of a driver, and of a day, is full, and so is one in 50. Whoever reads a line gets all
+partitions. Commits of tables and markers of topics always have all of them: each of these is read alone.
 """
 
 from __future__ import annotations
 
-import collections
 import gzip
 import io
 import itertools
@@ -15,18 +19,25 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any
+
+import structlog
 
 from streaming_jobs.files import private_folder, sync
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange, WrittenRange, decode_partitions
 
+log = structlog.get_logger()
+
 _TAIL = 1 << 18
-_PLACE = re.compile(rb'{"g":(\d+),"b":(\d+),')
+_FULL_EVERY = 50
+_PLACE = re.compile(rb'{"g":(\d+),"b":(\d+),(?:"on":\[(\d+),(\d+)\],)?')
 _WHOLE = re.compile(rb'(?:\]|"ms":\d+)}\s*$')
 
 
@@ -43,27 +54,69 @@ class LedgerLine:
     seconds: float | None = None
 
 
+@dataclass(slots=True)
+class _Lines:
+    """The lines of a file, which stay there until they are asked for: a day has up to a million."""
+
+    file: IO[bytes]
+    _full: tuple[int, dict[str, Any]] = (-1, {})
+
+    def text(self, at: int) -> bytes:
+        """The line that begins there."""
+        self.file.seek(at)
+        return self.file.readline()
+
+    def full(self, at: int) -> dict[str, Any]:
+        """The full line that begins there; the newest one is remembered, since its short lines follow each other."""
+        if self._full[0] != at:
+            self._full = at, json.loads(self.text(at))
+        return self._full[1]
+
+
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """A complete line of which only generation and batch were read."""
+    """A line of which only generation and batch were read; the rest is read from the file when it is needed."""
 
     txn: Txn
     stream: str
-    text: bytes
+    _lines: _Lines
+    _at: int
+    _on: int | None
+
+    @property
+    def text(self) -> bytes:
+        """The line as it is on disk."""
+        return self._lines.text(self._at)
+
+    def value(self) -> dict[str, Any]:
+        """The line with all partitions."""
+        line: dict[str, Any] = json.loads(self.text)
+        return line if self._on is None else completed(line, self._lines.full(self._on))
 
     def read(self) -> LedgerLine:
         """The whole line."""
-        line = json.loads(self.text)
+        line = self.value()
         seconds = line["ms"] / 1000 if "ms" in line else None
         return LedgerLine(_entry(self.stream, line), float(line["t"]), line["versions"], seconds)
 
 
+@dataclass
+class _Appending:
+    """The state of a driver that appends: the file, the newest full line, the lines since, the thread that rolls."""
+
+    path: Path | None = None
+    full: dict[str, Any] = field(default_factory=dict)
+    lines: int = 0
+    rolling: threading.Thread | None = None
+
+
 @dataclass(frozen=True)
 class LedgerFile:
-    """The ledger folder of one stream."""
+    """The ledger folder of one stream. One driver appends to it at a time."""
 
     folder: Path
     retention: timedelta = timedelta(days=14)
+    _state: _Appending = field(default_factory=_Appending, compare=False, repr=False)
 
     def append(self, entry: LedgerEntry, versions: Mapping[str, int], seconds: float | None = None) -> None:
         """Add the primary table's entry, the current version of each table of the stream, and the batch's duration."""
@@ -78,7 +131,7 @@ class LedgerFile:
             "rows": dict(entry.rows),
             "txns": dict(entry.txns),
             **({"rules": {table: dict(broken) for table, broken in entry.rules.items()}} if entry.rules else {}),
-            "code": [entry.code.hash, entry.code.package],
+            "code": list(entry.code),
         }
         if entry.written:
             line["written"] = [list(astuple(each)) for each in entry.written]
@@ -86,36 +139,50 @@ class LedgerFile:
             line["note"] = entry.note
         if seconds is not None:
             line["ms"] = round(seconds * 1000)
-        path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
-        if not path.exists():
-            self.roll(now)
-        text = json.dumps(line, separators=(",", ":")) + "\n"
-        with path.open("ab+") as file:
-            # A line that a crash cut off must not take this one along.
-            if file.tell() and _last_byte(file) != b"\n":
-                text = "\n" + text
-            file.write(text.encode())
+        self._append(now, [line])
+
+    def _append(self, now: datetime, lines: list[dict[str, Any]], *, sync: bool = False) -> None:
+        """Write lines of all partitions, short where that is possible; each whole or, after a crash, cut off."""
+        state, path = self._state, private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
+        if state.path != path or not path.exists():
+            state.path, state.full = path, {}
+            self._roll_aside(path)
+        texts = []
+        for line in lines:
+            short = _shortened(line, state.full) if state.full and state.lines < _FULL_EVERY else None
+            if short is None:
+                state.full, state.lines = line, 0
+            state.lines += 1
+            texts.append(json.dumps(short or line, separators=(",", ":")) + "\n")
+        text = "".join(texts)
+        try:
+            with path.open("ab+") as file:
+                # A line that a crash cut off must not take this one along.
+                if file.tell() and _last_byte(file) != b"\n":
+                    text = "\n" + text
+                file.write(text.encode())
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+        except BaseException:
+            state.full = {}  # it may not be there
+            raise
 
     def newest(self, stream: str) -> tuple[LedgerEntry, Mapping[str, int]] | None:
         """The last complete line: the entry and the tables' versions after it."""
-        for path in sorted(self.folder.glob("*.jsonl*"), reverse=True):
-            for text in reversed(_last_lines(path)):
-                try:
-                    line = json.loads(text)
-                except ValueError:  # cut off by a crash, or at the start of the part that was read
-                    continue
-                return _entry(stream, line), line["versions"]
+        for lines in itertools.chain([self._tail(stream)], self.days(stream)):
+            if lines:
+                read = lines[-1].read()
+                return read.entry, read.versions
         return None
 
     def days(self, stream: str) -> Iterator[list[RawLine]]:
-        """Yields the complete lines of each day in the order they were written, the newest day first."""
-        for path in reversed(_by_day(self.folder)):
-            yield _raw(stream, _texts(path))
+        """Yields the complete lines of each day in the order they were written, the newest day first.
 
-    def texts(self) -> Iterator[list[bytes]]:
-        """Yields the lines of each day as they are on disk, the newest day first; a crash may have cut some off."""
+        Lines without the full line that they name are left out, as those that a crash has cut off.
+        """
         for path in reversed(_by_day(self.folder)):
-            yield list(_texts(path))
+            yield lines_of(stream, _opened(path))
 
     def after(self, stream: str, txn: Txn | None, *, at_most: int) -> list[LedgerLine]:
         """The lines of later batches than `txn`, newest first, no more than `at_most`; one per batch, the newer."""
@@ -130,40 +197,54 @@ class LedgerFile:
     def _tail(self, stream: str) -> list[RawLine]:
         """The last complete lines of the newest file: mostly enough, while a day may have a million lines."""
         newest = max(self.folder.glob("*.jsonl"), default=None)
-        return _raw(stream, (text.encode() for text in _last_lines(newest))) if newest else []
+        if newest is None:
+            return []
+        with _opened(newest) as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))
+            return lines_of(stream, io.BytesIO(file.read()))
 
     def adopt(self, other: LedgerFile) -> None:
         """Add the lines of another folder that are missing here: its generation has become this stream's.
 
         They are written to the newest file, whatever their day. Their versions are of other tables and are left out.
         """
-        new: dict[str, None] = {}
+        new: dict[tuple[Txn, float], RawLine] = {}
         for path in _by_day(other.folder):
-            for text in _texts(path):
-                try:
-                    line = json.dumps({**json.loads(text), "versions": {}}, separators=(",", ":"))
-                except ValueError:  # empty, or cut off by a crash
-                    continue
-                new[line] = None
-        for path in _by_day(self.folder):
-            for text in _texts(path):
-                new.pop(text.decode(errors="replace").strip(), None)
+            new |= {_moment(line): line for line in lines_of("", _opened(path))}
+        batches = {txn for txn, _ in new}
+        for path in _by_day(self.folder) if new else ():
+            for line in (each for each in lines_of("", _opened(path)) if each.txn in batches):
+                new.pop(_moment(line), None)
         if new:
-            now = datetime.now(UTC)
-            path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
-            if not path.exists():
-                self.roll(now)
-            with path.open("a", encoding="utf-8") as file:
-                file.write("\n" + "\n".join(new) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            self._append(datetime.now(UTC), [{**line.value(), "versions": {}} for line in new.values()], sync=True)
 
-    def roll(self, now: datetime) -> None:
-        """Compress the files of past days and remove those older than the retention; the newest file stays."""
-        for path in sorted(self.folder.glob("*.jsonl")):
+    def _roll_aside(self, today: Path) -> None:
+        """Roll the files before today's in a thread, which ends by itself; a kill in it leaves them to the next driver.
+
+        It is no daemon: an interpreter that ends in order waits for it.
+        """
+        if any(path != today for path in self.folder.glob("*.jsonl")) and self.rolled(0):
+            self._state.rolling = threading.Thread(target=self._rolling, args=(today.name,), name="ledger")
+            self._state.rolling.start()
+
+    def rolled(self, seconds: float | None = None) -> bool:
+        """Wait at most so long for the thread that rolls; True if none runs."""
+        if self._state.rolling is not None:
+            self._state.rolling.join(seconds)
+        return self._state.rolling is None or not self._state.rolling.is_alive()
+
+    def _rolling(self, today: str) -> None:
+        try:
+            self.roll(datetime.now(UTC), today)
+        except OSError as error:  # the day stays as it is, and the next driver or day tries again
+            log.warning("the ledger of a past day was not compressed", folder=str(self.folder), reason=str(error)[:300])
+
+    def roll(self, now: datetime, today: str = "") -> None:
+        """Compress the files of past days and remove those older than the retention; the newest day stays."""
+        for path in sorted(path for path in self.folder.glob("*.jsonl") if path.name != today):
             packed = path.with_suffix(".jsonl.gz")
             partial = packed.with_suffix(".partial")
-            with path.open("rb") as plain, gzip.open(partial, "wb") as file:
+            with path.open("rb") as plain, gzip.open(partial, "wb", compresslevel=6) as file:
                 if packed.exists():  # the clock was set back over midnight, or a kill came before the unlink below
                     with gzip.open(packed, "rb") as before:
                         shutil.copyfileobj(before, file)
@@ -177,39 +258,81 @@ class LedgerFile:
                 path.unlink(missing_ok=True)
 
 
-def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """The file of a day, which a running driver may have compressed since it was listed."""
+def _opened(path: Path) -> IO[bytes]:
+    """The file of a day, which a running driver may have compressed since it was listed; any place in it can be read.
+
+    A compressed one is unpacked beside it, to a file without a name, which is gone when it is closed.
+    """
     try:
-        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+        if path.suffix != ".gz":
+            return path.open("rb")
     except FileNotFoundError:
-        return gzip.open(path.with_suffix(".jsonl.gz"), "rb")
+        path = path.with_suffix(".jsonl.gz")
+    unpacked: IO[bytes] = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 - its lines close it
+    with gzip.open(path, "rb") as packed:
+        shutil.copyfileobj(packed, unpacked)
+    unpacked.seek(0)
+    return unpacked
 
 
 def _by_day(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
 
 
-def _texts(path: Path) -> Iterator[bytes]:
-    with _opened(path) as file:
-        yield from file
+def lines_of(stream: str, file: IO[bytes]) -> list[RawLine]:
+    """The whole lines of an open file, which is read again for each; a short one only with its full line."""
+    lines, raw, full, at = _Lines(file), list[RawLine](), (Txn(0, -1), -1), file.tell()
+    for text in file:
+        found = _PLACE.match(text) if _WHOLE.search(text, max(len(text) - 20, 0)) else None
+        if found is not None:
+            txn = Txn(int(found[1]), int(found[2]))
+            if found[3] is None:
+                full = txn, at
+                raw.append(RawLine(txn, stream, lines, at, None))
+            elif full[0] == Txn(int(found[3]), int(found[4])):
+                raw.append(RawLine(txn, stream, lines, at, full[1]))
+        at += len(text)
+    return raw
 
 
-def _last_lines(path: Path) -> list[str]:
-    if path.suffix == ".gz":
-        with gzip.open(path, "rt", encoding="utf-8") as packed:
-            return list(collections.deque(packed, maxlen=2))
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - _TAIL, 0))
-        return file.read().decode(errors="replace").split("\n")
+def _moment(line: RawLine) -> tuple[Txn, float]:
+    """The batch and the time at which the line was written: what tells two lines apart."""
+    return line.txn, float(json.loads(line.text)["t"])
 
 
-def _raw(stream: str, texts: Iterable[bytes]) -> list[RawLine]:
-    matches = ((_PLACE.match(text), text) for text in texts if _WHOLE.search(text, max(len(text) - 20, 0)))
-    return [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in matches if at]
+def _shortened(line: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The line with the partitions alone that have moved since a full line; None if it has to be full itself.
+
+    A partition that is left out begins and ends where it ends in the full line.
+    """
+    offsets: dict[str, Any] = {}
+    if list(line["offsets"]) != list(full["offsets"]):
+        return None
+    for topic, read in line["offsets"].items():
+        before = full["offsets"][topic]["end"]
+        start, end = read["start"], read["end"]
+        if before.keys() - end.keys() or start.keys() - end.keys() or read["id"] != full["offsets"][topic]["id"]:
+            return None
+        moved = {p: last for p, last in end.items() if not start.get(p) == last == before.get(p)}
+        if 2 * len(moved) > len(end):
+            return None
+        begun = {p: start[p] for p in moved if p in start}
+        offsets[topic] = {"id": read["id"], "start": begun, "end": moved}
+    head = {"g": line["g"], "b": line["b"], "on": [full["g"], full["b"]]}
+    return {**head, **{key: value for key, value in line.items() if key not in head}, "offsets": offsets}
 
 
-def _last_byte(file: BinaryIO) -> bytes:
+def completed(line: dict[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+    """A short line with all partitions, as it was before `_shortened`."""
+    offsets = {}
+    for topic, read in line["offsets"].items():
+        before, moved = full["offsets"][topic]["end"], read["end"]
+        still = {p: end for p, end in before.items() if p not in moved}
+        offsets[topic] = {"id": read["id"], "start": {**still, **read["start"]}, "end": {**still, **moved}}
+    return {**{key: value for key, value in line.items() if key != "on"}, "offsets": offsets}
+
+
+def _last_byte(file: IO[bytes]) -> bytes:
     file.seek(-1, os.SEEK_END)
     return file.read(1)
 

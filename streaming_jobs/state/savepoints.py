@@ -29,7 +29,7 @@ from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTabl
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of, stores
 from streaming_jobs.state import named_savepoints
 from streaming_jobs.state.checkpoint_cut import cut
-from streaming_jobs.state.savepoint_retention import AGING, expired, files_below, too_large
+from streaming_jobs.state.savepoint_retention import AGING, expired, files_below, files_of, links, list_links, too_large
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -37,9 +37,13 @@ from streaming_jobs.stream import Stream
 Reason = Literal["time", "code", "purpose", "recovery", "name"]
 _FORMAT = 1
 _NAME = re.compile(r"g\d{4,}-b\d{9,}")
+_OF_SAVEPOINTS = ("savepoints", "_savepoints")
+"""Names of folders with savepoints' files, in the state and in the tables."""
 _DAY = 86_400.0
 _MB = 1 << 20
 _ATTEMPTS = 3
+_NAMES_WAIT = 5.0
+"""Seconds that retention waits for another process to give or drop a name: each takes a moment."""
 
 
 @dataclass(frozen=True)
@@ -183,17 +187,23 @@ def keep_for(settings: Settings, savepoint: Savepoint, reason: Reason, note: str
 def prune(settings: Settings, stream: Stream) -> list[str]:
     """Drop savepoints past their age or too large together, and unfinished ones; returns the names of the dropped.
 
-    Raises TransientError if names are given or dropped at this moment: a running stream does not wait for that.
+    The lock of names is held only while savepoints are forgotten, not while they are measured or their files are
+    removed: streams of one home do not wait for each other. Raises TransientError if another process holds it too long.
     """
-    with named_savepoints.only_one(settings, wait=0):
-        held = named_savepoints.held(settings, stream.name)
-        existing = savepoints(settings, stream.name)
-        gone = [s.id for s in expired(existing, settings.savepoint, time.time(), held)]
-        if settings.savepoint.max_mb:
-            left = [s for s in existing if s.id not in gone]
-            gone += [s.id for s in beyond(settings, stream, left, settings.savepoint.max_mb * _MB, held)]
-        for name in gone:  # from here on nobody gives one of them a name
-            _forget(settings, stream.name, name)
+    held = named_savepoints.held(settings, stream.name)
+    existing = savepoints(settings, stream.name)
+    gone = [s.id for s in expired(existing, settings.savepoint, time.time(), held)]
+    if settings.savepoint.max_mb:
+        left = [s for s in existing if s.id not in gone]
+        gone += [s.id for s in beyond(settings, stream, left, settings.savepoint.max_mb * _MB, held)]
+    if gone:
+        with named_savepoints.only_one(settings, wait=_NAMES_WAIT):
+            now = {s.id: s.reason for s in savepoints(settings, stream.name)}
+            named = named_savepoints.held(settings, stream.name)
+            chosen = {s.id: s.reason for s in existing}
+            gone = [name for name in gone if name not in named and now.get(name, chosen[name]) == chosen[name]]
+            for name in gone:  # from here on nobody gives one of them a name
+                _forget(settings, stream.name, name)
     begun = (p for p in folder(settings, stream.name).glob("g*-b*") if p.name not in {s.id for s in existing})
     gone += [path.name for path in begun if time.time() - path.stat().st_mtime > _DAY / 24]
     for name in gone:
@@ -209,8 +219,14 @@ def beyond(
     held: Collection[str] = (),
 ) -> list[Savepoint]:
     """The oldest of these to drop, so that the files held only by savepoints take at most `max_bytes`."""
-    places = {savepoint.id: _places(settings, stream, savepoint) for savepoint in candidates}
-    return too_large(candidates, places, max_bytes, held)
+    linked = {}
+    for savepoint in candidates:
+        saved = _saved_as(settings, savepoint.stream, savepoint.id)
+        linked[savepoint.id] = links(saved.folder, _places(settings, stream, savepoint))
+    tables = {table.name for savepoint in candidates for table in savepoint.tables}
+    places = [StreamFolder.of(settings, stream.name).path, *(settings.tables / name for name in sorted(tables))]
+    elsewhere = files_of(places, _OF_SAVEPOINTS)
+    return too_large(candidates, linked, elsewhere, max_bytes, held)
 
 
 def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:
@@ -302,6 +318,7 @@ def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, re
         state_fingerprint=dict(record.state_fingerprint),
         tables=tables,
     )
+    list_links(saved.folder, _places(settings, stream, savepoint))
     _write(settings, savepoint)
     return savepoint
 

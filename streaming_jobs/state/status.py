@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
 from streaming_jobs.failures import ErrorReport
-from streaming_jobs.files import write_json
+from streaming_jobs.files import overwritten, write_json
+from streaming_jobs.log_stream import disk_is_full
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.totals import Totals
@@ -58,6 +59,8 @@ class Status:
     lag_s: float | None = None
     """Everything that was in the topics this many seconds before `lag_at` has been read; 0 at the end."""
     lag_partitions: dict[str, dict[str, int]] = field(default_factory=dict)
+    blocked: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Topic -> partition -> since when its next record is of a transaction that another program has not ended."""
     """The same by topic and partition."""
     read_up_to: float | None = None
     """The moment up to which everything that came to the topics has been read."""
@@ -99,6 +102,8 @@ class Status:
     warnings: list[str] = field(default_factory=list)
     error: ErrorReport | None = None
     """The reason of the failure, while the stream is failed or waits for its next try."""
+    ended_by: str = ""
+    """Who asked for the end of the session that left the stream stopped, if it was not a stop request."""
     last_error: ErrorReport | None = None
     """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
 
@@ -121,9 +126,17 @@ class Status:
 
 
 def write_status(settings: Settings, status: Status) -> None:
-    """Replace the stream's status file; a power cut may lose it."""
+    """Replace the stream's status file; a power cut may lose it.
+
+    If the disk is full, the file is overwritten in the blocks that it has, so that a failure for lack of space is
+    recorded; raises OSError if it does not fit there either.
+    """
     path = StreamFolder.of(settings, status.stream).make().status
-    write_json(path, asdict(status), durable=False)
+    try:
+        write_json(path, asdict(status), durable=False)
+    except OSError as error:
+        if not (disk_is_full(error) and overwritten(path, json.dumps(asdict(status)))):
+            raise
 
 
 def read_status(settings: Settings, stream: str) -> Status | None:

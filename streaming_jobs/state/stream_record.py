@@ -106,11 +106,12 @@ class CodeSince:
     generation: int
     batch: int
     at: float
+    formerly: str = ""
 
     @property
     def version(self) -> CodeVersion:
         """The code."""
-        return CodeVersion(self.hash, self.package)
+        return CodeVersion(self.hash, self.package, self.formerly)
 
     @property
     def since(self) -> Txn:
@@ -157,7 +158,8 @@ class StreamRecord:
         """The record after the code changed; itself when it did not."""
         if self.code and self.code[-1].version == code:
             return self
-        return replace(self, code=(*self.code, CodeSince(code.hash, code.package, self.generation, batch, time.time())))
+        since = CodeSince(code.hash, code.package, self.generation, batch, time.time(), code.formerly)
+        return replace(self, code=(*self.code, since))
 
 
 def load(settings: Settings, stream: str) -> StreamRecord | None:

@@ -22,19 +22,23 @@ FRESH = 60.0
 
 @dataclass(frozen=True)
 class Note:
-    """A note: the job, its streams, its last verdict in words, and the time `at` (seconds since 1970)."""
+    """A note: the job, its streams, its last verdict in words, and the time `at` (seconds since 1970).
+
+    `starts`: it starts the session, or waits to do so; False if it leaves that to a person.
+    """
 
     job: str
     streams: tuple[str, ...]
     verdict: str
     at: float
+    starts: bool = False
 
 
-def note(settings: Settings, job: str, streams: Sequence[str], verdict: str) -> None:
+def note(settings: Settings, job: str, streams: Sequence[str], verdict: str, *, starts: bool) -> None:
     """Renew the note of a job; on a full disk it is missing, which must not keep its supervisor from working."""
     with suppress(OSError):
         path = private_folder(_folder(settings)) / f"{job}.json"
-        write_json(path, asdict(Note(job, tuple(streams), verdict, time.time())), durable=False)
+        write_json(path, asdict(Note(job, tuple(streams), verdict, time.time(), starts)), durable=False)
 
 
 def notes(settings: Settings, stream: str) -> list[Note]:
@@ -43,7 +47,8 @@ def notes(settings: Settings, stream: str) -> list[Note]:
     for path in sorted(_folder(settings).glob("*.json")):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            each = Note(str(value["job"]), tuple(value["streams"]), str(value["verdict"]), float(value["at"]))
+            starts = bool(value.get("starts", False))
+            each = Note(str(value["job"]), tuple(value["streams"]), str(value["verdict"]), float(value["at"]), starts)
         except (OSError, ValueError, KeyError, TypeError):  # being replaced, or written by hand
             continue
         if stream in each.streams and abs(time.time() - each.at) <= FRESH:
@@ -51,5 +56,10 @@ def notes(settings: Settings, stream: str) -> list[Note]:
     return found
 
 
+def newest(settings: Settings, stream: str) -> Note | None:
+    """The newest fresh note of a job with this stream."""
+    return max(notes(settings, stream), key=lambda each: each.at, default=None)
+
+
 def _folder(settings: Settings) -> Path:
-    return settings.home.expanduser().absolute() / "supervisors"
+    return settings.home / "supervisors"

@@ -29,7 +29,7 @@ class VoidRange:
     """Offsets of one partition that a plan has declared void, from `begin` up to `end`, which is not one of them.
 
     `generation` is that of the stream which writes the topic, or 0 if another stream writes it now: then the range
-    always holds. `at` in seconds since 1970.
+    always holds. `at` in seconds since 1970. `left` are streams that have read it and stay as they are.
     """
 
     partition: int
@@ -38,6 +38,7 @@ class VoidRange:
     plan: str
     generation: int
     at: float
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,12 @@ class TopicRecord:
 
     def holding(self, path: Sequence[int] | None = None) -> VoidRanges:
         """The ranges that hold now, or that would hold on another path."""
+        return VoidRanges.of((each.partition, each.begin, each.end) for each in self.holding_ranges(path))
+
+    def holding_ranges(self, path: Sequence[int] | None = None) -> list[VoidRange]:
+        """The same ranges, as they were declared."""
         on_path = {0, *(self.path if path is None else path)}
-        return VoidRanges.of((each.partition, each.begin, each.end) for each in self.void if each.generation in on_path)
+        return [each for each in self.void if each.generation in on_path]
 
 
 def load(settings: Settings, topic: str) -> TopicRecord | None:
@@ -72,7 +77,7 @@ def load(settings: Settings, topic: str) -> TopicRecord | None:
     try:
         if value["format"] != FORMAT:
             raise PreflightRefused(f"{path} was written by a newer version", "use the newer recourse-streams")
-        void = tuple(VoidRange(**each) for each in value["void"])
+        void = tuple(VoidRange(**{**each, "left": tuple(each.get("left", ()))}) for each in value["void"])
         of_topic = (value["topic"], value["topic_id"], value["writer"])
         return TopicRecord(*of_topic, tuple(value["path"]), void, value["under_way"])
     except (KeyError, TypeError) as error:

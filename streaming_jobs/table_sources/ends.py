@@ -42,3 +42,7 @@ class SourceEnds:
         if not name.startswith(TABLE):
             return self.topics.latest(name)
         return TableTopics.end_of(self.tables[name.removeprefix(TABLE)])
+
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """The same with the records of open transactions; a table has none."""
+        return self.latest(name) if name.startswith(TABLE) else self.topics.high_watermarks(name)

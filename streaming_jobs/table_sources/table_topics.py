@@ -47,6 +47,10 @@ class TableTopics:
         """The version after the newest one; raises UsageError if there is no table."""
         return self.end_of(self.tables[name]) if name in self.tables else self.topics.latest(name)
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """The same with the records of open transactions; a table has none."""
+        return self.latest(name) if name in self.tables else self.topics.high_watermarks(name)
+
     @staticmethod
     def end_of(versions: TableVersions) -> dict[int, int]:
         """The version after the newest one, of partition 0."""

@@ -125,6 +125,10 @@ class MemoryTopic:
         """Next offset of every partition; raises UsageError for another name."""
         return self.offsets(name).latest
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """The same: no transaction is open."""
+        return self.latest(name)
+
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
         """By partition the first offset that is there whose timestamp is at or after `ms`, or the end."""
         bounds = self.offsets(name)

@@ -28,15 +28,15 @@ class Refusals:
     """By topic and place the reason why a format refuses a record; `take` is called with every record.
 
     `readers` has by topic what reads a record's value in plain Python and raises an error with a `reason`; None for a
-    format that only Spark can read. Topics in `keeps` pass a null value to the stream. `code` is the code that declares
-    these formats: they do not decide on records that other code has read. Empty: they decide on all records.
+    format that only Spark can read. Topics in `keeps` pass a null value to the stream. `code` has the hashes of the
+    code that declares these formats: they do not decide on records that other code has read. Empty: on all records.
     """
 
     readers: Mapping[str, Any]
     keeps: frozenset[str] = frozenset()
     reasons: frozenset[str] = frozenset()
     found: dict[str, dict[int, str]] = field(default_factory=dict)
-    code: str = ""
+    code: frozenset[str] = frozenset()
 
     def take(self, record: RawRecord) -> None:
         """Judge one record."""

@@ -35,7 +35,7 @@ def subject_of(stream: Stream) -> Subject:
     )
 
 
-def refusals_of(stream: Stream, code: str = "") -> Refusals:
+def refusals_of(stream: Stream, code: frozenset[str] = frozenset()) -> Refusals:
     """The refusals of the stream's formats, empty until records are taken; `code` is the code that declares them."""
     topics = stream.topics
     return Refusals(

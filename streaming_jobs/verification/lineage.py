@@ -9,7 +9,7 @@ where the log is shorter; where neither has it, the offsets up to the next known
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -62,12 +62,12 @@ class Coverage:
         """Number of records dropped behind the watermark, according to the entries that are left."""
         return sum(entry.rows.get("late", 0) for entry in self.entries)
 
-    def read_by(self, code: str) -> list[Span]:
-        """The ranges that this code has read, according to the entries that are left."""
+    def read_by(self, code: Collection[str]) -> list[Span]:
+        """The ranges that the code of these hashes has read, according to the entries that are left."""
         spans = [
             Span(read.topic, partition, read.start.get(partition, 0), end)
             for entry in self.entries
-            if entry.code == code
+            if entry.code in code
             for read in entry.ranges
             for partition, end in read.end.items()
             if end > read.start.get(partition, 0)
@@ -78,9 +78,9 @@ class Coverage:
             for part in without(span, (v for v in self.void if (v.topic, v.partition) == (span.topic, span.partition)))
         ]
 
-    def others(self, code: str) -> str:
+    def others(self, code: Collection[str]) -> str:
         """The batches of other code in words, and those whose entry is gone; empty where there are none."""
-        numbers = sorted((entry.generation, entry.batch) for entry in self.entries if entry.code != code)
+        numbers = sorted((entry.generation, entry.batch) for entry in self.entries if entry.code not in code)
         which = "batch" if len(numbers) == 1 else "batches"
         parts = [f"{which} {_in_words(numbers)} of other code"] if numbers else []
         if self.missing or not self.entries:

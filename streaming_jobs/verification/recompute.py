@@ -116,7 +116,7 @@ class _Written:
 
     @classmethod
     def of(cls, settings: Settings, stream: Stream, coverage: Coverage) -> _Written:
-        now = code_version(stream, settings.flows).hash
+        now = code_version(stream, settings.flows).names
         if not (others := coverage.others(now)):
             return cls(coverage.spans)
         beside = Beside.read(settings.state, stream.name)

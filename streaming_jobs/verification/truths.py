@@ -56,13 +56,13 @@ def compare_truth(
     refusals: Refusals | None,
     watermark: datetime | None,
     refused: Mapping[str, frozenset[int]],
-    code: str = "",
+    code: frozenset[str] = frozenset(),
     unheld: int = 0,
 ) -> Comparison:
     """Compare one version of a table with its truth; `coverage` has the offsets that its rows were made from.
 
     `refused` has by topic the places of the records that the truth does not get, because they have no row. `unheld` is
-    the number of further refused rows, which the truth may expect. `code` is the code that declares the formats: a
+    the number of further refused rows, which the truth may expect. `code` has the hashes of the code of the formats: a
     record that only this code refuses is withheld only if this code has read it. Empty: from all records.
     """
     spans = coverage.spans

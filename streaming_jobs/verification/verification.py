@@ -34,7 +34,7 @@ from streaming_jobs.verification.verifier import newest_versions, verify
 from streaming_jobs.verification.void_offsets import recorded
 
 Told = Callable[[str, int, int], None]
-"""Called with progress: the name of the activity, offsets done, offsets in all."""
+"""Called with progress: the activity, which ends with its unit, the number done, the number in all."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def verify_streams(
     void_before = recorded(settings.state, {name for subject in subjects for name in subject.topics})
     at = newest_versions(subjects, settings.tables)
     readers = _readers(settings, begun, bootstrap, options.until)
-    codes = {stream.name: code_version(stream, settings.flows).hash for stream in begun}
+    codes = {stream.name: code_version(stream, settings.flows).names for stream in begun}
     refusals = {stream.name: refusals_of(stream, codes[stream.name]) for stream in begun} if options.decode else {}
     topics = {name: _read(reader, begun, refusals, tell) for name, reader in readers.items()}
     judged = verify(
@@ -79,6 +79,7 @@ def verify_streams(
         state=settings.state,
         refusals=refusals,
         void_before=void_before,
+        tell=tell,
     )
     verdicts = []
     for stream in streams:
@@ -98,7 +99,11 @@ def verify_streams(
             marks[stream.name],
             codes[stream.name],
         )
-        more = [known.compare(truth) for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
+        mine = [truth for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
+        more = []
+        for number, truth in enumerate(mine):
+            tell(f"comparing stream {stream.name} with the truth, tables", number, len(mine))
+            more.append(known.compare(truth))
         verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
     return Verdict(judged.records, tuple(verdicts)), readers
 
@@ -114,7 +119,7 @@ class _Known:
     readers: Mapping[str, TopicReader]
     refusals: Refusals | None
     marks: Watermarks
-    code: str
+    code: frozenset[str]
 
     def compare(self, truth: Truth) -> Comparison:
         """Compare one table with its truth."""
@@ -248,6 +253,6 @@ def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Re
     def progress(offsets: int) -> None:
         nonlocal done
         done += offsets
-        tell(f"reading topic {reader.name}", done, total)
+        tell(f"reading topic {reader.name}, offsets", done, total)
 
     return reader.content(each=each if judges else None, progress=progress)

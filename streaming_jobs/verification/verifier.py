@@ -11,7 +11,7 @@ with what is known of them; each `Comparison` says what was compared and what wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -54,6 +54,7 @@ def verify(
     state: Path | None = None,
     refusals: Mapping[str, Refusals] | None = None,
     void_before: Mapping[str, str | None] | None = None,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Verdict:
     """Judge each subject by its tables and its topics.
 
@@ -61,12 +62,13 @@ def verify(
     to judge, the newest ones if it is left out; the topics must have been read after these versions were there. `state`
     is the folder of the streams' state. `refusals` has by stream the verdicts of its formats on the records; without
     it the dead letters are not compared. `void_before` is what `recorded` gave before `at`; what has changed since is
-    not proved.
+    not proved. `tell` is called with progress: the activity, streams done, streams in all.
     """
     at = newest_versions(subjects, tables) if at is None else at
     refused = refusals or {}
     verdicts = []
-    for s in subjects:
+    for number, s in enumerate(subjects):
+        tell("comparing tables with topics, streams", number, len(subjects))
         void = NO_VOID if s.reads_void else VoidOffsets.read(state, topics, s.topics, void_before or {})
         beside, refusals_of = _beside(state, s.stream), refused.get(s.stream)
         judge = _Judge(s, tables, void.left(topics), finished, at[s.table], beside, refusals_of, void)

@@ -98,7 +98,7 @@ def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_run
         (runs,) = recourse("streams", "start", "changing")
         assert runs["outcome"] == "runs"
         (restarted,) = recourse("streams", "restart", "changing")
-        assert restarted["outcome"] == "restarted" and restarted["seconds"] < 120
+        assert restarted["outcome"] == "restarted"
         until(lambda: works("changing"), 60, "its batches")
 
         flow.write_text(FLOW.format(factor=2, more=", 'k'"))

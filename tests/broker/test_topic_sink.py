@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, Producer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.errors import PermanentError, PreflightRefused
+from reprocessing.topics.lost_marker import write_markers
+from reprocessing.topics.written_topics import KafkaWrittenTopics
+from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.formats import Json, Raw, Text
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.stream import KafkaTopic, Stream, stream
@@ -209,8 +211,33 @@ def test_a_marker_that_is_gone_is_refused_before_the_start(made: tuple[Bench, st
     flow = to_topic(copied, source, target)
     home.run(flow)
     home.topics.delete(f"__recourse.copied.{target}")
-    with pytest.raises(PreflightRefused, match="marker of topic .* is gone"):
+    with pytest.raises(PreflightRefused, match="marker of topic .* is gone") as refused:
         home.start(flow)
+    assert "recourse streams write-marker copied" in refused.value.next_step
+
+
+def test_a_marker_that_is_gone_is_proved_and_written_again(made: tuple[Bench, str, str]) -> None:
+    home, source, target = made
+    flow = to_topic(copied, source, target)
+    home.run(flow)
+    home.topics.delete(f"__recourse.copied.{target}")
+    written = KafkaWrittenTopics(home.settings)
+    ((topic, at),) = write_markers(home.settings, flow, written, home.topics)
+    newest = ledger(home.settings, "copied_batches")[-1]
+    assert (topic, at) == (target, newest.txn)
+    with pytest.raises(UsageError, match="no marker of stream copied is lost"):
+        list(write_markers(home.settings, flow, written, home.topics))
+    produce(home.bootstrap, source, (thing(i) for i in range(COUNT, COUNT + 100)))
+    home.run(flow)
+    assert sorted(json.loads(m.value() or b"")["n"] for m in read(home, target)) == [*range(COUNT + 100)]
+
+    home.topics.delete(f"__recourse.copied.{target}")
+    later = [("recourse.stream", b"copied"), ("recourse.generation", b"1"), ("recourse.batch", b"99")]
+    producer = Producer({"bootstrap.servers": home.bootstrap})
+    producer.produce(target, b"a batch that no table has", headers=later)
+    producer.flush(15)
+    with pytest.raises(UsageError, match="is or may be of a batch of stream copied after"):
+        list(write_markers(home.settings, flow, written, home.topics))
 
 
 def test_a_topic_that_does_not_exist_is_refused_before_the_start(made: tuple[Bench, str, str]) -> None:

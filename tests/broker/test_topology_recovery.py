@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from orchestration.cli import FAILED
 from orchestration.cli.demo_topology import CHANGES, LEVELS, RIGHT, STREAMS, WRONG, ShopStory
@@ -20,6 +22,7 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import topic_records
+from streaming_jobs.verification.topic import RawRecord, TopicReader
 from tests.support.driver import command
 
 COUNT = 2_000
@@ -98,6 +101,50 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back(story: Sho
     story.recourse("recover", "resume", undos_of(story.settings, name)[-1], "--yes", quiet=True)
     story.compare(COUNT, right=False)
     assert all(topic_records.load(story.settings, topic).under_way is None for topic in (CHANGES, LEVELS))  # type: ignore[union-attr]
+
+
+def compacted(story: ShopStory, topic: str) -> None:
+    """Let the log cleaner remove every record of a topic but the newest of each key; returns when it has run."""
+    place = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    wanted = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
+    for name, value in wanted.items():
+        place.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+    admin = AdminClient({"bootstrap.servers": story.bootstrap})
+    admin.incremental_alter_configs([place])[place].result(15)
+    partitions = Topics.of(story.settings.kafka, story.bootstrap).latest(topic)
+    before, until = len(kept(story, topic)), time.monotonic() + 150
+    producer = Producer({"bootstrap.servers": story.bootstrap, "transactional.id": f"roll-{topic}"})
+    producer.init_transactions(30)
+    while len(kept(story, topic)) >= before:
+        assert time.monotonic() < until, "the log cleaner has not run"
+        producer.begin_transaction()  # an aborted record ends the segment, which only then is cleaned
+        for partition in partitions:
+            producer.produce(topic, key=b"none", value=b"none", partition=partition)
+        producer.flush(15)
+        producer.abort_transaction(30)
+        time.sleep(1)
+
+
+def kept(story: ShopStory, topic: str) -> list[RawRecord]:
+    """The committed records that a topic has now."""
+    found: list[RawRecord] = []
+    TopicReader.at(story.settings.kafka, story.bootstrap, topic).content(each=found.append)
+    return found
+
+
+def test_a_compacted_topic_is_written_anew_though_its_cleaner_runs_between_the_steps(story: ShopStory) -> None:
+    """From a savepoint its right records would be missing: the cleaner has removed them because of wrong ones."""
+    compacted(story, LEVELS)
+    record = json.loads((story.settings.state / "stock_changes" / "stream.json").read_text())
+    asked = ["recover", "plan", "stock_changes", "--before-code", record["code"][1]["hash"], "--output", "json"]
+    refused = command(story.folder, story.environment(), *asked)
+    assert refused.returncode == 2 and f"topic {LEVELS} of stream stock is compacted" in refused.stderr
+    assert "--rebuild stock" in refused.stderr, refused.stderr[-800:]
+    plan = json.loads(story.recourse(*asked, "--rebuild", "stock", quiet=True))["id"]
+    killed(story, "stock:recover_replay_ran:0", "recover", "apply", plan, "--yes")
+    compacted(story, LEVELS)
+    story.recourse("recover", "resume", plan, "--yes", quiet=True)
+    story.compare(COUNT, right=True)
 
 
 @pytest.mark.long

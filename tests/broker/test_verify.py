@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,10 +64,10 @@ def test_a_topic_that_grows_is_read_up_to_where_it_ended(broker: Broker, setting
     produce(bootstrap, topic, (thing(i) for i in range(5_000)))
     with produced_without_end(bootstrap, topic, 20):
         until(lambda: topics.offsets(topic).total > 6_000, 20, "the sender's first records")
-        before, begun = topics.offsets(topic).total, time.monotonic()
+        before = topics.offsets(topic).total
         content = read_topic(made.kafka, bootstrap, topic)
-        seconds, after = time.monotonic() - begun, topics.offsets(topic).total
-    assert before <= content.records <= after and seconds < 15
+        after = topics.offsets(topic).total
+    assert before <= content.records <= after
     assert all(len(p.offsets) == p.high - p.low for p in content.partitions.values())
 
 

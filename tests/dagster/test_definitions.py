@@ -14,6 +14,7 @@ import pytest
 
 from orchestration.assets import table_assets, topic_assets
 from orchestration.definitions import definitions
+from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.reporting import table_key, topic_key
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError
@@ -126,6 +127,13 @@ def test_a_schedule_of_the_job_yaml_is_a_schedule(shop: Settings, tmp_path: Path
     path.write_text(text)
     defs = definitions(shop.model_copy(update={"jobs": path}))
     (schedule,) = defs.schedules or []
+    with dg.DagsterInstance.from_config(str(prepare(shop))) as instance:
+        context = dg.build_schedule_context(instance=instance)
+        assert isinstance(schedule(context), dg.RunRequest)  # type: ignore[operator]
+        job = defs.resolve_job_def("shop")
+        run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=job.tags)
+        skipped = schedule(context)  # type: ignore[operator]
+        assert isinstance(skipped, dg.SkipReason) and run.run_id[:8] in str(skipped)
     assert (schedule.cron_schedule, schedule.execution_timezone) == ("0 4 * * 0", "UTC")  # type: ignore[union-attr]
     assert "keepalive_shop" not in {s.name for s in defs.sensors or []}
 

@@ -197,7 +197,6 @@ def test_kill_9_of_the_driver_is_a_failed_run_and_a_new_session(live: Live) -> N
             return all("red: dead" in (m for t, m in verdicts(stored, table) if t >= killed) for table in tables)
 
         live.wait_for(red, "a red check on every table")
-        assert time.time() - killed < 60
         switch_keepalive(live, on=True)
         live.wait_for(lambda: {verdicts(stored, table)[-1][1] for table in tables} == {"well"}, "green checks again")
     live.wait_for(lambda: (before, "FAILURE") in live.runs(), "the failed run")

@@ -22,8 +22,9 @@ from orchestration.local_dagster.dagster_home import prepare
 from orchestration.location import location
 from orchestration.quality.parts import Declared
 from orchestration.quality.rules import RuleCount, RuledTable
-from orchestration.quality.suites import RUN_TAGS
+from orchestration.quality.suites import run_tags
 from orchestration.quality.when import due_checks
+from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
 from orchestration.sessions.supervisor import SessionSpec
@@ -76,7 +77,7 @@ def test_a_suite_is_a_check_of_its_table_with_a_job_a_schedule_and_a_condition(s
     job = defs.resolve_job_def("quality")
     assert set(job.asset_layer.asset_graph.asset_check_keys) == {CHECK}
     assert [node.name for node in job.nodes] == ["suites"]
-    assert RUN_TAGS.items() <= job.tags.items()
+    assert run_tags(shop).items() <= job.tags.items()
     sensors = {s.name: s.default_status for s in defs.sensors or []}
     assert {"quality_when_written", "row_rules", "check_alerts"} <= sensors.keys()
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
@@ -93,7 +94,7 @@ def test_every_second_run_of_suites_waits_in_the_queue(shop: Settings) -> None:
     with dg.DagsterInstance.from_config(str(prepare(shop))) as instance:
         limits = instance.get_concurrency_config().run_queue_config
     assert limits is not None
-    assert limits.tag_concurrency_limits == [{"key": KIND_TAG, "value": RUN_TAGS[KIND_TAG], "limit": 1}]
+    assert limits.tag_concurrency_limits == [{"key": KIND_TAG, "value": "quality", "limit": 1}]
 
 
 def test_a_job_in_the_yaml_cannot_be_named_as_the_suites_job(shop: Settings, tmp_path: Path) -> None:
@@ -120,10 +121,10 @@ def test_runs_of_checks_do_not_hide_a_session_that_was_launched_from_a_table_s_p
             ).run_id
 
         tables = frozenset(session_assets(session).keys)
-        ended = run("CANCELED", tables, **{SESSION_TAG: "shop"})
+        ended = run("CANCELED", tables, **job_tags(shop, "continuous"), **{SESSION_TAG: "shop"})
         running = run("STARTED", tables)
         for _ in range(NEWEST + 1):
-            run("SUCCESS", None, **RUN_TAGS)
+            run("SUCCESS", None, **run_tags(shop))
         assert {instance.get_run_by_id(ended).job_name} == {ASSET_JOB}  # type: ignore[union-attr]
         assert {seen.run_id for seen in session_runs(instance, session)} == {ended, running}
 
@@ -149,7 +150,9 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
     path = shop.tables / "orders"
     write_deltalake(path, pa.table({"id": [1, 2, 3], "customer": ["a", None, "c"]}))
     with webhook() as hook:
-        settings = Settings.load({"quality.webhook": hook.url})
+        settings = Settings.load(
+            {"quality.webhook": hook.url, "quality.alert_after": "0 seconds", "quality.free_disk_mb": 0}
+        )
         defs = definitions(settings)
         with dg.DagsterInstance.from_config(str(prepare(settings))) as instance:
             cursor: str | None = None
@@ -196,7 +199,9 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
 
 def test_the_rules_of_a_table_are_reported_and_alerted(shop: Settings) -> None:
     with webhook() as hook:
-        settings = Settings.load({"quality.webhook": hook.url})
+        settings = Settings.load(
+            {"quality.webhook": hook.url, "quality.alert_after": "0 seconds", "quality.free_disk_mb": 0}
+        )
         counts = {"id_positive": RuleCount(4, time.time(), "quarantine")}
         defs = definitions(settings, counts=lambda *_: counts)
         with dg.DagsterInstance.ephemeral() as instance:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import RemoteJobOrigin
 
 from orchestration.assets import sessions
 from orchestration.bundle import job_yaml
@@ -17,19 +19,20 @@ from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.fingerprint import fingerprint
+from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.runs import NEWEST, session_runs
+from orchestration.sessions.runs import ASSET_JOB, NEWEST, runs_by_session, session_runs
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, KIND_TAG, SESSION_TAG, STOPPED_BY_TAG, WORKER_TAG
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.topology import Topology
 from tests.dagster.fakes.command import fake_command
-from tests.dagster.ticks import Ticks
+from tests.dagster.ticks import REPOSITORY, Ticks
 
-DEAD_WORKER = "nowhere:1:1.00"
+DEAD_WORKER = f"{socket.gethostname()}:999999999:gone"
 
 
 @pytest.fixture
@@ -179,7 +182,8 @@ def test_the_watchdog_fails_a_recovery_whose_process_is_gone(ticks: Ticks) -> No
 
 
 def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settings) -> None:
-    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    kept = {"keep_runs": timedelta(0), "own_instance": True}
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
     with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
         ticks = Ticks(short, instance)
         old, newest = (ticks.run(dg.DagsterRunStatus.FAILURE) for _ in range(2))
@@ -196,7 +200,8 @@ def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settin
 
 
 def test_the_run_that_decides_stays_and_not_a_cancelled_duplicate_of_it(shop: Settings) -> None:
-    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    kept = {"keep_runs": timedelta(0), "own_instance": True}
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
     with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
         ticks = Ticks(short, instance)
         failed, _ = failed_beside_a_cancelled_duplicate(ticks)
@@ -214,6 +219,66 @@ def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> No
     )
     (seen,) = session_runs(ticks.instance, session)
     assert seen.status in IN_PROGRESS
+
+
+@pytest.mark.parametrize("status", ["STARTED", "CANCELING"])
+def test_materialize_all_beside_a_running_session_is_ended_with_the_reason(ticks: Ticks, status: str) -> None:
+    session = ticks.run(dg.DagsterRunStatus[status])
+    queued = ticks.instance.create_run_for_job(
+        ticks.defs.resolve_implicit_global_asset_job_def(),
+        status=dg.DagsterRunStatus.QUEUED,
+        asset_selection=frozenset(table_key(table) for table in ("orders", "customers")),
+        remote_job_origin=RemoteJobOrigin(REPOSITORY, ASSET_JOB),
+    ).run_id
+    of_the_job = ticks.run(dg.DagsterRunStatus.QUEUED)
+    ticks.tick("watchdog")
+    states = [run and run.status.value for run in map(ticks.instance.get_run_by_id, (session, queued, of_the_job))]
+    assert states == [status, "CANCELED" if status == "STARTED" else "QUEUED", "QUEUED"]
+    if status == "STARTED":
+        log = [entry.message for entry in ticks.instance.all_logs(queued)]
+        assert any(f"run {session[:8]} is the session of orders, customers" in message for message in log)
+        assert session[:8] in str(ticks.tick("keepalive_shop")), "that was no stop of the session"
+
+
+def test_what_another_location_of_the_instance_runs_is_left_alone(
+    shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a job of the same name and, if it is of Recourse too, the same tags but that of the home."""
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    other = shop.model_copy(update={"home": tmp_path / "other"})
+    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+        ticks = Ticks(short, instance)
+
+        @dg.job(name="shop")
+        def theirs() -> None:
+            pass
+
+        tags = {**job_tags(other, "continuous"), SESSION_TAG: "shop", WORKER_TAG: DEAD_WORKER}
+        created = [
+            instance.create_run_for_job(theirs, status=status, tags=each).run_id
+            for each in ({}, tags)
+            for status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
+        ]
+        before = {run_id: instance.get_run_by_id(run_id) for run_id in created}
+        monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+        assert "worker" in str(ticks.tick("watchdog"))
+        assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest), "no session of ours has been started"
+        assert "0 old runs deleted" in str(ticks.tick("retention"))
+        assert {run_id: instance.get_run_by_id(run_id) for run_id in created} == before
+
+
+@pytest.mark.parametrize(("status", "words"), [("STARTED", "is started"), ("CANCELED", "an operator")])
+def test_a_session_from_before_the_tag_of_the_location_is_known_by_the_streams_own_files(
+    ticks: Ticks, status: str, words: str
+) -> None:
+    @dg.job(name="shop", tags={KIND_TAG: "continuous"})
+    def before() -> None:
+        pass
+
+    run = ticks.instance.create_run_for_job(before, status=dg.DagsterRunStatus[status])
+    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+    write_status(ticks.settings, Status("orders", "stopped", 1, run_id=run.run_id, heartbeat=1.0))
+    assert words in str(ticks.tick("keepalive_shop"))
 
 
 def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:
@@ -240,7 +305,15 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     assert planned is not None and planned.run_id == ""
     assert ticks.look() == {}
     lease = acquire(ticks.settings, "orders", purpose="session")
-    assert ticks.look() == {"orders": (True, "well")}
+    assert ticks.look() == {"orders": (False, "starting")}, "it has committed nothing since its start"
+    at_work = Status("orders", "running", os.getpid(), started_at=now, heartbeat=now, committed_at=time.time(), batch=7)
+    write_status(ticks.settings, replace(at_work, lag_records=3))
+    result = ticks.tick("stream_health")
+    assert isinstance(result, dg.SensorResult)
+    (green,) = (event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation))
+    assert green.passed and green.metadata["verdict"].value == "well"
+    assert green.metadata["lag_records"].value == 3 and green.metadata["last_committed_batch"].value == "7"
+    ticks.instance.report_runless_asset_event(green)
     lease.release()
     stop_request.ask(ticks.settings, "orders", "asked by an operator")
     assert ticks.look() == {"orders": (False, "stopped")}
@@ -249,7 +322,7 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
 def test_a_stream_that_ended_while_its_session_goes_on_is_red(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
     long_ago = time.time() - 2000
     session = RunSeen("r", "STARTED", created=long_ago, started=long_ago)
-    monkeypatch.setattr("orchestration.checks.session_runs", lambda *_: [session])
+    monkeypatch.setattr("orchestration.checks.runs_by_session", lambda *_: {"shop": [session]})
     write_status(ticks.settings, Status("orders", "stopped", 7, heartbeat=long_ago, trigger="continuous"))
     assert ticks.look() == {"orders": (False, "red: not_running")}
     stop_request.ask(ticks.settings, "orders", "asked by an operator")
@@ -309,3 +382,24 @@ def test_a_session_that_has_just_begun_is_not_silent_because_of_the_one_before(t
     lease.release()
     assert isinstance(result, dg.SensorResult)
     assert not result.asset_events
+
+
+def test_the_sensors_of_all_sessions_ask_once_for_the_runs_in_progress(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks.run(dg.DagsterRunStatus.STARTED)
+    asked: list[dg.RunsFilter] = []
+    records = ticks.instance.get_run_records
+
+    def counted(filters: dg.RunsFilter, limit: int | None = None) -> object:
+        asked.append(filters)
+        return records(filters, limit)
+
+    monkeypatch.setattr(ticks.instance, "get_run_records", counted)
+    session = own_session(ticks.settings)
+    jobs = [replace(session, job=replace(session.job, key=key)) for key in ("a", "b", "c")]
+    assert [len(runs) for runs in runs_by_session(ticks.instance, [session]).values()] == [1]
+    assert len(asked) == 2, "of runs of this location, and of those launched from a table's page"
+    asked.clear()
+    assert not any(runs_by_session(ticks.instance, jobs).values())
+    assert len(asked) == 2 + len(jobs), "and once more of each that does not run"

@@ -10,6 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
 
 import dagster as dg
 import psutil
@@ -17,13 +20,15 @@ import pytest
 
 from orchestration.assets import sessions
 from orchestration.bundle import job_yaml
+from orchestration.bundle.job import Schedule
 from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions import driver as drivers
 from orchestration.sessions import supervisor
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.fingerprint import fingerprint
-from orchestration.sessions.supervisor import PARENT_VARIABLE, identity
+from orchestration.sessions.ownership import identity, is_running
+from orchestration.sessions.supervisor import PARENT_VARIABLE, SessionSpec
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire, holder
@@ -118,7 +123,7 @@ def test_stop_ends_the_driver_at_a_batch_border_and_the_run_is_canceled(
     assert run.status is dg.DagsterRunStatus.CANCELED
     status = read_status(shop, "orders")
     assert status is not None
-    assert status.state == "stopped"
+    assert (status.state, status.ended_by) == ("stopped", f"Terminate of run {run.run_id[:8]}")
     assert "stopped at a batch border" in texts(instance, run)
     assert errors(instance, run) == ["stopped on request: each stream ended at a batch border"]
     assert happened(instance, run, dg.DagsterEventType.STEP_FAILURE) == []
@@ -261,6 +266,44 @@ def test_a_driver_that_does_not_stop_is_killed_with_its_group(
     assert "driver ended with exit code -9" in texts(instance, run)
 
 
+def test_a_driver_that_hangs_is_ended_and_its_run_fails(
+    shop: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "GRACE", 0.3)
+    settings = shop.model_copy(
+        update={
+            "stream": shop.stream.model_copy(update={"stop_deadline": timedelta(seconds=0.2)}),
+            "dagster": shop.dagster.model_copy(update={"stale_after": timedelta(seconds=2)}),
+        }
+    )
+    run = run_job(settings, instance, lambda pid: os.kill(pid, signal.SIGSTOP))
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert "the driver hangs: process" in texts(instance, run)
+
+
+def test_a_disk_on_which_no_status_can_be_written_is_no_hang(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    shop.state.mkdir(parents=True)
+    assert supervisor._writable(shop)
+    monkeypatch.setattr("orchestration.sessions.supervisor.tempfile.TemporaryFile", full)
+    assert not supervisor._writable(shop)
+
+
+@pytest.mark.parametrize("timeout", [0, 3600])
+def test_a_scheduled_session_without_a_time_limit_is_ended_after_max_session(shop: Settings, timeout: int) -> None:
+    assert shop.jobs is not None
+    job = job_yaml.load(shop.jobs).jobs[0]
+    schedule = Schedule("0 0 4 * * ?", "0 4 * * *", "UTC", paused=False)
+    session = SessionSpec(replace(job, trigger=schedule, timeout_seconds=timeout), (), shop)
+    watch = supervisor._Watch(None, session, None, None, 0)  # type: ignore[arg-type]
+    watch._check_age()
+    watch.begun -= shop.dagster.max_session.total_seconds() + 1
+    with pytest.raises(supervisor.Gone, match="has no time limit") if not timeout else nullcontext():
+        watch._check_age()
+
+
 def test_a_session_does_not_outlive_recourse_up(
     shop: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,7 +396,7 @@ def test_kill_9_of_the_run_worker_leaves_no_driver(shop: Settings, stored: dg.Da
     assert status is not None
     assert status.state == "stopped"
     run = stored.get_runs(limit=1)[0]
-    assert supervisor.is_running(run.tags[WORKER_TAG]) is False
+    assert is_running(run.tags[WORKER_TAG]) is False
 
 
 def test_a_worker_whose_code_server_is_killed_stops_its_driver_and_fails(

@@ -25,10 +25,11 @@ class Ticks:
         return definition(context)
 
     def run(self, status: dg.DagsterRunStatus, **tags: str) -> str:
+        job = self.defs.resolve_job_def("shop")
         run = self.instance.create_run_for_job(
-            self.defs.resolve_job_def("shop"),
+            job,
             status=status,
-            tags={k.replace("__", "/"): v for k, v in tags.items()},
+            tags={**job.tags, **tags},  # as Dagster launches it
             remote_job_origin=RemoteJobOrigin(REPOSITORY, "shop"),  # a run in the queue has to have one
         )
         return run.run_id

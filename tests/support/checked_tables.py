@@ -60,9 +60,13 @@ class PastList:
     """The history of outcomes as a list, newest first."""
 
     outcomes: Sequence[Past] = field(default_factory=list)
+    failed: Sequence[Past] = ()
 
     def newest(self, expectation: str, limit: int) -> Sequence[Past]:
         return self.outcomes[:limit]
+
+    def passed(self, expectation: str, limit: int) -> Sequence[Past]:
+        return [each for each in self.outcomes if each not in self.failed][:limit]
 
 
 def orders(value: object) -> object:

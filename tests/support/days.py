@@ -62,6 +62,9 @@ class Topics:
     def latest(self, name: str) -> dict[int, int]:
         return self.offsets(name).latest
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        return self.latest(name)
+
     def mean_size(self, _: str, starts: Mapping[int, int]) -> float:
         raise AssertionError(f"a slice needs no sizes: {starts}")
 

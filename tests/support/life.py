@@ -74,6 +74,9 @@ class Topics:
     def latest(self, name: str) -> dict[int, int]:
         return self.offsets(name).latest
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        return self.latest(name)
+
     def mean_size(self, _: str, starts: Mapping[int, int]) -> float:
         assert all(self.first <= offset < self.end for offset in starts.values())
         return 100.0

@@ -14,11 +14,15 @@ from typing import Any
 
 @dataclass
 class Webhook:
-    """A webhook; `status` is what it answers, and `hangs` keeps it from answering."""
+    """A webhook; `status` is what it answers, and `hangs` keeps it from answering.
+
+    It answers 413 to what is longer than `longest`, and 400 to what has the text "unreadable".
+    """
 
     port: int = 0
     status: int = 200
     hangs: threading.Event | None = None
+    longest: int = 1_000_000
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -29,7 +33,7 @@ class Webhook:
 
     @property
     def alerts(self) -> list[dict[str, Any]]:
-        return [alert for body in self.bodies for alert in body["alerts"]]
+        return [alert for body in self.bodies for alert in body.get("alerts", ())]
 
 
 @contextmanager
@@ -39,15 +43,16 @@ def webhook(**options: Any) -> Iterator[Webhook]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if receiver.hangs is not None:
                 receiver.hangs.wait(20)
                 return
             receiver.paths.append(self.path)
-            if receiver.status == 200:
-                receiver.bodies.append(json.loads(body))
+            status = 413 if len(body) > receiver.longest else 400 if b"unreadable" in body else receiver.status
+            if status == 200:
+                receiver.bodies.append(json.loads(body or "{}"))
                 receiver.headers.append(dict(self.headers))
-            self.send_response(receiver.status)
+            self.send_response(status)
             if receiver.status in (301, 302, 307):
                 self.send_header("Location", f"http://127.0.0.1:{receiver.port}/elsewhere")
             self.end_headers()

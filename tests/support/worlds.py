@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetBounds, OffsetRange, TopicOffsets
@@ -46,6 +46,7 @@ RECORDS = 1000
 """Records in each partition of the topic, of which batches 0 to 10 are far from the end."""
 
 OUTPUT = StructType([StructField("k", StringType()), StructField("n", LongType())])
+TIMED = StructType([StructField("n", LongType()), StructField("at", TimestampType())])
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,9 @@ class FakeTopics:
 
     def latest(self, name: str) -> dict[int, int]:
         return self.offsets(name).latest
+
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        return self.latest(name)
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         return None

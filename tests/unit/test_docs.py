@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from configparser import ConfigParser
 from pathlib import Path
 from types import ModuleType
 
 from pydantic import BaseModel
 
-from streaming_jobs.settings import Settings
+from streaming_jobs.errors import PermanentError, UsageError
+from streaming_jobs.settings import Settings, StreamSettings
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -38,7 +40,7 @@ def test_every_module_that_docs_and_docstrings_name_is_there() -> None:
     root = DOCS.parent
     packages = ("streaming_jobs", "reprocessing", "quality", "orchestration", "benchmarks", "docs", "tests")
     there = {str(path.relative_to(root)) for package in packages for path in (root / package).rglob("*.py")}
-    own = {"docs/streams.md": {"my_flows.py"}}
+    own = {"docs/streams.md": {"my_flows.py"}, "docs/testing.md": {"my_flows.py"}}
     gone = []
     for path in (root / "README.md", *DOCS.glob("*.md"), *(root / file for file in there if file[:5] != "tests")):
         name = str(path.relative_to(root))
@@ -75,3 +77,16 @@ def test_every_setting_says_what_it_means() -> None:
             for name, field in section.model_fields.items():
                 nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
                 assert nested or field.description or name == "streams", f"{section.__name__}.{name}"
+
+
+def test_the_unit_of_systemd_stops_a_session_at_a_batch_border_and_starts_it_again_only_where_that_may_help() -> None:
+    """Without `KillMode=mixed` systemd signals Spark's JVM too, and the batch under way fails with it."""
+    unit = ConfigParser(interpolation=None)
+    unit.read(DOCS / "recourse.service")
+    service = unit["Service"]
+    assert service["KillMode"] == "mixed" and service["KillSignal"] == "SIGTERM"
+    assert Path(service["WorkingDirectory"]).is_absolute() and service["Restart"] == "on-failure"
+    assert set(service["RestartPreventExitStatus"].split()) == {
+        str(code) for code in (UsageError.exit_code, PermanentError.exit_code)
+    }
+    assert int(service["TimeoutStopSec"]) >= StreamSettings().stop_deadline.total_seconds() + 15 + 60

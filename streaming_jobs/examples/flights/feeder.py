@@ -143,7 +143,7 @@ def _prepared(kafka: KafkaSettings, topics: Topics, total: int, again: bool) -> 
 
 @contextmanager
 def _only_feeder(settings: Settings) -> Iterator[None]:
-    folder = settings.home.expanduser().absolute() / "feed"
+    folder = settings.home / "feed"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{TOPIC}.lock").open("w") as lock:
         try:

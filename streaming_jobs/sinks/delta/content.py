@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Schema
@@ -34,6 +35,10 @@ class DeltaContent:
 
     def inodes(self) -> list[tuple[int, int]]:
         """Device and inode of each file on disk, in order."""
+        return self._inodes
+
+    @cached_property
+    def _inodes(self) -> list[tuple[int, int]]:
         return inodes(self.root, self.files)
 
     def without(self, other: Content) -> DeltaContent:

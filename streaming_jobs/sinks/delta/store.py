@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
 from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.files import hard_link, sync, sync_files
+from streaming_jobs.files import hard_link, sync, sync_names
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.rules import NO_RULES, RowRules
@@ -207,10 +207,10 @@ def _links(table: Path, saved: SavedAs) -> Path:
 
 
 def _link(table: Path, files: Iterable[TableFile], target: Path) -> None:
-    """Link a table's files, and have the links on disk."""
+    """Link a table's files, and have the links on disk; the files were synced with the commits that added them."""
     made = []
     for file in files:
         source = on_disk(table, file.path)
         made.append(target / source.relative_to(table))
         hard_link(source, made[-1])
-    sync_files(made, table)
+    sync_names(made, table)

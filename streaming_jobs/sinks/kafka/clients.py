@@ -24,6 +24,9 @@ T = TypeVar("T")
 NO_LIMIT = 2**31 - 1
 """Bytes of a request, where no topic limits them; the most that librdkafka knows."""
 
+MARKER_BYTES = 8 << 20
+"""The largest marker: some 100 bytes for each partition that a batch read or wrote."""
+
 FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -84,7 +87,8 @@ def producer_config(
         timeout = milliseconds(settings.transaction_timeout)
         socket = min(int(config.get("socket.timeout.ms", timeout)), timeout)  # librdkafka allows no longer one
         config |= {"socket.timeout.ms": socket, "transaction.timeout.ms": timeout}
-        return config | {"transactional.id": transactional_id, "acks": "all"}
+        most = max(settings.max_record_kb * 1000, MARKER_BYTES)  # records were judged, and the marker has its own bound
+        return config | {"transactional.id": transactional_id, "acks": "all", "message.max.bytes": most}
     config |= {"acks": settings.acks, "message.timeout.ms": milliseconds(settings.transaction_timeout)}
     # Without idempotence a repeated request may pass a later one: one at a time keeps the order.
     return config | ({"enable.idempotence": True} if settings.acks == "all" else {"max.in.flight": 1})

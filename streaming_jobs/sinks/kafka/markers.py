@@ -17,9 +17,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.sinks.kafka.clients import ClientLost, in_time
+from streaming_jobs.sinks.kafka.clients import MARKER_BYTES, ClientLost, in_time
 from streaming_jobs.sinks.kafka.producer import Outgoing
-from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
+from streaming_jobs.sources.topics import KEEP_FOREVER, NOT_SHOWN, TopicInfo
 
 _OWNER, _SHARDS = "recourse.owner", "recourse.shards"
 _FIRST_LOOK = 64
@@ -80,11 +80,12 @@ def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None, p
                 replicas=-1 if data is None else data.replicas,
                 cleanup_policy="compact",
                 segment_bytes=_SEGMENT,
+                max_message_bytes=str(MARKER_BYTES),
                 min_cleanable_dirty_ratio="0.1",
                 **({} if data is None else {"min_insync_replicas": str(data.min_insync_replicas)}),
             )
         info = topics.describe(name)
-    if info is None or info.partitions != partitions or info.cleanup_policy != "compact":
+    if info is None or info.partitions != partitions or info.cleanup_policy not in ("compact", NOT_SHOWN):
         raise ConfigurationError(
             f"topic {name} holds the markers of a topic sink, and needs cleanup.policy=compact and partitions: "
             f"{partitions}; it is {info}",

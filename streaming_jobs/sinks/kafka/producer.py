@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.positions import WrittenRange
-from streaming_jobs.sinks.kafka.clients import ClientLost, in_time, leave, of_kafka
+from streaming_jobs.sinks.kafka.clients import MARKER_BYTES, ClientLost, in_time, leave, of_kafka
 
 _LOOK_EVERY = 2000
 _WAIT = 0.1
@@ -131,7 +131,7 @@ class BatchProducer:
             until = time.monotonic() + self._timeout.total_seconds()
             self._client.begin_transaction()
             ranges = self._send(records, expected, until).ranges(ids)
-            self._send([marker(ranges)], 1, until)
+            self._send_marker(marker(ranges), until)
             before_commit()
             self._commit(until)
             return ranges
@@ -164,6 +164,8 @@ class BatchProducer:
                 try:  # by position: keywords take as long as all the rest of the call
                     produce(topic, value, key, partition, report, None, timestamp, headers or None)
                     break
+                except KafkaException as error:
+                    raise of_kafka("write records", error.args[0]) from error
                 except BufferError:  # the client's buffer is full
                     client.poll(_WAIT)
                     _check(until)
@@ -182,6 +184,15 @@ class BatchProducer:
                 "start the stream again, which repeats the batch; please report it if it comes back",
             )
         return delivered
+
+    def _send_marker(self, marker: Outgoing, until: float) -> None:
+        try:
+            self._send([marker], 1, until)
+        except PermanentError as error:
+            raise PermanentError(
+                f"the marker of the batch, {len(marker.value or b''):,} bytes, in topic {marker.topic}: {error.found}",
+                f"set max.message.bytes={MARKER_BYTES} on topic {marker.topic}, which earlier versions made without it",
+            ) from error
 
     def _commit(self, until: float) -> None:
         while True:

@@ -149,7 +149,7 @@ class ShardedWriter(TransactionWriter):
 
     def _refuse_other_code(self, half: LedgerEntry) -> None:
         """Raise PermanentError if other code would write the shards' rest of a batch: before any table has it."""
-        if half.code.hash != self.code.hash:
+        if not half.code.same_code(self.code):
             raise PermanentError(
                 f"some of the {self.shards} shards of topic {self.topic} have {half.txn}, written by code "
                 f"{half.code.hash}, and others do not; the code is {self.code.hash} now",

@@ -195,7 +195,7 @@ class ShardTask:
                 f"shard {shard} of topic {self.sink.name} has {newest.rows[_ROWS]} rows of {entry.txn}, which an "
                 f"earlier attempt wrote, and has {records.count} now",
                 f"start the stream once with code {newest.code.hash}, which wrote them"
-                if newest.code.hash != entry.code.hash
+                if not newest.code.same_code(entry.code)
                 else "make the function give the same rows for the same records, then rebuild the topic from before it",
             )
         text = json.dumps([astuple(each) for each in newest.written])

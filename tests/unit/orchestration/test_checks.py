@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from orchestration.checks import check_key, left_behind, verdict
+from orchestration.checks import check_key, left_behind, settling, verdict
 from orchestration.local_dagster.dagster_home import prepare
-from orchestration.sessions.decisions import RunSeen, should_run
-from orchestration.sessions.events import delete_older, not_being_made, report_without_run
+from orchestration.sessions.decisions import RunSeen, missed, should_run
+from orchestration.sessions.events import report_without_run
 from orchestration.sessions.tags import STOPPED_BY_TAG
-from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
+from orchestration.sessions.verdicts import AGAIN_AFTER, NOT_TOLD, OTHER_WORDS_AFTER, Verdict, to_tell
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status
@@ -29,6 +28,8 @@ def found(state: str, *reasons: Reason, notes: tuple[str, ...] = ()) -> Health:
     return Health("orders", NOW, state, reasons, notes)
 
 
+WELL = Verdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
+RED = Verdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
 DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so"))
 
 
@@ -42,6 +43,7 @@ DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so
         (found("stopped", notes=("was stopped on purpose",)), True, False, "WARN", "stopped"),
         (found("stopped"), False, True, "ERROR", "stopped"),
         (found("recovering", notes=("is being recovered",)), False, False, "WARN", "recovering"),
+        (found("restarting", notes=("its session ended",)), False, False, "WARN", "restarting"),
         (found("never started"), True, True, "ERROR", "never started"),
     ],
 )
@@ -66,18 +68,59 @@ def run(status: str, *, ago: float, **tags: str) -> RunSeen:
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
-        ([], False),
-        ([run("STARTED", ago=0)], False),
+        ([], None),
+        ([run("STARTED", ago=0)], None),
         ([run("SUCCESS", ago=61)], True),
-        ([run("SUCCESS", ago=59)], False),
+        ([run("SUCCESS", ago=59)], None),
+        ([run("SUCCESS", ago=-7200)], True),
         ([run("FAILURE", ago=61)], True),
         ([run("CANCELED", ago=61)], False),
         ([run("CANCELED", ago=61, **{STOPPED_BY_TAG: "shutdown"})], True),
         ([RunSeen("q", "QUEUED", created=NOW - 61)], True),
     ],
 )
-def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(runs: list[RunSeen], expected: bool) -> None:
+def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(
+    runs: list[RunSeen], expected: bool | None
+) -> None:
     assert should_run(runs, NOW, patience=60) is expected
+
+
+TICK = NOW - 1000
+NIGHT = RunSeen("night", "SUCCESS", created=TICK + 20, started=TICK + 30, ended=TICK + 90)
+
+
+@pytest.mark.parametrize(
+    ("runs", "word"),
+    [
+        ([NIGHT], None),
+        ([replace(NIGHT, status="FAILURE")], "run_failed"),
+        ([replace(NIGHT, status="FAILURE", started=None), NIGHT], "run_failed"),
+        ([replace(NIGHT, created=TICK - 86_400)], "overdue"),
+        ([replace(NIGHT, created=TICK - 9000, status="STARTED", ended=None)], None),
+        ([replace(NIGHT, created=TICK - 9000, status="CANCELED")], "overdue"),
+        ([replace(NIGHT, status="CANCELED")], None),
+        ([replace(NIGHT, created=TICK - 9000, status="QUEUED", started=None, ended=None)], "overdue"),
+        ([], "overdue"),
+    ],
+)
+def test_a_scheduled_job_is_red_when_its_newest_run_failed_or_its_tick_has_started_nothing(
+    runs: list[RunSeen], word: str | None
+) -> None:
+    found = missed(runs, TICK, NOW, patience=300, watched_since=TICK - 60)
+    assert (found and found.word) == word
+    if not runs:
+        assert missed(runs, TICK, NOW, patience=300, watched_since=TICK + 60) is None, "it was loaded after the tick"
+        assert missed(runs, TICK, TICK + 299, patience=300, watched_since=0) is None
+
+
+def test_green_again_only_after_the_stream_has_shown_that_it_works() -> None:
+    starting = settling(WELL, RED.evaluation(KEY))
+    assert (starting.passed, starting.severity, starting.mark) == (False, dg.AssetCheckSeverity.WARN, "starting")
+    assert starting.text == "orders is running; before it orders is dead: its session ended"
+    assert settling(WELL, starting.evaluation(KEY)) == starting, "however often it is looked at"
+    assert settling(WELL, WELL.evaluation(KEY)) is WELL and settling(WELL, None) is WELL
+    assert settling(RED, starting.evaluation(KEY)) is RED
+    assert starting.mark in NOT_TOLD, "or each try of a stream that never works is an alert, and an all-clear"
 
 
 STOPPED = Status("orders", "stopped", 7, heartbeat=NOW - 200, trigger="continuous")
@@ -112,10 +155,6 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-WELL = Verdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
-RED = Verdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
-
-
 def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = None) -> int:
     """Report what is to be told; how much it was."""
     reported = to_tell(instance, {KEY: verdict}, now or time.time())
@@ -128,6 +167,9 @@ def test_each_change_is_told_once_and_the_rest_now_and_then(instance: dg.Dagster
     assert tell(instance, Verdict(True, dg.AssetCheckSeverity.ERROR, "never started", "orders never started")) == 0
     assert [tell(instance, v) for v in (WELL, WELL, RED, RED, RED, WELL)] == [1, 0, 1, 0, 0, 1]
     assert tell(instance, WELL, time.time() + AGAIN_AFTER + 1) == 1
+    other = replace(WELL, text="orders is idle")
+    assert [tell(instance, other, time.time() + age) for age in (OTHER_WORDS_AFTER - 5, OTHER_WORDS_AFTER)] == [0, 1]
+    assert tell(instance, other, time.time() - 3600) == 1, "the clock was set back"
 
 
 def test_what_a_person_has_executed_is_told_again_because_it_would_not_count_for_the_next_rows(
@@ -139,31 +181,3 @@ def test_what_a_person_has_executed_is_told_again_because_it_would_not_count_for
     )
     instance.report_dagster_event(event, run_id="by-hand")
     assert [tell(instance, WELL), tell(instance, WELL)] == [1, 0]
-
-
-def test_old_events_without_a_run_are_deleted_and_the_newest_of_each_kind_stay(instance: dg.DagsterInstance) -> None:
-    table = dg.AssetKey(["orders"])
-    for number in range(4):
-        report_without_run(instance, dg.AssetObservation(table, metadata={"alert": f"trouble {number}"}))
-        report_without_run(instance, dg.AssetMaterialization(table, metadata={"number": number}))
-        report_without_run(instance, (RED if number % 2 else WELL).evaluation(KEY))
-        not_being_made(instance, [table])
-    long_ago = datetime.now(UTC) - timedelta(hours=1)
-    assert delete_older(instance, long_ago) == 0
-    assert stored(instance) == (4, 4, 4)
-    assert delete_older(instance, datetime.now(UTC) + timedelta(seconds=1)) == 12
-    assert stored(instance) == (1, 1, 1)
-    newest = instance.get_latest_materialization_event(table)
-    assert newest is not None and newest.asset_materialization is not None
-    assert newest.asset_materialization.metadata["number"].value == 3
-    for connection in (instance.event_log_storage.index_connection, instance.event_log_storage.run_connection):  # type: ignore[attr-defined]
-        with connection() if "index" in connection.__name__ else connection("") as open_connection:
-            assert open_connection.exec_driver_sql("select count(*) from event_logs").scalar() == 4
-
-
-def stored(instance: dg.DagsterInstance) -> tuple[int, int, int]:
-    """Observations, materialisations and verdicts of the table."""
-    table = dg.AssetKey(["orders"])
-    checks = instance.event_log_storage.get_asset_check_execution_history(KEY, limit=100)
-    observed, made = instance.fetch_observations(table, limit=100), instance.fetch_materializations(table, limit=100)
-    return len(observed.records), len(made.records), len(checks)

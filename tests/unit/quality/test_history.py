@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from quality import history
+from quality.runs.table_looks import SuitePast
 from quality.validation import Outcome, Validation
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
@@ -89,8 +90,42 @@ def test_the_last_version_is_that_of_the_same_table_and_of_whole_runs(settings: 
     history.record(home, validation("a", version=5))
     history.record(home, replace(validation("b", version=9), narrowed=True))
     history.record(home, validation("c", suite="another", version=8))
-    assert history.last_validated_version(home, "orders_rows", "T1") == 5
-    assert history.last_validated_version(home, "orders_rows", "made anew") is None
+    judged = history.judged(home, "orders_rows", "T1")
+    assert judged.newest == 5 and judged.since(["amount_between", "id_not_null"]) == 5 and judged.red
+    assert judged.since(["amount_between", "new"]) is None
+    assert history.judged(home, "orders_rows", "made anew") == history.Judged()
+
+
+def test_what_could_not_be_evaluated_covers_nothing(settings: SettingsFactory) -> None:
+    home = settings()
+    now = time.time()
+    history.record(home, validation("a", version=5, at=now))
+    wrong = replace(RED, error="no such column")
+    history.record(home, replace(validation("b", version=9, at=now + 1), outcomes=(wrong, GREEN)))
+    judged = history.judged(home, "orders_rows", "T1")
+    assert judged.covered == {"amount_between": 5, "id_not_null": 9} and judged.newest == 9
+    assert judged.since(["id_not_null", "amount_between"]) == 5 and judged.since([]) == 9
+
+
+def test_a_check_reads_only_the_columns_and_the_outcomes_that_it_asks_for(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = settings()
+    for number in range(4):
+        outcomes = (replace(RED, passed=number != 2, number=float(number), error="broken" if number == 3 else ""),)
+        history.record(home, replace(validation(f"{number}", at=time.time() + number), outcomes=outcomes))
+    read: list[object] = []
+    real = history._read
+
+    def noted(settings: object, wanted: object, columns: object = None) -> object:
+        read.append(columns)
+        return real(settings, wanted, columns)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(history, "_read", noted)
+    past = SuitePast(home, "orders_rows")
+    assert [each.number for each in past.newest("amount_between", 2)] == [2.0, 1.0]
+    assert [each.number for each in past.passed("amount_between", 9)] == [1.0, 0.0]
+    assert read == [["number", "observed", "started_at"]] * 2
 
 
 def test_nobody_else_can_read_it(settings: SettingsFactory) -> None:

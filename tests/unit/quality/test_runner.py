@@ -192,7 +192,13 @@ def test_an_empty_slice_is_legal_and_evaluates_nothing(table: OrdersTable) -> No
     check = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
     run(table, check)
     validation = run(table, check)
-    assert (validation.outcomes, validation.engine, validation.rows, validation.files) == ((), "none", 0, 0)
+    assert (only(validation).observed, validation.engine, validation.rows, validation.files) == (
+        "no rows",
+        "none",
+        0,
+        0,
+    )
+    assert only(validation).passed and only(validation).number is None
 
 
 def test_what_a_run_has_found_stands_until_new_rows_come(table: OrdersTable) -> None:
@@ -208,6 +214,50 @@ def test_what_a_run_has_found_stands_until_new_rows_come(table: OrdersTable) -> 
     table.append(order(3))
     assert run(table, rule).passed
     assert run(table, rule).rows == 0
+
+
+def test_rows_that_came_while_an_expectation_could_not_be_evaluated_are_looked_at_later(table: OrdersTable) -> None:
+    negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0, meta={"name": "paid"})
+    misspelt = gxe.ExpectColumnValuesToBeBetween(column="amonut", min_value=0, meta={"name": "paid"})
+    item = gxe.ExpectColumnValuesToNotBeNull(column="item")
+    table.append(order(1, amount=1))
+    first = run(table, negative, item)
+    table.append(order(2, amount=-7))
+    assert "amonut" in run(table, misspelt, item).outcomes[0].error
+    table.append(order(3))
+    validation = run(table, negative, item)
+    assert first.passed and (validation.since, validation.rows) == (first.version, 2)
+    assert [row["id"] for row in validation.outcomes[0].sample] == [2]
+
+
+def test_rows_that_came_while_a_suite_could_not_be_built_are_looked_at_later(table: OrdersTable) -> None:
+    def build() -> Sequence[Any]:
+        raise KeyError("typo")
+
+    negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
+    table.append(order(1, amount=-7))
+    broken = run_suite(table.settings, TOPOLOGY, Suite("orders_rows", "orders", build), QUICK)
+    assert not broken.passed and broken.rows == 1
+    table.append(order(2))
+    assert only(run(table, negative)).failing == 1
+
+
+def test_an_expectation_that_was_added_looks_at_every_row_once(table: OrdersTable) -> None:
+    item = gxe.ExpectColumnValuesToNotBeNull(column="item")
+    negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
+    table.append(order(1, amount=-7))
+    assert run(table, item).passed
+    assert [outcome.failing for outcome in run(table, item, negative).outcomes] == [0, 1]
+    table.append(order(2))
+    assert run(table, item, negative).rows == 1
+
+
+def test_a_suite_that_expects_nothing_has_not_passed(table: OrdersTable) -> None:
+    table.append(order(1))
+    outcome = only(run(table))
+    assert (outcome.expectation, outcome.passed) == ("empty", False) and "no expectation" in outcome.error
+    table.append(order(2))
+    assert run(table).broken
 
 
 def test_an_empty_table_is_looked_at_as_a_whole(table: OrdersTable) -> None:
@@ -293,7 +343,7 @@ def test_checks_are_evaluated_on_an_empty_slice_too(table: OrdersTable) -> None:
     table.append(order(1))
     check = gxe.ExpectColumnValuesToNotBeNull(column="item")
     run(table, check)
-    assert [o.expectation for o in run(table, check, checks=[Check("works")]).outcomes] == ["works"]
+    assert [o.expectation for o in run(table, check, checks=[Check("works")]).outcomes] == ["item_not_null", "works"]
 
 
 def test_a_suite_of_a_json_file_is_read_when_it_runs(table: OrdersTable, tmp_path: Path) -> None:

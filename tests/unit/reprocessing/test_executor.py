@@ -5,21 +5,24 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from reprocessing import executor
+from reprocessing.planning.other_changes import rebuilt_since
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
 from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import folder
 from reprocessing.rebuild.publish import fence
-from streaming_jobs.errors import LeaseBusy, UsageError
+from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
-from tests.support.life import STREAM, Life, Topics, plan_one, recovery
+from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from tests.support.life import STREAM, Life, Topics, plan_one, recovery, undo_one
 
 
 @pytest.fixture
@@ -182,3 +185,29 @@ def test_a_plan_for_other_code_is_not_replayed_with_this(
     with pytest.raises(UsageError, match="deploy that code again|no longer holds"):
         act(life, plan, "resume")
     assert not stop_of(life).exists()
+
+
+@pytest.mark.parametrize("what", ["apply", "resume", "give_up"])
+def test_a_plan_that_another_process_works_on_is_waited_for(life: Life, plan: StreamPlan, what: str) -> None:
+    executor.journal_of(life.settings, plan.id).write("keep", "begun", stream=STREAM.name)
+    with (folder(life.settings, plan.id) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LeaseBusy, match="another process is working") as refused:
+            act(life, plan, what)
+        assert refused.value.next_step == "wait until it has ended"
+        with pytest.raises(LeaseBusy):
+            undo_one(life, plan.id, Topics(end=40))
+    with pytest.raises(UsageError, match="was applied already: it is applying"):
+        act(life, plan, "apply")
+
+
+def test_a_slice_that_was_rebuilt_after_the_plan_ends_it(life: Life, plan: StreamPlan) -> None:
+    """The plan would publish its rows from before; whether it waits to be applied, or was begun already."""
+    rebuilt = SliceRequest("s-1", STREAM.name, "things", "", {}, 0.0, {"slice": "2013-03-01"})
+    requests = SliceRequests.of(life.settings, STREAM.name)
+    requests.end(rebuilt.ended("committed", version=plan.saw.tables[0].version))
+    assert rebuilt_since(life.settings, STREAM, plan) == []
+    requests.end(replace(rebuilt, id="s-2").ended("committed", version=plan.saw.tables[0].version + 1))
+    for what in ("apply", "resume"):
+        with pytest.raises((UsageError, PreflightRefused), match="slice 2013-03-01 of table things was rebuilt since"):
+            act(life, plan, what)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pyarrow as pa
@@ -18,8 +23,7 @@ from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn, app_id
 from streaming_jobs.positions import OffsetRange, WrittenRange
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.stored import entries
-from streaming_jobs.state import ledger_file
-from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.ledger_file import LedgerFile, RawLine
 from tests.conftest import SettingsFactory
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, Disk, entry, offsets
 
@@ -216,6 +220,7 @@ def test_a_new_day_compresses_the_days_before_and_drops_those_past_the_retention
         (ledger.folder / f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}.jsonl").write_text(line)
     assert ledger.newest(STREAM) == (entry(0), {PRIMARY: 1})
     ledger.append(entry(1), {PRIMARY: 2})
+    assert ledger.rolled(20)
     five_days_ago = f"{datetime.now(UTC) - timedelta(days=5):%Y-%m-%d}.jsonl.gz"
     assert sorted(f.name for f in ledger.folder.iterdir()) == [five_days_ago, name]
     (ledger.folder / name).unlink()
@@ -229,15 +234,149 @@ def test_the_newest_lines_are_found_without_reading_whole_days(
     file = next(ledger.folder.glob("*.jsonl"))
     line = file.read_text()
     file.write_text("".join(line.replace('"b":0,', f'"b":{batch},') for batch in range(2_000)))
-    read: list[bytes] = []
-    texts = ledger_file._texts
-    monkeypatch.setattr(ledger_file, "_texts", lambda path: (read.append(text) or text for text in texts(path)))
+    read, days = list[str](), LedgerFile.days
+
+    def noted(self: LedgerFile, stream: str) -> Iterator[list[RawLine]]:
+        read.append(stream)
+        yield from days(self, stream)
+
+    monkeypatch.setattr(LedgerFile, "days", noted)
     assert [line.entry.batch for line in ledger.after(STREAM, Txn(1, 1_997), at_most=200_000)] == [1_999, 1_998]
     assert read == []
     assert len(ledger.after(STREAM, Txn(1, 99), at_most=200_000)) == 1_900, (
         "what lies before the last lines is found too"
     )
-    assert len(read) == 2_000
+    assert read == [STREAM]
+
+
+def many(batch: int, *moved: int, partitions: int = 100) -> LedgerEntry:
+    """A batch that has read 7 records of some partitions, and none of the others."""
+    ends = {p: 1_000 + 10 * batch + (7 if p in moved else 0) for p in range(partitions)}
+    starts = dict.fromkeys(range(partitions), 1000 + 10 * batch)
+    still = {p: 1_000 for p in range(partitions) if p not in moved}
+    return replace(entry(batch), offsets=(OffsetRange("t", "id", {**starts, **still}, {**ends, **still}),))
+
+
+def test_a_line_has_the_partitions_that_moved_and_a_reader_gets_all_of_them(ledger: LedgerFile) -> None:
+    made = [many(batch, batch % 7) for batch in range(120)]
+    for each in made:
+        ledger.append(each, {PRIMARY: each.batch})
+    file = next(ledger.folder.glob("*.jsonl"))
+    sizes = [len(text) for text in file.read_bytes().splitlines()]
+    assert sum(size > 1_000 for size in sizes) == 3, "one in 50 is full"
+    (day,) = ledger.days(STREAM)
+    assert [raw.read().entry for raw in day] == made
+    assert ledger.newest(STREAM) == (made[-1], {PRIMARY: 119})
+    assert [line.entry for line in ledger.after(STREAM, Txn(1, 110), at_most=500)] == made[:110:-1]
+
+
+@hypothesis.settings(max_examples=60)
+@given(st.lists(st.lists(ranges, max_size=2, unique_by=lambda r: r.topic).map(tuple), min_size=1, max_size=6))
+def test_whatever_partitions_come_and_go_each_line_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, read: list[tuple[OffsetRange, ...]]
+) -> None:
+    ledger = LedgerFile(tmp_path_factory.mktemp("ledger"))
+    made = [replace(entry(batch), offsets=each) for batch, each in enumerate(read)]
+    for each in made:
+        ledger.append(each, {})
+    assert [raw.read().entry for day in ledger.days(STREAM) for raw in day] == made
+
+
+def test_a_partition_that_is_new_and_one_that_stood_still_are_told_apart(ledger: LedgerFile) -> None:
+    first = replace(entry(0), offsets=(OffsetRange("t", "id", dict.fromkeys(range(9), 1), dict.fromkeys(range(9), 5)),))
+    stood = dict.fromkeys(range(9), 5)
+    second = replace(entry(1), offsets=(OffsetRange("t", "id", stood, {**stood, 9: 3}),))
+    third = replace(entry(2), offsets=(OffsetRange("t", "id", {**stood, 9: 3}, {**stood, 9: 3}),))
+    for each in (first, second, third):
+        ledger.append(each, {})
+    text = next(ledger.folder.glob("*.jsonl")).read_text()
+    assert text.count('"on":[1,0]') == 2
+    (day,) = ledger.days(STREAM)
+    assert [raw.read().entry for raw in day] == [first, second, third] and second.records == 3
+
+
+def test_a_line_whose_full_line_was_lost_is_left_out_and_the_next_driver_begins_anew(ledger: LedgerFile) -> None:
+    for batch in range(3):
+        ledger.append(many(batch, 1), {})
+    file = next(ledger.folder.glob("*.jsonl"))
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0][:40] + b"\n" + lines[1] + lines[2])
+    LedgerFile(ledger.folder).append(many(3, 2), {})
+    assert [raw.read().entry for day in ledger.days(STREAM) for raw in day] == [many(3, 2)]
+
+
+def test_a_full_line_that_could_not_be_written_is_written_again(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = many(1, *range(100))
+    ends = everything.offsets[0].end
+    ledger.append(many(0, 1), {})
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(OSError, match="no space"):
+            ledger.append(everything, {})
+    later = replace(entry(2), offsets=(OffsetRange("t", "id", ends, {**ends, 0: 2_000}),))
+    ledger.append(later, {})
+    assert ledger.newest(STREAM) == (later, {})
+
+
+def test_a_day_in_memory_is_places_in_its_file_and_not_its_text(ledger: LedgerFile) -> None:
+    made = [many(batch, batch % 7, partitions=1_000) for batch in range(200)]
+    for each in made:
+        ledger.append(each, {})
+    ledger.roll(datetime.now(UTC))
+    tracemalloc.start()
+    (day,) = ledger.days(STREAM)
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used < 200 * 500 and day[150].read().entry == made[150]
+
+
+def test_the_lines_of_another_folder_are_taken_over_with_all_their_partitions(
+    ledger: LedgerFile, tmp_path: Path
+) -> None:
+    replayed = LedgerFile(tmp_path / "replayed")
+    for batch in range(5):
+        replayed.append(many(batch, 1), {PRIMARY: batch})
+    ledger.append(many(9, 3), {PRIMARY: 9})
+    for _ in range(2):  # killed, and done again
+        LedgerFile(ledger.folder).adopt(replayed)
+    read = [raw.read().entry for day in ledger.days(STREAM) for raw in day]
+    assert read == [many(9, 3), *(many(batch, 1) for batch in range(5))]
+
+
+def test_past_days_are_compressed_beside_the_batch(ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.append(entry(0), {PRIMARY: 1})
+    today = next(ledger.folder.glob("*.jsonl"))
+    past = ledger.folder / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}.jsonl"
+    past.write_bytes(today.read_bytes())
+    today.unlink()
+    go, roll = threading.Event(), LedgerFile.roll
+
+    def waits(self: LedgerFile, *arguments: Any) -> None:
+        assert go.wait(20)
+        roll(self, *arguments)
+
+    monkeypatch.setattr(LedgerFile, "roll", waits)
+    driver = LedgerFile(ledger.folder)
+    driver.append(entry(1), {PRIMARY: 2})  # returns although the day before is not compressed yet
+    assert past.exists() and not driver.rolled(0)
+    go.set()
+    assert driver.rolled(20)
+    assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
+
+
+def test_a_roll_that_a_kill_cut_off_is_done_again_by_the_next_driver(ledger: LedgerFile) -> None:
+    ledger.append(entry(0), {PRIMARY: 1})
+    today = next(ledger.folder.glob("*.jsonl"))
+    past = ledger.folder / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}.jsonl"
+    past.write_bytes(today.read_bytes())
+    past.with_suffix(".jsonl.partial").write_bytes(b"half")
+    driver = LedgerFile(ledger.folder)
+    driver.append(entry(1), {PRIMARY: 2})
+    assert driver.rolled(20)
+    assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
+    assert len(list(ledger.days(STREAM))) == 2
 
 
 def test_the_only_day_stays_however_old(ledger: LedgerFile) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 
 import streaming_jobs
+from tests.support import ROOT
 
 PUBLIC = [
     "Between",
+    "DeltaSource",
     "DeltaTable",
     "Format",
     "Holds",
@@ -37,6 +41,11 @@ PUBLIC = [
 ]
 
 
+_IMPORT = re.compile(
+    r"^\s*from ((?:streaming_jobs|quality|reprocessing|orchestration)[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE
+)
+
+
 def test_the_public_names_are_these_and_all_have_a_docstring() -> None:
     assert streaming_jobs.__all__ == PUBLIC == sorted(PUBLIC, key=str)
     assert all(getattr(streaming_jobs, name).__doc__ for name in PUBLIC)
@@ -44,6 +53,20 @@ def test_the_public_names_are_these_and_all_have_a_docstring() -> None:
 
 def test_the_decorator_is_not_hidden_by_the_module_of_its_name() -> None:
     assert callable(streaming_jobs.stream)
+
+
+def test_every_import_in_the_documentation_works() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    imports = {
+        (module, name.split(" as ")[0].strip())
+        for page in pages
+        for module, listed, line in _IMPORT.findall(page.read_text())
+        for name in (listed or line).split(",")
+        if name.strip().isidentifier() or " as " in name
+    }
+    assert ("streaming_jobs", "DeltaSource") in imports
+    missing = {(m, name) for m, name in imports if not hasattr(importlib.import_module(m), name)}
+    assert not missing
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.settings import Loaded, Settings, StreamOverrides, StreamSettings, load
+from streaming_jobs.settings import (
+    DEMONSTRATION,
+    Loaded,
+    Settings,
+    StreamOverrides,
+    StreamSettings,
+    demonstrate,
+    load,
+    project_folder,
+)
+from streaming_jobs.topology import Topology
 
 FILE = """
 [kafka]
@@ -199,3 +210,116 @@ def test_the_commit_interval_goes_by_pace_unless_it_is_set_and_upserts_may_have_
     )
     assert explicit.commit_interval(upsert=False) == timedelta(0)
     assert explicit.commit_interval(upsert=True) == timedelta(seconds=9)
+
+
+def test_a_file_that_the_environment_names_and_that_is_not_there_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOURSE_CONFIG", str(folder / "prod.toml"))
+    with pytest.raises(ConfigurationError, match=r"no configuration file at .*prod\.toml") as refused:
+        load()
+    assert "RECOURSE_CONFIG" in refused.value.next_step
+
+
+def test_the_file_is_looked_for_upwards_and_its_paths_belong_to_its_folder(
+    file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "recourse.toml").write_text('tables_dir = "data"\njobs = "~/jobs.yml"\n')
+    (folder / "deep" / "down").mkdir(parents=True)
+    monkeypatch.chdir(folder / "deep" / "down")
+    loaded = load()
+    assert loaded.file == folder / "recourse.toml"
+    assert (loaded.settings.home, loaded.settings.tables) == (folder / ".recourse", folder / "data")
+    assert loaded.settings.jobs == Path.home() / "jobs.yml"
+    assert project_folder() == folder
+    assert loaded.sources == {"configuration": str(file), "home": str(folder / ".recourse")}
+    assert load({"home": "mine"}).settings.home == folder / "deep" / "down" / "mine"
+
+
+def test_no_streams_without_a_configuration_unless_the_demonstration_was_chosen_for_the_home(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RECOURSE_DEMO")
+    settings = load().settings
+    assert settings.flows == []
+    with pytest.raises(ConfigurationError, match="no streams are configured"):
+        Topology.of_settings(settings)
+    (folder / ".recourse").mkdir()
+    demonstrate(folder / ".recourse")
+    monkeypatch.delenv("RECOURSE_DEMO")  # as in a later command
+    loaded = load()
+    assert loaded.settings.flows == [*DEMONSTRATION]
+    assert origin(loaded, "flows")[1] == "demonstration"
+    assert load({"flows": ["mine"]}).settings.flows == ["mine"]
+
+
+@pytest.mark.parametrize("key", ["home", "state_dir", "tables_dir"])
+@pytest.mark.parametrize("address", ["s3://bucket/tables", "abfss://c@a.dfs.core.windows.net/t", "file:/t"])
+def test_an_address_in_place_of_a_folder_is_refused(key: str, address: str, file: Path) -> None:
+    file.write_text(f'{key} = "{address}"\n')
+    with pytest.raises(ConfigurationError, match=rf"{key} \(file recourse\.toml\): .*is an address"):
+        load()
+
+
+@pytest.mark.parametrize("master", ["yarn", "locl[*]", "local[", "k8s://https://host:443"])
+def test_a_master_that_is_not_supported_is_refused(master: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"spark\.master \(flag\)"):
+        load({"spark.master": master})
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[3]", "local[2,4]", "local-cluster[2, 1, 1024]", "spark://a:7077,b:7077"]
+)
+def test_a_master_that_is_supported_is_taken(master: str) -> None:
+    assert load({"spark.master": master}).settings.spark.master == master
+
+
+def test_variables_of_a_kubernetes_service_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVICE_HOST", "PORT", "UI_SERVICE_PORT_HTTP", "PORT_3000_TCP_ADDR", "UI_PORT"):
+        monkeypatch.setenv(f"RECOURSE_{name}", "tcp://10.0.0.1:3000")
+    monkeypatch.setenv("RECOURSE_BROKER__PORT", "9099")
+    with capture_logs() as logs:
+        assert load().settings.broker.port == 9099
+    assert {line["variable"] for line in logs} >= {"RECOURSE_PORT", "RECOURSE_UI_PORT"}
+
+
+def test_a_text_without_brackets_is_a_list_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOURSE_FLOWS", "my_flows")
+    monkeypatch.setenv("RECOURSE_QUALITY__SUITES", '["a", "b"]')
+    settings = load({"quality.email_to": '["x@y"]'}).settings
+    assert (settings.flows, settings.quality.suites, settings.quality.email_to) == (["my_flows"], ["a", "b"], ["x@y"])
+
+
+def test_a_variable_that_is_no_json_is_an_ordinary_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOURSE_SPARK", "local[*]")
+    with pytest.raises(ConfigurationError, match="the environment: .*spark"):
+        load()
+
+
+def test_a_home_with_a_tilde_is_absolute_when_it_is_read() -> None:
+    assert load({"home": "~/rec"}).settings.home == Path.home() / "rec"
+
+
+REFUSED: list[tuple[Mapping[str, Any], str]] = [
+    ({"topic_sink.prefix": "a b/ü!"}, "topic_sink.prefix"),
+    ({"topic_sink.transaction_timeout": "2 hours"}, "above 15 minutes"),
+    ({"stream.trigger": "every 0 seconds"}, "longer than 0"),
+    ({"dagster.max_session": "0 s"}, "longer than 0"),
+    ({"dagster.keep_runs": "0 s"}, "longer than 0"),
+    ({"dagster.stale_after": "0 s"}, "longer than 0"),
+    ({"kafka.security_protocol": "SASL_SSL"}, "kafka.sasl_username is empty"),
+    ({"quality.webhook": "hooks.example.com"}, "quality.webhook is no URL"),
+]
+
+
+@pytest.mark.parametrize(("flags", "text"), REFUSED, ids=[str(flags) for flags, _ in REFUSED])
+def test_a_value_that_would_fail_later_is_refused_at_once(flags: Mapping[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        load(flags)
+
+
+def test_secrets_among_sparks_properties_are_hidden() -> None:
+    extra = {"spark.hadoop.fs.s3a.secret.key": "TOPSECRET", "spark.executor.cores": "2"}
+    shown = {o.key: o.value for o in load({"spark.extra": extra}).origins}
+    assert shown["spark.extra.spark.hadoop.fs.s3a.secret.key"] == "(hidden)"
+    assert shown["spark.extra.spark.executor.cores"] == "2"

@@ -15,10 +15,11 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.declared_names import checked_name
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from tests.support.worlds import OUTPUT, THINGS, NoBytes
+from tests.support.worlds import OUTPUT, THINGS, TIMED, NoBytes
 
 PRICES = KafkaTopic("prices", value=NoBytes())
 LISTS = StructType([StructField("k", StringType()), StructField("l", ArrayType(LongType()))])
@@ -131,6 +132,14 @@ Declare = Callable[[], object]
         (lambda: KafkaTopic("t", value=NoBytes(), lateness="1 h"), "event_time and lateness go together"),
         (lambda: KafkaTopic("t", value=NoBytes(), event_time="x", lateness="1 h"), "'x' is not a field"),
         (
+            lambda: KafkaTopic("t", value=NoBytes(), event_time="n", lateness="1 h"),
+            "topic t: event_time 'n' is bigint, not a timestamp",
+        ),
+        (
+            lambda: DeltaSource("t", schema=OUTPUT, event_time="n", lateness="1 h"),
+            "table t: event_time 'n' is bigint, not a timestamp",
+        ),
+        (
             lambda: KafkaTopic("t", value=NoBytes(StructType([StructField(SOURCE_COLUMN, LongType())]))),
             "the field name _source is taken",
         ),
@@ -165,11 +174,11 @@ def test_a_column_that_cannot_be_quoted_or_is_ours_is_refused(name: str) -> None
 
 def test_a_lateness_that_is_no_duration_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="'a while' is not a duration"):
-        KafkaTopic("t", value=NoBytes(), event_time="n", lateness="a while")
+        KafkaTopic("t", value=NoBytes(), lateness="a while", event_time="n")
 
 
 def test_the_delay_is_the_lateness_as_a_duration() -> None:
-    assert KafkaTopic("t", value=NoBytes(), event_time="n", lateness="6 hours").delay == timedelta(hours=6)
+    assert KafkaTopic("t", value=NoBytes(TIMED), event_time="at", lateness="6 hours").delay == timedelta(hours=6)
     assert THINGS.delay is None
 
 
@@ -201,7 +210,7 @@ def test_a_field_of_the_format_may_have_any_other_name() -> None:
 
 
 def test_how_far_ahead_an_event_time_may_lie_is_declared_with_it() -> None:
-    made = KafkaTopic("t", value=NoBytes(), event_time="n", lateness="6 hours")
+    made = KafkaTopic("t", value=NoBytes(TIMED), event_time="at", lateness="6 hours")
     assert made.ahead == timedelta(days=1)
     assert replace(made, max_ahead="10 minutes").ahead == timedelta(minutes=10)
     assert replace(made, max_ahead=None).ahead is None

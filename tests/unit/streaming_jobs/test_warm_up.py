@@ -82,3 +82,30 @@ def test_what_java_printed_is_told_without_the_class_path(tmp_path: Path) -> Non
 
 def test_more_is_rehearsed_where_java_keeps_profiles_of_it() -> None:
     assert warm_up.share(Path("spark-1.aot")) > 10 * warm_up.share(Path("spark-1.jsa"))
+
+
+def test_each_step_is_printed_at_once_and_again_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warm_up, "_REPEAT_SECONDS", 0.01)
+    printed = ""
+    with warm_up._progress() as at:
+        at("1 of 2: one")
+        at("2 of 2: two")
+        while "two (" not in printed:
+            printed += capsys.readouterr().err
+    assert "warm-up: 1 of 2: one\n" in printed and printed.index("one") < printed.index("2 of 2: two")
+
+
+def test_an_interrupt_says_what_comes_next(
+    settings: SettingsFactory,
+    finals: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warm_up, "_run", interrupted)
+    assert warm_up.main() == 130
+    assert "interrupted; the next" in capsys.readouterr().err

@@ -116,6 +116,20 @@ def test_a_job_yaml_of_any_kind_of_fault_costs_no_verdict_and_no_definitions(set
     assert definitions(settings).resolve_job_def("shop").run_config
 
 
+def test_the_definitions_are_built_again_only_when_the_jobs_have_changed(settings: Settings) -> None:
+    made: list[Bundle] = []
+    now = last_good.FaultOfNow(settings, Topology.load(settings.flows), made.append)
+    assert settings.jobs is not None
+    good = settings.jobs.read_text()
+    assert [now(), now()] == [None, None] and len(made) == 1
+    settings.jobs.write_text(good.replace(*DATE))
+    assert now() is not None and now() is not None
+    settings.jobs.write_text(f"{good}# a remark\n")
+    assert now() is None and len(made) == 1
+    settings.jobs.write_text(good.replace("default: 100", "default: 55"))
+    assert [now(), now()] == [None, None] and len(made) == 2
+
+
 def test_what_nobody_has_foreseen_is_a_fault_that_says_what_it_was(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

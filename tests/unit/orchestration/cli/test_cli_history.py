@@ -18,7 +18,7 @@ from tests.support.timelines import NEW, OLD, lay_deploys, lay_ledger, lay_sessi
 def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     """A home in which stream `parity` has run for the last two hours, with a deploy after the first one."""
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RECOURSE_FLOWS", '["tests.support.worlds"]')
     settings, begin = Settings.load(), time.time() - 7_200

@@ -22,7 +22,7 @@ from tests.support.life import STREAM, Life, Topics
 @pytest.fixture(autouse=True)
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Six batches, and a savepoint after the third; the stream is declared, and the broker is the one of `Topics`."""
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     flows = ModuleType("preview_test_flows")

@@ -26,7 +26,7 @@ from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
 @pytest.fixture(autouse=True)
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Nine batches in a home of its own; the stream is declared, and the broker is the one of `Topics`."""
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
@@ -158,3 +158,14 @@ def test_planning_without_a_broker_says_what_is_not_known(
     assert code == 0 and "no broker" in text, said
     code, _, said = run(capsys, "plan", STREAM.name, "--to-earliest")
     assert code == 1 and "only the broker knows" in said and "recourse up" in said
+
+
+@pytest.mark.parametrize("command", ["apply", "resume", "undo", "abort"])
+def test_a_plan_that_does_not_exist_is_said_first(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, _, said = run(capsys, command, "nonsense-0001")
+    assert code == 2 and "there is no plan nonsense-0001" in said and "recover list" in said
+
+
+def test_abort_takes_yes_like_the_others(life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run(capsys, "abort", plan.id, "--yes")
+    assert code == 0 and f"plan {plan.id} is aborted" in said

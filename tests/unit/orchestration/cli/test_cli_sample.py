@@ -42,7 +42,7 @@ class OrdersOnDisk(Disk):
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Table `orders_plain` with ids 0 to 99; id 1 and 2 are the newest by event time."""
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["tests.support.worlds", __name__]))
     settings = Settings.load()

@@ -24,7 +24,7 @@ NEVER_RAN = replace(OTHERS, name="never_ran", sinks={"never_ran": replace(OTHERS
 @pytest.fixture(autouse=True)
 def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Life]:
     """Two streams that have run, and one that has not."""
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")

@@ -59,7 +59,7 @@ def keep(words):
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """An empty home and two declared streams, `count` and `keep`."""
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     (tmp_path / "cli_test_flows.py").write_text(FLOWS)
     monkeypatch.syspath_prepend(tmp_path)

@@ -32,7 +32,7 @@ POSITION = {TOPIC: {0: 20, 1: 9}}
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A home in which `parity` has run; its lag was seen just now."""
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RECOURSE_FLOWS", '["tests.support.worlds"]')
     settings, now = Settings.load(), time.time()
@@ -76,6 +76,9 @@ def test_one_stream_is_shown_with_its_partitions(
     assert "30 records unread; by timestamps the oldest is of 2013-01-01 00:26:40 UTC" in printed.err
     (line,) = [line.split() for line in printed.out.splitlines() if "2013-01-01" in line]
     assert line[:5] == [TOPIC, "0", "20", "50", "30"]
+    answers(monkeypatch, unread_of(POSITION, ENDS, {}))
+    assert cli.main(["streams", "status", STREAM]) == 0
+    assert "not read in time" in capsys.readouterr().out
     assert cli.main(["streams", "status"]) == 0
     assert "unread" not in capsys.readouterr().err
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import structlog
 
 from orchestration import cli
 from orchestration.cli import kafka, once, up
 from orchestration.cli.catching_up import CatchingUp
 from orchestration.cli.invocation import Invocation
 from orchestration.cli.observed import Observed
+from orchestration.cli.output import log_to_stderr, say
+from orchestration.cli.retried import Retried
 from orchestration.cli.screen import Feeding, Screen, lines
 from orchestration.cli.setup import sole_use
 from orchestration.sessions.bounded_log import BoundedLog
@@ -177,14 +183,55 @@ def test_once_ends_with_the_verdict_and_starts_no_dagster(
     assert events == ["checks", "jars True", "warm-up", "broker start", "topics", "broker stop"]
 
 
-def test_a_broker_that_dies_over_and_over_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
-    broker = SimpleNamespace(running=lambda: False, restart=lambda: None)
-    keeper = kafka.BrokerKeeper(broker, most=3)  # type: ignore[arg-type]
-    for _ in range(3):
-        keeper.look_after()
-    with pytest.raises(SetupError, match="died 4 times"):
-        keeper.look_after()
-    capsys.readouterr()
+def test_a_broker_that_does_not_come_up_is_tried_again_later_each_time_and_ends_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now, tries = [100.0], []
+
+    def restart() -> None:
+        tries.append(now[0])
+        if len(tries) < 10:
+            raise SetupError("the broker ended while it started")
+
+    keep = Retried("broker", restart, Path("/home"), clock=lambda: now[0])
+    while len(tries) < 10:
+        keep()
+        now[0] += 1.0
+    assert [after - before for before, after in pairwise(tries)] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    printed = capsys.readouterr().err
+    assert printed.count("the broker ended while it started") == 1
+    assert "broker: works again" in printed
+
+
+def test_a_full_disk_ends_nothing_and_is_told_with_its_path(
+    events: Events, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = []
+
+    def supervise(self: object) -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeProcesses, "supervise", supervise)
+    assert cli.main(["up"]) == 0
+    assert len(looks) == 2
+    assert f"Dagster: REC-003 {tmp_path / '.recourse'}: No space left on device" in capsys.readouterr().err
+
+
+def test_a_line_for_people_is_dropped_when_the_disk_of_the_log_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - its close fails too
+    monkeypatch.setattr(sys, "stderr", full)
+    try:
+        say("a line")
+        log_to_stderr()
+        structlog.get_logger().error("an event")
+    finally:
+        monkeypatch.undo()
+        structlog.reset_defaults()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 OK = SimpleNamespace(table="flights_clean", ok=True, expected_rows=10, found_rows=10, detail="every row is equal")

@@ -132,7 +132,8 @@ def test_a_stream_that_is_right_ends_with_0_and_says_what_was_not_compared(
     assert home.verify("things") == 0
     printed = capsys.readouterr()
     assert "every offset is in its table exactly once" in printed.err
-    assert "reading topic things: 50 of 50 offsets" in printed.err
+    assert "reading topic things, offsets: 50 of 50" in printed.err
+    assert "comparing tables with topics, streams: 0 of 1" in printed.err
     assert "50 rows, as many as the entries say were written" in printed.out
     assert "no truth is declared for it" in printed.out and "not compared" in printed.out
 

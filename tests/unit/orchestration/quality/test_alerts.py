@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ import structlog
 
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.quality.alerts import CheckAlerts
-from orchestration.quality.runs import delete_finished, end_lost
-from orchestration.quality.suites import RUN_TAGS
-from orchestration.quality.transitions import LONGEST_PAUSE, Alerts
-from orchestration.sessions.events import delete_older, report_without_run
+from orchestration.quality.suites import run_tags
+from orchestration.quality.transitions import LONGEST_PAUSE, Alerts, Receiver, Transition
+from orchestration.sessions.events import report_without_run
+from orchestration.sessions.ownership import identity
+from orchestration.sessions.runs import end_lost
 from orchestration.sessions.tags import WORKER_TAG
 from orchestration.sessions.verdicts import Verdict
 from streaming_jobs.settings import Settings
@@ -35,11 +38,17 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
+def home(instance: dg.DagsterInstance) -> Settings:
+    """The settings of the instance's home."""
+    return Settings(home=Path(instance.root_directory).parent)
+
+
 class Ticks:
     """The sensor with its cursor, and a clock of our own."""
 
     def __init__(self, instance: dg.DagsterInstance, **quality: Any) -> None:
-        settings = Settings.load({f"quality.{name}": value for name, value in quality.items()})
+        given = {"free_disk_mb": 0, "alert_after": "0 seconds", "email_severity": "warning", **quality}
+        settings = Settings.load({f"quality.{name}": value for name, value in given.items()})
         self.instance, self.alerts, self.cursor = instance, CheckAlerts({KEY: "orders"}, settings), ""
         self.later = 0.0
 
@@ -104,7 +113,7 @@ def test_a_receiver_that_is_down_gets_each_change_later_and_the_other_one_gets_n
     with webhook(status=503) as hook, mail_server() as mails, structlog.testing.capture_logs() as logged:
         ticks = Ticks(instance, webhook=hook.url, email_to=["a@b.example"], smtp_port=mails.port)
         ticks.evaluate(False)
-        assert "webhook: the webhook answered 503; 1 wait" in ticks.tick()
+        assert "webhook: the webhook answered 503; 0 sent, 1 wait" in ticks.tick()
         ticks.evaluate(True)
         assert "webhook: 2 wait" in ticks.tick(), "the pause after a failure is kept"
         assert len(hook.paths) == 1
@@ -119,7 +128,7 @@ def test_a_receiver_that_is_down_gets_each_change_later_and_the_other_one_gets_n
 
 def test_what_is_never_taken_is_given_up_with_an_error_in_the_log(instance: dg.DagsterInstance) -> None:
     with webhook(status=500) as hook, structlog.testing.capture_logs() as logged:
-        ticks = Ticks(instance, webhook=hook.url)
+        ticks = Ticks(instance, webhook=hook.url, remind_every="0 seconds")
         ticks.evaluate(False)
         ticks.tick()
         ticks.later = 25 * 3600.0
@@ -136,8 +145,52 @@ def test_a_sender_that_raises_loses_nothing_and_tells_no_secret(instance: dg.Dag
     ticks.alerts = CheckAlerts({KEY: "orders"}, ticks.alerts.settings, {"webhook": broken})
     ticks.evaluate(False)
     with structlog.testing.capture_logs() as logged:
-        assert "sending raised RuntimeError; 1 wait" in ticks.tick()
+        assert "sending raised RuntimeError; 0 sent, 1 wait" in ticks.tick()
     assert SECRET not in str(logged)
+
+
+def test_what_is_too_long_or_unreadable_holds_nothing_else_up(instance: dg.DagsterInstance) -> None:
+    with webhook(longest=12_000) as hook, structlog.testing.capture_logs() as logged:
+        ticks = Ticks(instance, webhook=hook.url)
+        now = time.time()
+        waiting = [
+            Transition(f"{n}", f"c{n}", "orders", "orders", "failed", "passed", f"{n} " + "x" * 800, now - n, "")
+            for n in range(40)
+        ]
+        waiting[7] = replace(waiting[7], text="unreadable")
+        ticks.cursor = Alerts({}, {"webhook": Receiver(tuple(waiting))}).cursor()
+        assert "39 sent" in ticks.tick()
+    assert [alert["id"] for alert in hook.alerts] == [f"{n}" for n in range(40) if n != 7]
+    assert all(len(json.dumps(body)) <= 12_500 for body in hook.bodies)
+    (refused,) = (entry for entry in logged if entry["event"] == "alert refused")
+    assert (refused["alert"], refused["log_level"]) == ("orders: check c7 is red", "error")
+
+
+def test_a_tick_calls_the_heartbeat_and_says_what_to_run(instance: dg.DagsterInstance) -> None:
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url, heartbeat_url=f"{hook.url}/alive")
+        ticks.evaluate(False)
+        sensor = ticks.alerts.sensor()
+        sensor(dg.build_sensor_context(instance=instance, cursor=None))
+    assert hook.paths[-1].endswith("/alive")
+    assert [alert["command"] for alert in hook.alerts] == ["recourse quality show orders_rows"]
+
+
+def test_a_disk_that_fills_up_is_yellow_then_red_then_green_again(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url, free_disk_mb=1000)
+        for free in (1000, 999, 250, 249, 0, 5000):
+            usage = shutil._ntuple_diskusage(10**12, 0, free * 2**20)  # type: ignore[attr-defined]
+            monkeypatch.setattr("streaming_jobs.state.disk_space.shutil.disk_usage", lambda _, usage=usage: usage)
+            ticks.tick()
+    assert [(alert["check"], alert["colour"]) for alert in hook.alerts] == [
+        ("disk", "yellow"),
+        ("disk", "red"),
+        ("disk", "green"),
+    ]
+    assert "249 MB are free" in hook.alerts[1]["text"] and hook.alerts[1]["command"] == "recourse doctor"
 
 
 def test_a_stream_that_is_stopped_on_purpose_or_recovered_is_no_change(instance: dg.DagsterInstance) -> None:
@@ -165,9 +218,9 @@ def planned(instance: dg.DagsterInstance, status: dg.DagsterRunStatus, worker: s
     def rows() -> dg.AssetCheckResult:
         return dg.AssetCheckResult(passed=True)
 
-    job = dg.define_asset_job("quality", dg.AssetSelection.checks(rows), tags=RUN_TAGS)
+    job = dg.define_asset_job("quality", dg.AssetSelection.checks(rows), tags=run_tags(home(instance)))
     defs = dg.Definitions(asset_checks=[rows], jobs=[job])
-    tags = {**RUN_TAGS, **({WORKER_TAG: worker} if worker else {})}
+    tags = {**run_tags(home(instance)), **({WORKER_TAG: worker} if worker else {})}
     return instance.create_run_for_job(defs.resolve_job_def("quality"), status=status, tags=tags)
 
 
@@ -187,8 +240,8 @@ def test_a_check_whose_run_was_killed_is_red(instance: dg.DagsterInstance) -> No
         ticks.evaluate(True)
         ticks.tick()
         planned(instance, dg.DagsterRunStatus.STARTED, worker=f"{socket.gethostname()}:1:1.00")
-        assert len(end_lost(instance)) == 1
-        assert end_lost(instance) == []
+        assert len(end_lost(instance, home(instance))) == 1
+        assert end_lost(instance, home(instance)) == []
         ticks.tick()
         ticks.tick()
         assert states(hook) == ["failed"]
@@ -198,23 +251,7 @@ def test_a_check_whose_run_was_killed_is_red(instance: dg.DagsterInstance) -> No
 
 
 def test_a_run_whose_process_lives_or_is_elsewhere_is_left_alone(instance: dg.DagsterInstance) -> None:
-    from orchestration.sessions.supervisor import identity
-
     planned(instance, dg.DagsterRunStatus.STARTED, worker=identity())
     planned(instance, dg.DagsterRunStatus.STARTED, worker="elsewhere:1:1.00")
     planned(instance, dg.DagsterRunStatus.STARTED)
-    assert end_lost(instance) == []
-
-
-def test_old_runs_of_suites_and_their_verdicts_are_deleted_and_the_newest_verdict_stays(
-    instance: dg.DagsterInstance,
-) -> None:
-    running = planned(instance, dg.DagsterRunStatus.STARTED)
-    old = [planned(instance, dg.DagsterRunStatus.SUCCESS) for _ in range(3)]
-    long_ago, soon = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(seconds=5)
-    assert delete_finished(instance, long_ago) == 0
-    assert delete_finished(instance, soon) == 3
-    assert [run.run_id for run in instance.get_runs()] == [running.run_id]
-    assert not any(instance.has_run(run.run_id) for run in old)
-    delete_older(instance, soon)
-    assert len(instance.event_log_storage.get_asset_check_execution_history(KEY, limit=10)) == 1
+    assert end_lost(instance, home(instance)) == []

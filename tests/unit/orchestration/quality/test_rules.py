@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dagster as dg
 import pytest
 
-from orchestration.quality.rules import RECENT, RuleChecks, RuleCount, RuledTable, verdict
+from orchestration.quality.rules import RECENT, RuleChecks, RuleCount, RuledTable, counts_in, verdict
+from streaming_jobs.errors import RuleBroken
+from streaming_jobs.rules import NotNull, RowRules
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.row_rules import refuse
 
 NOW = 1_000_000.0
 ORDERS = RuledTable("orders", "orders", ("customer_not_null",))
@@ -86,3 +91,18 @@ def test_a_person_can_execute_it_and_tables_without_rules_have_none() -> None:
         assert (evaluation.asset_check_key, evaluation.passed) == (ORDERS.key, True)
     none = RuleChecks([], Settings(), lambda *_: {})
     assert (none.definitions(), none.sensors()) == ([], [])
+
+
+def test_an_error_is_that_of_the_rule_and_the_table_that_it_names() -> None:
+    import pyarrow as pa
+
+    rules = RowRules((NotNull("id", on_fail="fail"), NotNull("order_id", on_fail="fail")))
+    with pytest.raises(RuleBroken) as broken:
+        refuse("orders", rules, pa.table({"order_id": pa.nulls(1)}), [0, 2], [])
+    error = {"code": broken.value.code, "found": broken.value.found}
+    status = cast("Any", SimpleNamespace(totals=None, error=error))
+    assert {name: each.total for name, each in counts_in(status, "orders", rules).items()} == {
+        "id_not_null": 0,
+        "order_id_not_null": 1,
+    }
+    assert not any(each.total for each in counts_in(status, "more_orders", rules).values())

@@ -17,7 +17,7 @@ import pytest
 
 from orchestration.quality import spark_session, suites
 from orchestration.quality.spark_session import CORES, HEAP_MB, QualitySpark, small
-from orchestration.quality.suites import JOB, RUN_TAGS, SPARK, SuiteChecks, check_key, one_at_a_time
+from orchestration.quality.suites import JOB, SPARK, SuiteChecks, check_key, one_at_a_time, run_tags
 from orchestration.sessions.events import NO_RUN
 from orchestration.sessions.tags import WORKER_TAG
 from quality.suites import Suite
@@ -76,7 +76,7 @@ def test_a_run_evaluates_each_suite_as_a_check_of_its_table(tmp_path: Path, inst
     assert evaluations(done) == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
     assert {e.asset_key.to_user_string() for e in done.get_asset_check_evaluations()} == {"orders", "stock"}
     assert runs.begun == 1
-    assert RUN_TAGS.items() <= done.dagster_run.tags.items()
+    assert run_tags(runs.checks.settings).items() <= done.dagster_run.tags.items()
     run = instance.get_run_by_id(done.run_id)
     assert run is not None
     assert f":{os.getpid()}:" in run.tags[WORKER_TAG]

@@ -6,11 +6,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import dagster as dg
 import pytest
+import yaml
 
 from orchestration.quality.verdict import MOST_TABLES, of_exception, of_validation, table
+from orchestration.recoveries.launch import launch_of
+from orchestration.recoveries.launchpad import JOB, STEP, schema
 from quality.validation import MOST_ROWS, FirstFailing, Outcome, Severity
 from streaming_jobs.errors import UsageError
 from tests.support.validations import validation
@@ -59,7 +63,7 @@ def test_the_words_say_what_failed_by_how_many_rows_and_of_which_slice_the_worst
     assert "broken could not be evaluated: no column `totl`" in text
     assert "late (warning): 3,000 of 3,120 rows" in text
     assert text.index("total_between") < text.index("late (warning)")
-    well = of_validation(validation(outcome()))
+    well = of_validation(replace(validation(outcome()), since=None))
     assert well.text == "1 of 1 expectations passed on 3,120 rows: rows of versions 41 to 44."
 
 
@@ -120,6 +124,50 @@ def test_every_number_is_plotted_and_the_rest_is_what_an_operator_looks_for() ->
     assert metadata["version"].value == "44, rows that came after version 40"
     assert metadata["files"].value == "3 of 120 files"
     assert metadata["engine"].value == "pandas"
+
+
+def test_a_click_on_a_red_check_fills_the_launchpad_with_the_plan_that_its_command_makes() -> None:
+    command = "recourse recover plan orders --before-first-broken total_between"
+    first = FirstFailing("total_between", 2, 118, "3f2a", command)
+    found = replace(validation(failed("total_between")), first_failing=first)
+    link = str(of_validation(found, location="my place").metadata["by one click"].value)
+    address = urlsplit(link.partition("](")[2].partition(")")[0])
+    assert address.path == "/locations/my%20place/jobs/recover/playground/setup"
+    config = yaml.safe_load(parse_qs(address.query)["config"][0])
+    job = dg.Definitions(jobs=[job_of_fields(["orders"])]).resolve_job_def("recover")
+    launch = launch_of(dg.validate_run_config(job, config)["ops"]["recovery"]["config"])
+    assert launch.do == "plan" and launch.request is not None
+    assert (launch.request.streams, launch.request.target) == (("orders",), ("first-broken", "total_between"))
+    warned = replace(found, first_failing=replace(first, command=""))
+    assert "by one click" not in of_validation(warned).metadata
+
+
+def job_of_fields(streams: list[str]) -> dg.JobDefinition:
+    """A job with the fields of `recover`."""
+
+    @dg.op(name=STEP, config_schema=schema(streams))
+    def recovery() -> None:
+        """Nothing."""
+
+    @dg.job(name=JOB)
+    def recover() -> None:
+        recovery()
+
+    return recover
+
+
+def test_failing_rows_are_left_out_where_the_settings_say_so() -> None:
+    found = validation(failed("total_between", sample=({"id": 1},)))
+    assert "failing rows: total_between" in of_validation(found).metadata
+    hidden = of_validation(found, show_rows=False)
+    assert not any(name.startswith("failing rows") for name in hidden.metadata)
+    assert "17 of" in hidden.text and hidden.metadata["failing: total_between"] == dg.MetadataValue.int(17)
+
+
+def test_a_suite_that_is_green_again_says_that_earlier_rows_were_not_looked_at() -> None:
+    newest = of_validation(replace(validation(outcome("rows_enough")), since=40))
+    assert newest.text.endswith("Rows that came before were not looked at again.")
+    assert "before" not in of_validation(replace(validation(outcome("rows_enough")), since=None)).text
 
 
 def test_an_exception_is_red_with_its_text() -> None:

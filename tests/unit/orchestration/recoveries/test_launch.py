@@ -131,7 +131,7 @@ def test_a_launch_reaches_its_process_as_it_was(job: dg.JobDefinition) -> None:
 
 
 def test_a_link_fills_the_launchpad_in_with_what_it_accepts(job: dg.JobDefinition) -> None:
-    address = urlsplit(link("streams", "resume", "orders-0001"))
+    address = urlsplit(link("streams", {"do": "resume", "plan": "orders-0001"}))
     assert address.path == "/locations/streams/jobs/recover/playground/setup"
     config = yaml.safe_load(parse_qs(address.query)["config"][0])
     assert launch_of(checked(job, config["ops"][STEP]["config"])) == Launch("resume", "orders-0001")
@@ -141,3 +141,12 @@ def test_a_link_fills_the_launchpad_in_with_what_it_accepts(job: dg.JobDefinitio
 def test_the_names_of_the_job_and_its_step_cannot_be_a_job_of_the_yaml(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         recover_jobs(Settings.load({"home": tmp_path}), {"orders": []}, jobs=[name])
+
+
+def test_choices_for_streams_that_go_along_are_those_of_the_command_line(job: dg.JobDefinition) -> None:
+    fields = {"streams": ["orders"], "target": {"to_batch": 2}, "rebuild": ["customers"]}
+    launch = launch_of(checked(job, fields))
+    assert launch.request is not None and launch.request.rebuild == ("customers",) and launch.request.leave == ()
+    assert Launch.decode(launch.encode()) == launch
+    with pytest.raises(UsageError, match="leave cannot be changed any more"):
+        launch_of(checked(job, {"do": "apply", "plan": "orders-0001", "leave": ["customers"]}))

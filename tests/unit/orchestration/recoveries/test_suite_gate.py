@@ -84,3 +84,31 @@ def test_a_rebuilt_table_that_is_not_there_is_a_refusal(settings: Settings, topo
     context = cast("Any", SimpleNamespace(own=settings, stream=topology["carrier_totals"]))
     with suite_runner(settings, topology) as run:
         assert "could not be run" in next(iter(run(context, "carrier_totals_rows")))
+
+
+def test_an_expectation_that_cannot_be_evaluated_refuses_whatever_its_severity(
+    settings: Settings, topology: Topology, tmp_path: Path
+) -> None:
+    staging = settings.model_copy(update={"tables_dir": tmp_path / "staging", "state_dir": tmp_path / "staged"})
+    rows = {name: values for name, values in ROWS.items() if name != "flights"}
+    write_deltalake(staging.tables / "carrier_totals", pa.table(rows))
+    context = cast("Any", SimpleNamespace(own=staging, stream=topology["carrier_totals"]))
+    with suite_runner(settings, topology) as run:
+        told = list(run(context, "carrier_totals_rows"))
+    assert any(each.startswith("enough_flights_for_a_mean could not be evaluated") for each in told)
+
+
+def test_a_suite_of_which_nothing_runs_on_rebuilt_rows_is_not_in_the_plan(
+    settings: Settings, topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quality import Suite
+    from quality.suite_set import SuiteSet
+    from quality.table_checks import UniqueKey, UsualRows
+
+    declared = [
+        Suite("late", "flights_clean", lambda: (), checks=[UsualRows()]),
+        Suite("keys", "flights_clean", lambda: (), checks=[UsualRows(), UniqueKey(["flight"])]),
+        Suite("nothing", "flights_clean", lambda: ()),
+    ]
+    monkeypatch.setattr(SuiteSet, "of_settings", lambda *_: SuiteSet.of(declared, topology))
+    assert [suite.name for suite in suites_of(settings, topology, topology["flights_clean"])] == ["keys", "nothing"]

@@ -166,6 +166,21 @@ def test_a_failed_session_rests_before_it_is_started_again() -> None:
     assert isinstance(keepalive(seen(run("FAILURE", ago=FIRST_DELAY)), NOW), Start)
 
 
+def test_an_end_of_before_the_clock_was_set_back_keeps_nothing_waiting() -> None:
+    assert isinstance(keepalive(seen(run("FAILURE", ago=-7200)), NOW), Start)
+    ended = replace(run("STARTED", ago=0), started=NOW + 7200)
+    lost = SessionSeen(ended, worker_lives=False, held=False, heartbeat=NOW + 7000)
+    assert presumed_dead(lost, NOW, stale_after=60, patience=45) is not None
+    begins = replace(run("STARTING", ago=-7200), started=None)
+    assert presumed_dead(replace(lost, run=begins), NOW, stale_after=60, patience=45) is not None
+
+
+def test_a_wait_until_a_person_acts_is_told_from_one_that_ends() -> None:
+    for_good = seen(run("CANCELED")), seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS))
+    assert all(getattr(keepalive(each, NOW), "for_good", False) for each in for_good)
+    assert not getattr(keepalive(seen(run("FAILURE", ago=1.0)), NOW), "for_good", True)
+
+
 DEAD = SessionSeen(run("STARTED", ago=500), worker_lives=False, held=False, heartbeat=NOW - 400)
 
 
@@ -189,6 +204,35 @@ DEAD = SessionSeen(run("STARTED", ago=500), worker_lives=False, held=False, hear
 def test_a_run_is_declared_dead_only_when_nothing_of_it_lives(session: SessionSeen, dead: bool) -> None:
     verdict = presumed_dead(session, NOW, stale_after=60, patience=45)
     assert (verdict is not None) is dead
+
+
+ELSEWHERE = replace(DEAD, worker_lives=None, elsewhere=True, heartbeat=None, reported=NOW - 20)
+
+
+@pytest.mark.parametrize(
+    ("session", "dead"),
+    [
+        (ELSEWHERE, False),
+        (replace(ELSEWHERE, reported=None), False),
+        (replace(ELSEWHERE, reported=NOW + 7200), False),
+        (replace(ELSEWHERE, reported=NOW - 104), False),
+        (replace(ELSEWHERE, reported=NOW - 106), True),
+        (replace(ELSEWHERE, worker_lives=False), True),
+        (replace(ELSEWHERE, run=run("STARTING", ago=5000), reported=None), False),
+        (replace(ELSEWHERE, elsewhere=False), True),
+    ],
+)
+def test_a_worker_that_cannot_be_seen_from_here_is_judged_by_its_own_reports_alone(
+    session: SessionSeen, dead: bool
+) -> None:
+    verdict = presumed_dead(session, NOW, stale_after=60, patience=45)
+    assert (verdict is not None) is dead
+
+
+def test_a_worker_that_starts_has_at_least_the_time_that_dagster_gives_it() -> None:
+    starting = replace(DEAD, run=run("STARTING", ago=200))
+    assert presumed_dead(starting, NOW, stale_after=60, patience=45, start_timeout=180) is None
+    assert presumed_dead(starting, NOW, stale_after=60, patience=45, start_timeout=100) is not None
 
 
 LIVE = StreamSeen("a", "running", started_at=NOW - 100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from quality.table_checks import Past, UsualRows, UsualTotal
+from quality.validation import Outcome
 from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.checked_tables import AT, Orders, Row, row, rows
@@ -49,6 +50,52 @@ def test_the_rows_since_the_last_validation_are_compared_with_earlier_ones(
     now = time.time()
     outcome = UsualRows().look(orders.checked(since=1, now=now, past=history(now, *STEADY)))
     assert outcome.passed is passed and outcome.number == pytest.approx(count) and not outcome.error
+
+
+@dataclass
+class Growing:
+    """The outcomes of a check over its own runs, newest first, each an hour after the one before."""
+
+    now: float
+    outcomes: list[tuple[Past, bool]] = field(default_factory=list)
+
+    def newest(self, expectation: str, limit: int) -> Sequence[Past]:
+        return [past for past, _ in self.outcomes][:limit]
+
+    def passed(self, expectation: str, limit: int) -> Sequence[Past]:
+        return [past for past, passed in self.outcomes if passed][:limit]
+
+    def look(self, check: UsualRows | UsualTotal, orders: Orders, since: int) -> Outcome:
+        outcome = check.look(replace(orders.checked(since=since, now=self.now), past=self))
+        self.outcomes.insert(0, (Past(outcome.number, self.now, outcome.observed), outcome.passed))
+        self.now += HOUR
+        return outcome
+
+
+@pytest.mark.parametrize("check", [UsualRows(at_most=10), UsualTotal("value", at_most=10)])
+def test_an_outage_stays_red_until_rows_come_as_usual(tmp_path: Path, check: UsualRows | UsualTotal) -> None:
+    orders = Orders.begin(tmp_path)
+    seen = Growing(time.time() - 100 * HOUR)
+    orders.batch(0, rows(0, 100, value=1.0))
+    for number in range(1, 14):
+        orders.batch(number, rows(number * 100, number * 100 + 100, value=1.0))
+        assert seen.look(check, orders, since=number).passed
+    assert not any(seen.look(check, orders, since=14).passed for _ in range(30))
+    assert "declare it: since=" in seen.outcomes[0][0].observed
+    orders.batch(14, rows(1400, 1500, value=1.0))
+    assert seen.look(check, orders, since=14).passed
+
+
+def test_a_change_that_is_declared_is_what_later_numbers_are_compared_with(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0, rows(0, 10))
+    now = time.time()
+    past = history(now, *[10.0] * 8, *[100.0] * 30)
+    orders.batch(1, rows(10, 20))
+    assert not UsualRows(threshold=2).look(orders.checked(since=1, now=now, past=past)).passed
+    since = datetime.fromtimestamp(now - 8.5 * HOUR, UTC).isoformat()
+    outcome = UsualRows(since=since, threshold=2).look(orders.checked(since=1, now=now, past=past))
+    assert outcome.passed and "usually 10 (median of 8)" in outcome.observed
 
 
 def test_an_outcome_of_a_run_on_a_part_of_the_table_does_not_shorten_the_time(tmp_path: Path) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
-from reprocessing.planning.downstream import refuse_in_first_batch, refuse_others, through_tables, through_topics
+from reprocessing.planning.downstream import (
+    left_out,
+    refuse_in_first_batch,
+    refuse_others,
+    refuse_undeclared,
+    through_tables,
+    through_topics,
+)
+from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from streaming_jobs.archives.declaration import archive
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import UsageError
@@ -19,7 +29,10 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import BoundTopic
 from streaming_jobs.stream import DeltaTable, Stream
+from tests.support.life import Topics
+from tests.support.stream_on_disk import lay_offsets
 
 SCHEMA = StructType([StructField("pieces", LongType())])
 
@@ -98,3 +111,43 @@ def test_a_topic_may_have_the_first_batch_of_a_reader_that_was_ended(read: Setti
 def test_the_readers_of_tables_are_another_matter() -> None:
     assert through_tables(STREAMS, ["stock_changes"]) == ["report"]
     assert through_tables(STREAMS, ["copy"]) == []
+
+
+TOPIC_ID = "topic-1"
+"""As `Topics` of `life.py` says of every topic."""
+
+
+def begun(read: Settings, name: str, topic_id: str = TOPIC_ID) -> None:
+    """A stream of this home has planned a batch of the topic, whether or not it is declared now."""
+    topic = BoundTopic(LEVELS.name, topic_id, {0: 0})
+    stream_record.save(read, replace(stream_record.first(name), topics=(topic,)))
+    lay_offsets(
+        StreamFolder.of(read, name).checkpoint(1).folder, 0, {LEVELS.name: {0: 9}}, starts={LEVELS.name: {0: 0}}
+    )
+
+
+def test_a_reader_that_is_not_declared_now_is_found_by_its_record(read: Settings) -> None:
+    begun(read, "copy")
+    refuse_undeclared(read, ["copy"], [LEVELS.name], Topics())
+    refuse_undeclared(read, [], ["another"], Topics())
+    with pytest.raises(UsageError, match=f"stream copy has read topic {LEVELS.name}, .* not declared now") as refused:
+        refuse_undeclared(read, ["stock"], [LEVELS.name], Topics())
+    assert "declare it again" in refused.value.next_step and "its tables stay" in refused.value.next_step
+
+
+def test_a_record_of_an_earlier_topic_of_the_name_or_without_a_batch_is_no_reader(read: Settings) -> None:
+    begun(read, "copy", topic_id="the one before")
+    topic = BoundTopic(LEVELS.name, TOPIC_ID, {0: 0})
+    stream_record.save(read, replace(stream_record.first("fresh"), topics=(topic,)))
+    refuse_undeclared(read, [], [LEVELS.name], Topics())
+
+
+def test_an_undeclared_reader_that_has_begun_since_the_plan_ends_it(
+    read: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reprocessing.planning.downstream.all_streams", lambda *_: {})
+    writer = cast("StreamPlan", SimpleNamespace(wrong_from={LEVELS.name: {0: 3}}))
+    plan = cast("RecoveryPlan", SimpleNamespace(streams=(writer,), names=("stock",)))
+    assert left_out(read, plan, [], Topics()) == []
+    begun(read, "copy")
+    assert left_out(read, plan, [], Topics()) == ["copy"]

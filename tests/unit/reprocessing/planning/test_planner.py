@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable as Opened
 from deltalake import Field, write_deltalake
 
 from reprocessing.explainer import explain
+from reprocessing.planning import first_bad_row
 from reprocessing.planning.first_bad_row import before_first_bad
 from reprocessing.planning.offline import look_for_plan
 from reprocessing.planning.snapshot import PlanningSnapshot
@@ -24,14 +27,14 @@ from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state import savepoints
+from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.topology import Topology
-from tests.support.life import ROWS, STREAM, Life, Topics, plan_one, things, undo_one
+from tests.support.life import OTHERS, ROWS, STREAM, Life, Topics, plan_one, things, undo_one
 
 NONE = Checks()
 
@@ -162,6 +165,22 @@ def test_before_the_first_bad_row_is_before_the_code_that_wrote_its_batch(life: 
     assert "the first came with g0001 batch 5, written by code bug, which ran since g0001 batch 4" in resolved.notes[0]
     _, resolved = before_first_bad(snapshot_of(life), "id < 0", exact=True)
     assert resolved.batch == Txn(1, 4) and "--exact" in resolved.notes[1]
+
+
+def test_each_file_is_read_once_in_the_search_over_savepoints(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [savepoints.take(life.settings, STREAM, life.record, batch, "time") for batch in (0, 1, 2)]
+    read = list[str]()
+    judge = first_bad_row.bad_rows
+
+    def noted(table: Opened, *arguments: Any, **more: Any) -> int:
+        if "_staging" in table.table_uri:
+            read.extend(Path(uri).name for uri in table.file_uris())
+        return judge(table, *arguments, **more)
+
+    monkeypatch.setattr(first_bad_row, "bad_rows", noted)
+    before_first_bad(snapshot_of(life), "id < 0", exact=True)
+    newest = savepoints.contents_of(life.settings, STREAM, taken[2])[STREAM.primary.name]
+    assert len(read) == len(set(read)) == newest.pieces
 
 
 def test_the_first_bad_row_is_found_between_savepoints_too(life: Life) -> None:
@@ -380,3 +399,20 @@ def test_what_only_the_broker_knows_says_so(life: Life, kind: str) -> None:
     value = {"duration": "2 hours", "datetime": "2026-03-02T06:00:00+00:00"}.get(kind, "")
     with pytest.raises(BrokerUnreachable, match="only the broker knows"):
         plan_one(snapshot_of(life, Away()), Target(kind, value), NONE)  # type: ignore[arg-type]
+
+
+def test_streams_that_got_new_code_in_the_same_deploy_are_named(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTHERS was deployed with the wrong code of STREAM; a stream that changed a day before was not."""
+    at = life.record.code[-1].at
+    first = CodeSince("x", "1", 1, 0, at - 90_000)
+    far = replace(OTHERS, name="far")
+    for stream, moment in ((OTHERS, at + 60), (far, at - 86_400)):
+        changed = (first, CodeSince("y", "1", 1, 4, moment))
+        stream_record.save(life.settings, replace(stream_record.first(stream.name), code=changed))
+    topology = Topology({each.name: each for each in (STREAM, OTHERS, far)})
+    monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
+    notes = plan_one(snapshot_of(life), Target("batch", "3"), NONE).notes
+    (note,) = [each for each in notes if "not in the plan, got new code" in each]
+    assert "stream others" in note and "recourse recover plan others --before-code y" in note
+    later = plan_one(snapshot_of(life), Target("batch", "6"), NONE).notes
+    assert not [each for each in later if "got new code" in each], "the code is not what this plan replays"

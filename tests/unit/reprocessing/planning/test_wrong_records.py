@@ -5,18 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from reprocessing.planning.wrong_records import declared_since, first_changed, lowest, written_after, wrong_from
+from reprocessing.planning.wrong_records import (
+    declared_since,
+    first_changed,
+    first_written,
+    lowest,
+    written_after,
+    wrong_from,
+)
 from reprocessing.plans.plan import Base
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
+from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.schemas import BATCHES
+from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.state.topic_records import TopicRecord, VoidRange
+from tests.support.stream_on_disk import append
 
 TOPIC = CHANGES.name
 IDS = {TOPIC: "id"}
@@ -123,3 +136,68 @@ def test_what_a_replay_appended_that_was_given_up_stays_void_for_a_plan_that_goe
     undone = StreamRecord("stock_changes", (generations[0], Generation(2, 0.0, "recovery", 1, 10)))
     corrected = TopicRecord(TOPIC, "id", "stock_changes", (1, 2), (VoidRange(0, 50, 100, "a-0001", 2, 0.0),))
     assert declared_since([corrected], undone, at(1, 30), Generation(3, 0.0, "", 1, 30)) == {}, "an undo counts them"
+
+
+FIRST = (Generation(1, 0.0, "first start"),)
+
+
+def lines(folder: Path, *written: tuple[int, WrittenRange]) -> LedgerFile:
+    file = LedgerFile(folder)
+    for batch, each in written:
+        file.append(entry(1, batch, each), {})
+    return file
+
+
+def test_a_batch_that_the_ledger_has_lost_is_no_reason_to_begin_later(tmp_path: Path) -> None:
+    """Batch 2 was the first after the base to write partition 1; its line went with a power cut."""
+    whole = [
+        (0, wrote(0, 0, 9)),
+        (1, wrote(0, 10, 19)),
+        (2, wrote(1, 5, 9)),
+        (3, wrote(0, 20, 29)),
+        (4, wrote(1, 12, 20)),
+    ]
+    complete = lines(tmp_path / "whole", *whole)
+    assert written_after(complete, stock_changes, Txn(1, 0), IDS, generations=FIRST) == {TOPIC: {0: 10, 1: 5}}
+    file = lines(tmp_path / "holed", *(each for each in whole if each[0] != 2))
+    with pytest.raises(UsageError, match="lacks 1 of the batches .* the last of them g0001 batch 2:") as refused:
+        written_after(file, stock_changes, Txn(1, 0), IDS, generations=FIRST)
+    assert "--to-batch 2" in refused.value.next_step and "--to-batch -1" in refused.value.next_step
+    assert written_after(file, stock_changes, Txn(1, 2), IDS, generations=FIRST) == {TOPIC: {0: 20, 1: 12}}
+    rows = [(Txn(1, 0), wrote(1, 0, 4)), (Txn(1, 2), wrote(1, 5, 9))]
+    found = written_after(file, stock_changes, Txn(1, 0), IDS, generations=FIRST, in_table=lambda: rows)
+    assert found == {TOPIC: {0: 10, 1: 5}}, "the table of a stream of topics has it"
+    in_log = [entry(1, 4, wrote(1, 12, 20)), entry(1, 3, wrote(0, 20, 29)), entry(1, 2, wrote(1, 5, 9))]
+    assert written_after(file, stock_changes, Txn(1, 0), IDS, in_log, generations=FIRST) == found
+
+
+def test_only_batches_on_the_path_have_to_be_there(tmp_path: Path) -> None:
+    """Generation 2 took batch 2 of generation 1 back; what 1 wrote after that is void already."""
+    file = LedgerFile(tmp_path)
+    for each in (entry(1, 0), entry(1, 1), entry(1, 4), entry(2, 2), entry(2, 3), entry(2, 3)):
+        file.append(each, {})
+    undone = (*FIRST, Generation(2, 0.0, "recovery", 1, 1))
+    assert written_after(file, stock_changes, Txn(1, 0), IDS, generations=undone) == {}
+    with pytest.raises(UsageError, match="lacks 2 of the batches .* g0001 batch 3"):
+        written_after(file, stock_changes, Txn(1, 0), IDS, generations=FIRST)
+    later = (*FIRST, Generation(2, 0.0, "recovery", 1, 3))
+    with pytest.raises(UsageError, match="lacks 2 of the batches .* g0001 batch 3"):
+        written_after(file, stock_changes, Txn(1, 1), IDS, generations=later)
+
+
+def test_the_table_of_a_stream_of_topics_fills_the_holes(tmp_path: Path) -> None:
+    settings = Settings.load({"home": tmp_path})
+    primary = stock_changes.primary
+    table = store_of(primary).ensure(settings, primary, stock_changes.name, BATCHES, generation=1)
+    written = [(0, wrote(0, 0, 9)), (1, wrote(0, 10, 19)), (2, wrote(1, 5, 9)), (3, wrote(0, 20, 29))]
+    for batch, each in written:
+        row = {"generation": 1, "batch": batch, "topic": TOPIC, "topic_id": "id", "partition": each.partition}
+        row |= {"first_offset": each.first, "end_offset": each.end, "records": each.records}
+        append(
+            table,
+            pa.Table.from_pylist([row], schema=pa.schema(table.readable().schema().to_arrow())),
+            LedgerEntry("batch", "other", primary.name, 1, batch),
+        )
+    lines(ledger_file(settings, stock_changes.name).folder, *(each for each in written if each[0] != 2))
+    record = StreamRecord(stock_changes.name, FIRST)
+    assert first_written(settings, stock_changes, record, at(1, 0), IDS) == {TOPIC: {0: 10, 1: 5}}

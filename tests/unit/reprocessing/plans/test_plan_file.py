@@ -114,6 +114,32 @@ def test_a_journal_of_an_earlier_version_is_of_the_only_stream(tmp_path: Path) -
     assert journal.begun("fence", "things") and not journal.begun("fence", "others") and not journal.begun("fence")
 
 
+def test_the_plans_of_a_stream_are_found_without_reading_any_in_full(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan has hundreds of kB with a thousand partitions, and every start asks for the plans of its stream."""
+    plan = planned(settings)
+    read, text = list[str](), Path.read_text
+
+    def noted(path: Path, *arguments: str, **more: str) -> str:
+        read.append(path.name)
+        return text(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "read_text", noted)
+    assert (
+        names_of(settings, "others") == [plan.id]
+        and not names_of(settings, "more")
+        and not undos_of(settings, "a-0001")
+    )
+    assert "plan.json" not in read
+
+
+def test_plans_of_an_earlier_version_are_found_by_their_own_file(settings: Settings) -> None:
+    plan = planned(settings)
+    (folder(settings, plan.id) / "about.json").unlink()
+    assert names_of(settings, "others") == [plan.id] and not names_of(settings, "more")
+
+
 def test_the_undos_of_a_plan_are_found_in_files_of_both_formats(settings: Settings, earlier: Path) -> None:
     assert undos_of(settings, "things-0001") == []
     undo = replace(planned(settings), undoes="things-0001")
@@ -127,7 +153,8 @@ def test_the_undos_of_a_plan_are_found_in_files_of_both_formats(settings: Settin
 def test_the_plans_of_a_stream_are_all_that_it_is_in(settings: Settings) -> None:
     plan = planned(settings).id
     assert names_of(settings, "things") == [plan] == names_of(settings, "others") and not names_of(settings, "more")
-    (folder(settings, plan) / "plan.json").write_text("{")
+    for file in ("plan.json", "about.json"):
+        (folder(settings, plan) / file).write_text("{")
     assert names_of(settings, "things") == [plan] and not names_of(settings, "others")
 
 

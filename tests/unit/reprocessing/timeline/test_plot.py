@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import xml.etree.ElementTree as ET
 
 from reprocessing.timeline.batches import of_days
@@ -10,6 +11,7 @@ from reprocessing.timeline.marks import KINDS, Mark
 from reprocessing.timeline.page import page
 from reprocessing.timeline.plot import draw
 from reprocessing.timeline.timeline import Timeline
+from streaming_jobs.state.ledger_file import lines_of
 from tests.support.timelines import MONDAY, ledger_line
 
 DAY = 86_400.0
@@ -17,12 +19,15 @@ EVIL = "<script>alert(1)</script>\"' onload=x"
 
 
 def timeline(*marks: Mark, batches: int = 300, replayed: int = 0) -> Timeline:
-    lines = [ledger_line(n, MONDAY + n * DAY / batches).encode() for n in range(batches)]
-    lines += [
-        ledger_line(9_000 + n, MONDAY + 50_000 + n, generation=2, rows=900, versions={}).encode()
-        for n in range(replayed)
-    ]
-    return Timeline("parity", MONDAY, MONDAY + DAY, of_days([lines], MONDAY).batches, marks)
+    lines = [ledger_line(n, MONDAY + n * DAY / batches) for n in range(batches)]
+    lines += [ledger_line(9_000 + n, MONDAY + 50_000 + n, generation=2, rows=900, versions={}) for n in range(replayed)]
+    return Timeline(
+        "parity",
+        MONDAY,
+        MONDAY + DAY,
+        of_days([lines_of("parity", io.BytesIO("\n".join(lines).encode()))], MONDAY).batches,
+        marks,
+    )
 
 
 def signs(svg: str) -> list[ET.Element]:

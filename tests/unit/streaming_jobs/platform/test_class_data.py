@@ -94,18 +94,18 @@ def test_an_archive_that_does_not_fit_neither_stops_java_nor_makes_it_print(tmp_
     assert (used.returncode, used.stdout, used.stderr) == (0, b"", plain.stderr)
 
 
-def test_the_newest_three_of_each_kind_are_kept(home_settings: Settings) -> None:
+def test_the_archives_that_were_used_last_are_kept(home_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that environments which are all in use do not remove each other's."""
+    monkeypatch.setattr(class_data, "_KEPT_BYTES", 3000)
     folder = class_data.folder(home_settings)
     folder.mkdir(parents=True)
-    for age in range(5):
-        for kind in ("spark", "broker"):
-            file = folder / f"{kind}-{age}{('.jsa', '.aot')[age % 2]}"
-            file.touch()
-            os.utime(file, (1000 - age, 1000 - age))
+    files = [folder / f"spark-{made}{('.jsa', '.aot')[made % 2]}" for made in range(5)]
+    for made, file in enumerate(files):
+        file.write_bytes(b"x" * 1000)
+        os.utime(file, (made, made))
+    assert class_data.reading(files[0])
     class_data.discard_old(home_settings)
-    assert sorted(file.name for file in folder.iterdir()) == [
-        f"{kind}-{age}{suffix}" for kind in ("broker", "spark") for age, suffix in enumerate((".jsa", ".aot", ".jsa"))
-    ]
+    assert sorted(folder.iterdir()) == [files[0], files[3], files[4]]
 
 
 def test_a_warm_up_keeps_whole_files_and_is_not_needed_again(

@@ -457,3 +457,17 @@ def test_a_lost_note_on_the_very_first_batch_takes_the_plan_of_the_second_with_i
     note.write_bytes(b"") if lost == "empty" else note.unlink()
     night.batches(night.start(), 1)
     assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11]
+
+
+def test_lost_lines_of_the_ledger_are_added_again_before_a_later_batch_makes_a_hole_of_them(life: Life) -> None:
+    """The ledger file is not synced: a power cut takes its last lines, and the table's log still has the batches."""
+    (day,) = life.ledger_file.folder.glob("*.jsonl")
+    before = [line.read().entry for lines in life.ledger_file.days(STREAM.name) for line in lines]
+    day.write_bytes(b"".join(day.read_bytes().splitlines(keepends=True)[:3]) + b'{"g":1,"b":3,"t":17')
+    mend(life.settings, STREAM)
+    mend(life.settings, STREAM)
+    life.batch(6)
+    found = [line.read() for lines in life.ledger_file.days(STREAM.name) for line in lines]
+    assert [line.entry.batch for line in found] == list(range(7))
+    assert [line.entry.offsets for line in found[:6]] == [each.offsets for each in before]
+    assert [line.versions["things"] for line in found] == sorted({line.versions["things"] for line in found})

@@ -385,9 +385,9 @@ REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
     ),
     "the topic was deleted": (
         with_topic(settled(7), topic_id=None, earliest={}, latest={}),
-        "refuse",
-        f"topic {TOPIC} does not exist",
-        "create it, or correct the name",
+        "unknown",
+        f"topic {TOPIC}, which stream parity has read, does not exist",
+        "check that kafka.bootstrap_servers names the right cluster",
     ),
     "the topic was made anew with more records than the position": (
         with_topic(settled(7), topic_id="new"),

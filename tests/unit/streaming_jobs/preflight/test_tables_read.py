@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from streaming_jobs.delta_source import DeltaSource
-from streaming_jobs.errors import OffsetsLost, PreflightRefused, TableAwaited
+from streaming_jobs.errors import OffsetsLost, PreflightRefused, TableAwaited, TopicUnknown
 from streaming_jobs.preflight.findings import Finding, enforce
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import _content_gone
@@ -107,9 +107,12 @@ def test_another_table_and_an_older_copy_are_refused() -> None:
         enforce(reading(settled(6), 40, 30, latest={0: 35}))
 
 
-def test_a_table_is_awaited_for_its_time_and_then_it_is_a_refusal() -> None:
+@pytest.mark.parametrize("kind", [TableAwaited, TopicUnknown])
+def test_a_table_or_topic_is_awaited_for_its_time_and_then_it_is_a_refusal(
+    kind: type[TableAwaited] | type[TopicUnknown],
+) -> None:
     retries = Retries(max_restarts=0, await_table=60)
-    error = TableAwaited("table numbers does not exist yet", "start its writer")
+    error = kind("table numbers does not exist yet", "start its writer")
     for now in (0.0, 30.0, 59.0):
         assert retries.failed(error, now) == (error, AWAIT_DELAY) and retries.due(now + AWAIT_DELAY)
     assert retries.failures == 0 and not retries.gave_up

@@ -170,7 +170,7 @@ HARM = {
     without_checkpoint: f"table {PRIMARY} has batch 3, the checkpoint has no batch",
     older_copy_of_the_checkpoint: f"table {PRIMARY} has batch 3, the checkpoint has batch 1",
     without_state_folder: f"table {PRIMARY} holds rows of stream {STREAM} up to g0001 batch 3",
-    without_topic: f"topic {TOPIC} does not exist",
+    without_topic: f"topic {TOPIC}, which stream parity has read, does not exist",
     topic_made_anew: f"topic {TOPIC} was deleted and made anew: everything after offsets 0:40, 1:20",
     truncated_topic: f"offsets 40 to 40 of topic {TOPIC}, partition 0, are gone",
     short_topic: f"topic {TOPIC}, partition 0, ends at offset 39, the stream is at 40",

@@ -111,7 +111,7 @@ def _generation(number: int) -> Any:
 @pytest.mark.parametrize(
     ("changes", "severity", "text"),
     [
-        ({"info": None}, "refuse", "topic orders, which stream parity writes, does not exist"),
+        ({"info": None}, "unknown", "topic orders, which stream parity writes, does not exist"),
         (
             {"info": replace(INFO, replicas=2, min_insync_replicas=3)},
             "refuse",

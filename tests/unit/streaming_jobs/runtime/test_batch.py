@@ -308,8 +308,6 @@ def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: S
     driver.run(3)
     assert len(waits) == 2
     driver = start()
-    driver.pipeline.pace = after_the_first(60)
+    driver.pipeline.pace = after_the_first(3600)
     driver.report = lambda _: driver.stop.set()
-    began = time.monotonic()
-    driver.run(4)
-    assert time.monotonic() - began < 30
+    driver.run(4)  # returns at once: the stop ends the pause

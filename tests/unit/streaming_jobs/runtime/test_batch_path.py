@@ -86,6 +86,25 @@ def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_exec
     assert large.reports[-1].path == "driver"
 
 
+@pytest.mark.parametrize(
+    ("raised", "path"),
+    [
+        ("[CAST_INVALID_INPUT] The value 'x' of the type STRING cannot be cast to BIGINT", "driver"),
+        ("the JVM has no memory left", "executor"),
+    ],
+)
+def test_an_exception_of_the_function_is_no_death_of_the_driver(large: Driver, raised: str, path: str) -> None:
+    def broken(*_: object) -> PendingWrite:
+        raise RuntimeError(raised)
+
+    large.prepare = broken
+    with pytest.raises(RuntimeError):
+        large.run(0)
+    large.prepare = large.in_memory
+    large.run(0)
+    assert large.reports[-1].path == path
+
+
 @pytest.mark.parametrize("traits", [STATE, UNKNOWN])
 def test_the_state_of_a_batch_on_the_executors_is_computed_once(start: Start, traits: PlanTraits) -> None:
     driver = start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs.runtime.code_version import _declared, code_version, package_version
+from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.runtime import source_code
+from streaming_jobs.runtime.code_version import _declared, code_parts, code_version, imported_files, package_version
+from streaming_jobs.runtime.code_version_1 import hash_1
 from streaming_jobs.stream import DeltaTable, Stream, stream
 from tests.support.things import THINGS, plain, windows
 
@@ -20,13 +25,25 @@ FLOW = '''
 """Streams."""
 from pyspark.sql.types import LongType, StructField, StructType
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
-from tests.support.worlds import NoBytes
+from made_formats import Framed
+from made_helpers.common import sign
 from made_flows.constants import LIMIT
 from made_flows.shared import cleaned
 from made_flows import names
 from . import relative
 
 FACTOR = 2
+TABLE = {"x": 1}
+TABLE["x"] = 2
+
+
+class Rate:
+    k = 1
+
+
+Rate.k = 3
+UNUSED = {}
+UNUSED["x"] = 2
 LOW, HIGH = 1, 9
 SCHEMA = StructType([StructField("n", LongType())])
 
@@ -40,12 +57,12 @@ def unused(frame):
     return frame
 
 
-@stream(source=KafkaTopic("things", value=NoBytes()), sink=DeltaTable("totals"))
+@stream(source=KafkaTopic("things", value=Framed(4)), sink=DeltaTable("totals"), files=["rates.sql"])
 def totals(things):
     """Totals."""
     from made_flows.lazily import THREE  # as asked for
 
-    return scaled(cleaned(things)) + LIMIT + LOW + names.ONE + relative.TWO + THREE
+    return scaled(cleaned(things)) + LIMIT + LOW + names.ONE + relative.TWO + THREE + TABLE["x"] + Rate.k + sign(1)
 '''
 SHARED = '''
 from made_flows.deeper import base
@@ -55,6 +72,27 @@ def cleaned(frame):
     """Clean."""
     return base(frame)
 '''
+FORMATS = '''
+from tests.support.worlds import NoBytes
+
+
+class Framed(NoBytes):
+    """Records behind a header."""
+
+    def __init__(self, header):
+        self.header = header
+
+    def reader(self, fields=None):
+        return super().reader(fields)
+'''
+BESIDE = {
+    "made_formats.py": FORMATS,
+    "made_helpers/__init__.py": "",
+    "made_helpers/common.py": "from made_helpers.sizes import SIZE\n\n\ndef sign(n):\n    return n * SIZE\n",
+    "made_helpers/sizes.py": "SIZE = 1\n",
+    "made_flows/rates.sql": "SELECT 1",
+}
+"""Files that are not below the package that declares streams, and one that is no module."""
 MODULES = {
     "__init__": "",
     "flow": FLOW,
@@ -76,17 +114,22 @@ def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hash]:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def forget() -> None:
-        for name in [name for name in sys.modules if name.split(".")[0] == "made_flows"]:
+        for name in [name for name in sys.modules if name.split(".")[0].startswith("made_")]:
             del sys.modules[name]
         importlib.invalidate_caches()
 
     def version(roots: tuple[str, ...] = ("made_flows",), **changes: tuple[str, str]) -> str:
+        beside = changes.pop("beside", ("", ""))
         folder = tmp_path / "made_flows"
         folder.mkdir(exist_ok=True)
         for name, text in MODULES.items():
             old, new = changes.get(name, ("", ""))
             assert old in text
             (folder / f"{name}.py").write_text(text.replace(old, new) if old else text)
+        assert not beside[0] or any(beside[0] in text for text in BESIDE.values())
+        for name, text in BESIDE.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text.replace(*beside) if beside[0] else text)
         forget()
         importlib.import_module("linecache").checkcache()
         stream: Stream = importlib.import_module("made_flows.flow").totals
@@ -97,7 +140,7 @@ def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hash]:
 
 
 def test_a_version_is_short_and_the_same_each_time(version: Hash) -> None:
-    assert re.fullmatch(r"[0-9a-f]{12}", version())
+    assert re.fullmatch(r"2-[0-9a-f]{12}", version())
     assert version() == version()
 
 
@@ -113,6 +156,17 @@ CHANGES = {
     "a local module that is imported inside the function": {"lazily": ("THREE = 3", "THREE = 4")},
     "what a local module imports": {"deeper": ("return frame", "return -frame")},
     "the table": {"flow": ('DeltaTable("totals")', 'DeltaTable("totals", partition_by=["n"])')},
+    "a module beside the packages that declare streams": {"beside": ("return n * SIZE", "return n * -SIZE")},
+    "a module that such a module imports": {"beside": ("SIZE = 1", "SIZE = 100")},
+    "a file that the stream declares": {"beside": ("SELECT 1", "SELECT 2")},
+    "the source of a format": {"beside": ("super().reader(fields)", "super().reader(None)")},
+    "an option of a format": {"flow": ("Framed(4)", "Framed(5)")},
+    "a statement that sets a member of a used value": {"flow": ('TABLE["x"] = 2', 'TABLE["x"] = 3')},
+    "a statement that sets an attribute of a used class": {"flow": ("Rate.k = 3", "Rate.k = 4")},
+    "how long deletes are kept": {
+        "flow": ('DeltaTable("totals")', 'DeltaTable("totals", keys=["n"], deletes_kept="1 day")')
+    },
+    "the headers of a topic": {"flow": ('KafkaTopic("things"', 'KafkaTopic("things", headers=True')},
     "the topic": {"flow": ('KafkaTopic("things"', 'KafkaTopic("things", tombstones="keep"')},
 }
 LOOKS = {
@@ -122,6 +176,8 @@ LOOKS = {
     "a docstring in a local module": {"shared": ('"""Clean."""', "")},
     "what is said of the table": {"flow": ('DeltaTable("totals")', 'DeltaTable("totals", description="Totals")')},
     "the layout": {"flow": ("return scaled(cleaned(things))", "return  scaled( cleaned( things ))")},
+    "a docstring of a format": {"beside": ('"""Records behind a header."""', '"""Records."""')},
+    "a statement that sets a member of a value that it does not use": {"flow": ('UNUSED["x"] = 2', 'UNUSED["x"] = 3')},
     "a function that it does not use": {
         "flow": ("def unused(frame):\n    return frame", "def unused(frame):\n    return 7")
     },
@@ -138,9 +194,62 @@ def test_the_version_stays_with_a_change_of(version: Hash, change: dict[str, tup
     assert version(**change) == version()
 
 
-def test_modules_outside_of_the_packages_that_declare_streams_are_the_packages_version(version: Hash) -> None:
-    change = {"constants": ("LIMIT = 5", "LIMIT = 6")}
-    assert version(("elsewhere",), **change) == version(("elsewhere",))
+def test_an_installed_stream_has_the_modules_of_its_own_distribution_in_its_version(
+    version: Hash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, others = {"beside": ("SIZE = 1", "SIZE = 2")}, {"beside": ("super().reader(fields)", "super().reader(None)")}
+    monkeypatch.setattr(source_code, "_installed", lambda: (str(tmp_path),))
+    by_package = {"made_flows": ["made"], "made_helpers": ["made"], "made_formats": ["another"]}
+    monkeypatch.setattr(source_code, "packages_distributions", lambda: by_package)
+    source_code._tops_of_distribution.cache_clear()
+    try:
+        assert version(**own) != version()
+        assert version(**others) == version(), "another distribution: its version is not ours to hash"
+    finally:
+        source_code._tops_of_distribution.cache_clear()
+
+
+def test_modules_of_spark_are_not_the_streams_code_where_pythonpath_has_them(tmp_path: Path) -> None:
+    find = source_code.users_own(("made_flows",), "made_flows.flow")
+    assert find("pyspark.sql") is None and find("streaming_jobs.stream") is None
+    assert find("json") is None and find("pyarrow") is None, "installed"
+    assert find("tests.support.things") is not None
+    assert sysconfig.get_path("purelib") in source_code._installed()
+
+
+def test_entries_of_the_first_scheme_are_the_same_code_if_that_scheme_says_so() -> None:
+    today = code_version(plain, ["tests.support.things"])
+    old = CodeVersion(today.formerly, "0.1.0")
+    assert re.fullmatch(r"[0-9a-f]{12}", today.formerly)
+    assert today.same_code(old) and old.same_code(today) and not today.same_code(CodeVersion("0" * 12, "0.1.0"))
+    mended = today._replace(hash="2-000000000000")
+    assert not today.same_code(mended), "of one scheme, the hash decides"
+    assert mended.same_code(old), "an old entry says only what its scheme saw"
+    named = CodeVersion(today.hash, "0.1.0")
+    assert today.same_code(named), "a hash alone, as a record of corrected batches has it"
+
+
+def test_the_hash_of_the_first_scheme_is_that_in_old_ledgers() -> None:
+    """The homes of earlier versions have it: a change of it would make their batches other code."""
+    assert [hash_1(each, ("tests.support.things",)) for each in (plain, windows)] == ["323a4eaabccf", "e160a4ddbac9"]
+
+
+def test_a_declared_file_has_to_be_there(tmp_path: Path) -> None:
+    declare = stream(source=THINGS, sink=DeltaTable("t"), files=["missing.sql"])
+    with pytest.raises(
+        UsageError, match=r"stream s: its file 'missing.sql' does not exist \(/.*/runtime/missing.sql\)"
+    ):
+        declare(s)
+    with pytest.raises(UsageError, match="its file '../runtime' is a folder"):
+        stream(source=THINGS, sink=DeltaTable("t"), files=["../runtime"])(s)
+    made = stream(source=THINGS, sink=DeltaTable("t"), files=[Path(__file__).name])(s)
+    assert made.files == {Path(__file__).name: Path(__file__).resolve()}
+    assert str(Path(__file__).resolve()) in imported_files(made, ())
+    assert f"file {Path(__file__).name}" in code_parts(made, ())
+
+
+def s(things: object) -> object:
+    return things
 
 
 def test_a_function_declared_in_a_shell_has_a_version_too() -> None:

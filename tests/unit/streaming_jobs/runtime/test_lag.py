@@ -77,11 +77,15 @@ class Broker:
     def __init__(self) -> None:
         self.away = False
         self.ends = {"a": {0: 5}, "b": {0: 7}}
+        self.in_transactions = 0
 
     def latest(self, name: str) -> dict[int, int]:
         if self.away:
             raise BrokerUnreachable("nobody answers", "wait")
         return self.ends[name]
+
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        return {p: end + self.in_transactions for p, end in self.latest(name).items()}
 
 
 def test_ends_are_known_once_each_topic_was_seen_and_grow_old_while_the_broker_is_away() -> None:
@@ -147,7 +151,8 @@ def test_the_lag_of_a_stopped_stream_is_the_one_of_now(
     stopped: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(FakeTopics, "latest", lambda *_: {0: 1000, 1: 1000}, raising=False)
-    monkeypatch.setattr("streaming_jobs.sources.topics.Topics.latest", lambda *_: {0: 1000, 1: 1000}, raising=False)
+    for ends in ("latest", "high_watermarks"):
+        monkeypatch.setattr(f"streaming_jobs.sources.topics.Topics.{ends}", lambda *_: {0: 1000, 1: 1000})
     position = stopped.snapshot().checkpoint.ends[1][TOPIC]
     status = status_of(capsys)
     assert status["lag_records"] == 2000 - sum(position.values())
@@ -164,3 +169,26 @@ def test_without_a_broker_the_last_known_lag_has_no_age_that_it_does_not_have(
     cli.main(["streams", "status", STREAM])
     row = capsys.readouterr().out.splitlines()[-1].split()
     assert row[:8] == [STREAM, "stopped", "-", "0", "1", "-", "-", "-"], "a lag of unknown age is not shown"
+
+
+def test_records_of_an_open_transaction_count_as_unread_and_say_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream behind the transaction of a program that hangs reads nothing: it is neither at the end nor well."""
+    broker, looking = (made := Broker()), EndOffsets(made, ["a"])
+    broker.in_transactions, position = 5_000, {"a": {0: 5}}
+    for now in (100.0, 102.0, 104.0):
+        monkeypatch.setattr("streaming_jobs.runtime.lag.time.time", lambda now=now: now)
+        looking.look()
+        ends = looking.newest(["a"])
+        assert ends is not None
+        assert ends.blocked(position) == ({"a": {0: 100.0}} if now > 100 else {})  # one look: a producer at work
+        assert ends.blocked({"a": {0: 4}}) == {}  # it has records to read before the transaction
+        assert LagClock().measure(position, ends).records == 5_000
+    broker.ends["a"][0] += 10  # that one has ended, and another one is open
+    monkeypatch.setattr("streaming_jobs.runtime.lag.time.time", lambda: 106.0)
+    looking.look()
+    ends = looking.newest(["a"])
+    assert ends is not None and ends.blocked({"a": {0: 15}}) == {}
+    broker.in_transactions = 0
+    looking.look()
+    ends = looking.newest(["a"])
+    assert ends is not None and not ends.open_since and ends.offsets == {"a": {0: 15}}

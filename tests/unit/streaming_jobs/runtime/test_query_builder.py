@@ -20,7 +20,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.conftest import SettingsFactory
-from tests.support.worlds import THINGS, TOPIC, FakeTopics, checkpoint_world, opened, parity, settled
+from tests.support.worlds import THINGS, TIMED, TOPIC, FakeTopics, NoBytes, checkpoint_world, opened, parity, settled
 
 
 def test_a_start_position_is_the_topics_first_or_next_offsets() -> None:
@@ -63,18 +63,34 @@ def assembly(settings: Settings, stream: Stream = parity) -> QueryBuilder:
     return QueryBuilder(stream, settings, nothing, "continuous", threading.Event(), nothing, nothing)
 
 
+def with_plan(text: str) -> Any:
+    """A frame of this analysed plan."""
+    execution = SimpleNamespace(analyzed=lambda: SimpleNamespace(toString=lambda: text))
+    conf = SimpleNamespace(get=lambda _: "25", set=lambda *_: None)
+    return SimpleNamespace(
+        sparkSession=SimpleNamespace(conf=conf), _jdf=SimpleNamespace(queryExecution=lambda: execution)
+    )
+
+
+def test_a_full_outer_join_that_would_match_null_with_null_is_refused_with_the_condition_that_it_needs(
+    settings: SettingsFactory,
+) -> None:
+    both = Stream("both", lambda a, b: a, {"a": THINGS, "b": replace(THINGS, name="b")}, {"t": DeltaTable("t")})
+    plan = "~Join FullOuter, (k#1 = k#2)\n:- ~StreamingRelationV2 a\n+- ~StreamingRelationV2 b"
+    with pytest.raises(ConfigurationError, match="stream both has a full outer join of streams on k = k") as refused:
+        assembly(settings(), both)._checked_traits({"t": with_plan(plan)})
+    assert "left.key.isNotNull()" in refused.value.next_step
+    mended = plan.replace("(k#1 = k#2)", "((k#1 = k#2) AND isnotnull(k#1))")
+    assert assembly(settings(), both)._checked_traits({"t": with_plan(mended)}).joins_streams
+
+
 @pytest.mark.parametrize(
     ("path", "route"), [("auto", "batches take the executors"), ("driver", "`path` keeps batches on the driver")]
 )
 def test_a_warning_for_unknown_operators_names_the_path_that_batches_take(
     settings: SettingsFactory, path: str, route: str
 ) -> None:
-    plan = SimpleNamespace(toString=lambda: "~RememberThings [k#1]\n+- ~StreamingRelationV2 kafka")
-    execution = SimpleNamespace(analyzed=lambda: plan)
-    conf = SimpleNamespace(get=lambda _: "25", set=lambda *_: None)
-    frame: Any = SimpleNamespace(
-        sparkSession=SimpleNamespace(conf=conf), _jdf=SimpleNamespace(queryExecution=lambda: execution)
-    )
+    frame = with_plan("~RememberThings [k#1]\n+- ~StreamingRelationV2 kafka")
     with capture_logs() as logs:
         assembly(settings({"stream.path": path}))._checked_traits({"evens": frame})
     (warning,) = logs
@@ -85,7 +101,9 @@ def test_a_warning_for_unknown_operators_names_the_path_that_batches_take(
 def test_a_lateness_in_the_settings_goes_before_the_declared_one_also_when_it_is_zero(
     settings: SettingsFactory, lateness: str | None, delay: int
 ) -> None:
-    late = replace(parity, sources={"things": replace(THINGS, event_time="n", lateness="6 hours")})
+    late = replace(
+        parity, sources={"things": replace(THINGS, value=NoBytes(TIMED), event_time="at", lateness="6 hours")}
+    )
     loaded = settings({"stream.lateness": lateness} if lateness else {})
     assert [source.lateness for source in assembly(loaded, late)._sources({})] == [timedelta(seconds=delay)]
 

@@ -67,6 +67,26 @@ def test_a_table_expression_that_is_used_twice_may_keep_state_although_its_sourc
     assert path == "executor"
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "null_keys"),
+    [
+        ("Inner", "", ()),
+        ("LeftOuter", "", ()),
+        ("FullOuter", "", ("account = account",)),
+        ("FullOuter", " AND isnotnull(account#1)", ()),
+        ("FullOuter", " AND isnotnull(account#7)", ()),
+        ("FullOuter", " AND isnotnull(account#12)", ("account = account",)),
+    ],
+)
+def test_the_keys_under_which_a_full_outer_join_matches_null_with_null_are_named(
+    kind: str, more: str, null_keys: tuple[str, ...]
+) -> None:
+    condition = f"(((account#1 = account#7) AND (at#8-T60000ms >= at#2-T60000ms)){more})"
+    plan = f"~Join {kind}, {condition}\n:- ~StreamingRelationV2 a\n+- ~StreamingRelationV2 b"
+    assert traits_of(plan).joins_streams and traits_of(plan).null_keys == null_keys
+    assert not traits_of(plan.replace("+- ~S", "+- S")).joins_streams, "a join with a static table"
+
+
 @pytest.mark.parametrize("name", ["select", "sum", "explode"])
 def test_an_operator_that_is_not_known_may_keep_state_and_takes_the_executors(name: str) -> None:
     """Also one of a later Spark that merely begins like a plain one."""

@@ -171,16 +171,20 @@ def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
     lazy.write_text("def rate():\n    from only_workers_import_this import RATE\n    return RATE\n")
     flow.unlink()
     whole = FLOW.replace('return t.select("n")', "from watched_flow.deep import lazy", 1)
+    whole = whole.replace('sink=DeltaTable("watched")', 'sink=DeltaTable("watched"), files=["rates.sql"]')
+    rates = package / "rates.sql"
+    rates.write_text("SELECT 1")
     (package / "__init__.py").write_text(f"import helper_of_watched\n{whole}")
     config = flow.parent / "recourse.toml"
     home = settings()
     watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), config)
     assert "watched_flow.deep.lazy" not in sys.modules
-    for file in (helper, lazy, outside, package / "__init__.py"):
+    for file in (helper, lazy, outside, rates, package / "__init__.py"):
         before, stat = file.read_text(), file.stat()
         assert watch.untouched()
         file.write_text(f"{before}\n")
         assert not watch.untouched(), file
+        assert watch._seen() != watch._files, "a failed stream is looked at again"
         file.write_text(before)
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     config.write_text("")

@@ -10,9 +10,10 @@ from streaming_jobs.errors import (
     BrokerUnreachable,
     ConfigurationError,
     Fenced,
-    PreflightRefused,
+    OffsetsLost,
     RecourseError,
     SetupError,
+    TopicUnknown,
     TransientError,
     UsageError,
 )
@@ -52,6 +53,19 @@ def test_the_end_of_a_finite_run_is_a_stop_and_no_failure(make: Make) -> None:
 def test_a_stop_at_the_border_is_a_stop_and_no_failure(make: Make) -> None:
     stopped = ended(make(), stopped_at_border=True, failure=StopAtBorder())
     assert (stopped.status.state, stopped.status.error) == ("stopped", None)
+
+
+def test_a_stream_is_over_once_its_savepoint_is_taken(make: Make) -> None:
+    """A lease that is let go earlier would let a recovery begin while this session still removes old generations."""
+    running, done = again(make()), list[bool]([False])
+    assert running.pipeline is not None and running.query is not None
+    running.pipeline.hooks = replace(running.pipeline.hooks, settled=lambda _: done[0])
+    running.query.stop()
+    running.poll(SPARK)
+    assert not running.ended
+    done[0] = True
+    running.poll(SPARK)
+    assert running.status.state == "stopped"
 
 
 def test_a_query_that_has_to_begin_again_is_no_stop_and_no_failure(make: Make) -> None:
@@ -315,6 +329,21 @@ def test_lost_records_are_explained_by_their_exact_range(make: Make, settings: S
     assert running.status.error["found"].startswith(f"offsets 40 to 40 of topic {TOPIC}, partition 0, are gone")
 
 
+def test_lost_records_that_a_second_look_finds_may_pass_for_a_minute(
+    make: Make, settings: SettingsFactory, clock: Clock
+) -> None:
+    """A broker that has just started knows less than is there; a look that finds nothing missing settles it."""
+    Disk(settings()).open().run(0, 1, 2, 3)
+    lost = OffsetsLost("topic numbers is gone, and the stream has read a part of it", "see status")
+    running = ended(make(topics=FakeTopics()), failure=lost)
+    assert running.status.state == "failing" and running.status.error is not None
+    assert running.status.error["code"] == "REC-010" and lost.found in running.status.error["found"]
+    clock.now += 60
+    running.query = MemoryQuery()
+    assert ended(running, failure=lost).status.state == "failed"
+    assert running.status.error["code"] == "REC-022"
+
+
 def test_preflight_refuses_and_passes_warnings_on(make: Make, settings: SettingsFactory) -> None:
     Disk(settings()).open().run(0)
     topics = FakeTopics()
@@ -324,7 +353,7 @@ def test_preflight_refuses_and_passes_warnings_on(make: Make, settings: Settings
     running.preflight()
     assert ["keeps records for 7 days" in warning for warning in running.status.warnings] == [True]
     topics.info = None
-    with pytest.raises(PreflightRefused, match="does not exist"):
+    with pytest.raises(TopicUnknown, match="does not exist"):
         running.preflight()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import SparkSession
@@ -13,6 +14,7 @@ from streaming_jobs.errors import PermanentError, TransientError
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.health import Limits, judge, look
 from streaming_jobs.state.lease import holder
 from streaming_jobs.state.session_events import session_events
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -56,6 +58,17 @@ def test_after_a_stop_no_stream_is_checked_or_started_any_more(home: Settings) -
     assert session.run() == 0 and checked == ["plain"] and session.spark is None
     assert (state(home, "plain"), state(home, "parity")) == ("stopped", "stopped")
     assert runtime.ends == ["stop"]
+
+
+@pytest.mark.parametrize(("signalled_by", "verdict"), [("a signal to its process", "stopped"), ("", "red")])
+def test_who_ended_a_session_by_a_signal_is_on_file(home: Settings, signalled_by: str, verdict: str) -> None:
+    session = session_of(home, [plain], queries=Queries(home, at_preflight=lambda _: session.stop_all.set()))
+    session.signalled_by = signalled_by
+    assert session.run() == 0
+    seen = look(home, "plain")
+    assert seen.status is not None and seen.status.ended_by == signalled_by
+    later = replace(seen, at=seen.at + 100)
+    assert judge(later, Limits()).verdict == verdict
 
 
 def test_starts_and_ends_are_on_file_for_later(home: Settings) -> None:

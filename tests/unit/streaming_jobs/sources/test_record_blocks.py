@@ -121,12 +121,6 @@ def test_a_record_without_event_time_is_not_ahead_and_a_refused_one_has_one_reas
     assert [row["reason"] for row in rows(without, broken, what="refused", topic=timed())] == ["missing_field"]
 
 
-def test_a_date_is_an_event_time_too() -> None:
-    topic = KafkaTopic("things", value=Json(SCHEMA), event_time="day", lateness="1 day")
-    message = record(0, 0, b'{"n":1,"day":"2023-11-16"}', timestamp=(1, MS))
-    assert rows(message, topic=topic)[0]["_bad"] is True
-
-
 def test_a_block_without_records_has_the_columns() -> None:
     assert rows() == [] == rows(what="refused")
 

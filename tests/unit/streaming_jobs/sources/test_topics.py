@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from structlog.testing import capture_logs
 
-from streaming_jobs.errors import BrokerUnreachable
+from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.sources import topics as module
 from streaming_jobs.sources.topics import Topics
 
@@ -25,6 +26,7 @@ class Admin:
         self.clock = clock
         self.answers = list(answers)
         self.asked = 0
+        self.configs: int | None = None
 
     def poll(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -42,7 +44,9 @@ class Admin:
             "min.insync.replicas": "2",
             "max.message.bytes": "9",
         }
-        return {resources[0]: answer(None, {name: SimpleNamespace(value=value) for name, value in values.items()})}
+        return {
+            resources[0]: answer(self.configs, {name: SimpleNamespace(value=value) for name, value in values.items()})
+        }
 
 
 class Clock:
@@ -97,3 +101,50 @@ def test_a_topic_that_stays_unknown_for_half_a_second_is_gone(monkeypatch: pytes
     assert topics.describe("flights") is None
     assert admin.asked > 1
     assert 0.5 <= admin.clock.now - Clock.now < 1
+
+
+def test_a_request_that_ended_with_its_connection_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, admin = topics_that_say(monkeypatch, KafkaError._DESTROY, None)
+    assert topics.describe("flights") is not None
+    assert admin.asked == 2
+
+
+@pytest.mark.parametrize("code", [KafkaError._DESTROY, KafkaError._STATE, KafkaError.REQUEST_TIMED_OUT])
+def test_an_error_of_the_client_may_pass_and_is_no_lack_of_rights(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    topics, _ = topics_that_say(monkeypatch, code)
+    with pytest.raises(BrokerUnreachable, match="describe topic flights"):
+        topics.describe("flights")
+
+
+def test_a_client_that_has_lost_all_brokers_is_replaced_by_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it is replaced, a client of a broker that is away is not made anew for each request."""
+    topics, lost = topics_that_say(monkeypatch, KafkaError._TIMED_OUT)
+    made: list[Admin] = []
+    monkeypatch.setattr(module, "AdminClient", lambda _: made.append(Admin(lost.clock, [None])) or made[-1])
+    for _ in range(3):
+        with pytest.raises(BrokerUnreachable):
+            topics.describe("flights")
+    assert not made
+    lost.clock.now += 10
+    assert topics.describe("flights") is not None
+    assert topics.describe("flights") is not None
+    assert (lost.asked, len(made)) == (3, 1)
+
+
+def test_a_topic_whose_settings_the_user_may_not_see_is_described_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics, admin = topics_that_say(monkeypatch, None)
+    admin.configs = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    with capture_logs() as logs:
+        info = topics.describe("flights")
+        assert topics.describe("flights") == info
+    assert info is not None and (info.id, info.partitions, info.cleanup_policy) == ("id", 2, "unknown")
+    (warning,) = [each for each in logs if each["log_level"] == "warning"]
+    assert "DESCRIBE_CONFIGS" in warning["missing"] and warning["topic"] == "flights"
+
+
+def test_a_request_without_its_right_names_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, _ = topics_that_say(monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(UsageError, match="describe topic flights: .*\n.*Kafka's right DESCRIBE on the topic"):
+        topics.describe("flights")

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from streaming_jobs.state import stop_request
-from streaming_jobs.state.health import Limits, Seen, health, judge
+from streaming_jobs.state import start_request, stop_request
+from streaming_jobs.state.health import Due, Limits, Seen, health, judge, look
 from streaming_jobs.state.lease import Owner, acquire
 from streaming_jobs.state.status import Status, write_status
+from streaming_jobs.state.stream_record import Generation, StreamRecord, save
+from streaming_jobs.state.supervisors import Note
 from tests.conftest import SettingsFactory
 
 NOW = 1_000_000.0
@@ -75,6 +77,9 @@ NEVER = Seen("orders", NOW, None)
         (seen(state="starting", lag_at=None, started_at=NOW - 301, batch_every_s=3600.0), []),
         (seen(state="starting", committed_at=None, started_at=NOW - 301, lag_records=0), ["stuck"]),
         (seen(state="starting", committed_at=None, started_at=NOW - 301), ["stuck"]),
+        (seen(blocked={"t": {"0": NOW - 599}}, committed_at=NOW - 599), []),
+        (seen(blocked={"t": {"0": NOW - 601}}, committed_at=NOW - 601), ["blocked"]),
+        (seen(blocked={"t": {"0": NOW - 601}}, trigger="available-now"), ["blocked"]),
         (seen(lag_at=NOW - 61), ["blind"]),
         (seen(lag_at=NOW - 80_000, started_at=NOW - 3), []),
         (seen(lag_at=NOW - 80_000, started_at=NOW - 61), ["blind"]),
@@ -84,6 +89,10 @@ NEVER = Seen("orders", NOW, None)
         (seen(owner=replace(OWNER, pid=18, since=NOW + 3600)), ["silent"]),
         (seen(lag_at=None, lag_records=None), []),
         (seen(owner=None, state="stopped"), []),
+        (seen(owner=None, state="stopped", heartbeat=NOW - 61), ["not_running"]),
+        (seen(owner=None, state="stopped", heartbeat=NOW + 3600), ["not_running"]),
+        (seen(owner=None, state="stopped", heartbeat=NOW - 61, ended_by="Terminate of run 1"), []),
+        (seen(owner=None, state="stopped", heartbeat=NOW - 61, trigger="available-now"), []),
         (NEVER, []),
         (seen(owner=None, stop=BY_HAND), []),
         (seen(owner=None, state="stopped", stop=BY_HAND), []),
@@ -95,6 +104,66 @@ NEVER = Seen("orders", NOW, None)
 )
 def test_a_stream_is_red_for_exactly_these_reasons(what: Seen, words: list[str]) -> None:
     assert [reason.word for reason in judge(what, Limits()).reasons] == words
+
+
+def test_a_stream_that_nobody_asked_to_stop_is_restarting_and_then_red_with_what_its_supervisor_does() -> None:
+    ended = seen(owner=None, state="stopped", heartbeat=NOW - 20)
+    assert (judge(ended, Limits()).verdict, judge(ended, Limits()).state) == ("restarting", "restarting")
+    assert judge(ended, Limits(), should_run=False).verdict == "stopped", "an operator stopped its session"
+    note = Note("shop", ("orders",), "run 1 ended; the next try is in 4 s", NOW, starts=True)
+    gone = seen(owner=None, state="stopped", heartbeat=NOW - 120)
+    (red,) = judge(replace(gone, supervisor=note), Limits()).reasons
+    assert "nobody asked for that" in red.text and "Dagster's job shop: run 1 ended" in red.text
+    assert "recourse up" in judge(gone, Limits()).reasons[0].text
+
+
+def test_between_the_publish_of_a_plan_and_the_restart_a_stream_is_restarting_for_a_while() -> None:
+    ended = seen(owner=None, state="stopped", heartbeat=NOW - 9000)
+    due = replace(ended, start=Due("recovery orders-0001", NOW - 30))
+    assert judge(due, Limits(), should_run=True).verdict == "restarting"
+    assert judge(due, Limits()).notes[0].startswith("it is restarting after recovery orders-0001, since ")
+    late = replace(ended, start=Due("recovery orders-0001", NOW - 301))
+    assert [r.word for r in judge(late, Limits(), should_run=True).reasons] == ["not_running"]
+    failed = replace(due, status=replace(WELL, state="failed", error=ERROR))
+    assert judge(failed, Limits()).verdict == "restarting"
+
+
+def test_a_session_that_is_started_again_was_not_given_up() -> None:
+    killed = seen(owner=None, state="failed", error=ERROR)
+    note = Note("shop", ("orders",), "run 1 ended; the next try is in 4 s", NOW, starts=True)
+    assert "it failed and is restarting" in judge(replace(killed, supervisor=note), Limits()).reasons[0].text
+    for supervisor in (None, replace(note, starts=False)):
+        assert "was given up" in judge(replace(killed, supervisor=supervisor), Limits()).reasons[0].text
+
+
+@pytest.mark.parametrize(
+    ("what", "settled"),
+    [
+        (seen(), True),
+        (seen(started_at=NOW - 1), False),
+        (seen(begun_at=NOW - 1), False),
+        (seen(started_at=NOW - 3, lag_at=NOW - 2, lag_records=0, committed_at=None), True),
+        (seen(started_at=NOW - 1, lag_at=NOW - 2, lag_records=0), False),
+        (seen(committed_at=None), False),
+        (Seen("orders", NOW, None, OWNER, "driver"), False),
+        (seen(owner=None, state="stopped"), True),
+    ],
+)
+def test_a_stream_has_settled_when_it_has_committed_or_read_everything_since_its_start(
+    what: Seen, settled: bool
+) -> None:
+    assert judge(what, Limits()).settled is settled
+
+
+def test_a_generation_that_no_session_has_run_is_due(settings: SettingsFactory) -> None:
+    home = settings()
+    write_status(home, replace(WELL, state="stopped", generation=1))
+    record = StreamRecord("orders", (Generation(1, 0.0, "first start"), Generation(2, 0.0, "plan orders-0001")))
+    save(home, record)
+    due = look(home, "orders").start
+    assert due is not None and due.after == "plan orders-0001" and due.since > time.time() - 60
+    start_request.ask(home, "orders", "asked by recourse streams start")
+    assert "asked by recourse streams start" in str(look(home, "orders").start)
 
 
 def test_what_should_run_and_does_not_is_red_unless_it_was_stopped_on_purpose() -> None:
@@ -149,4 +218,12 @@ def test_other_code_on_disk_is_a_note_of_a_stream_that_runs_and_no_reason_to_be_
         verdict = judge(seen(**other, **more), Limits())
         assert not verdict.red and len(verdict.notes) == 1 and words in verdict.notes[0]
     assert not judge(seen(code_version="aaa (1.0)"), Limits()).notes
-    assert not judge(seen(None, None, state="stopped", **other, disk_code="bbb"), Limits()).notes, "nothing runs"
+    nothing_runs = seen(None, None, state="stopped", **other, disk_code="bbb", trigger="available-now")
+    assert not judge(nothing_runs, Limits()).notes
+
+
+def test_an_open_transaction_is_named_at_once() -> None:
+    verdict = judge(seen(blocked={"payments": {"3": NOW - 5, "4": NOW - 2}}), Limits())
+    (note,) = verdict.notes
+    assert not verdict.red
+    assert "a transaction is open in topic payments partition 3 since " in note and "1 more partition" in note

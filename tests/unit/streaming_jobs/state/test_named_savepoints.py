@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,15 +161,54 @@ def test_a_name_is_given_to_savepoints_that_are_whole(settings: Settings, monkey
     assert waited == ["g0001-b000000005", "g0001-b000000003"]
 
 
-def test_a_running_stream_does_not_wait_for_whoever_gives_names(settings: Settings, lives: list[Life]) -> None:
+def test_retention_waits_a_moment_for_whoever_gives_names(
+    settings: Settings, lives: list[Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(savepoints, "_NAMES_WAIT", 0.05)
+    first = savepoints.take(settings, STREAM, lives[0].record, 4, "time")
     taken = savepoints.take(settings, STREAM, lives[0].record, 5, "time")
-    with only_one(settings), pytest.raises(TransientError):
-        began = time.monotonic()
-        savepoints.prune(keep_nothing(settings), STREAM)
-    assert time.monotonic() - began < 0.5
     with only_one(settings):
+        with pytest.raises(TransientError):
+            savepoints.prune(keep_nothing(settings), STREAM)
         assert try_take(settings, STREAM, lives[0].record, 5, "time") == taken, "it is only logged"
-    assert ids(settings, STREAM) == [taken.id]
+        assert ids(settings, STREAM) == [first.id, taken.id]
+    assert savepoints.prune(keep_nothing(settings), STREAM) == [first.id]
+
+
+def test_streams_of_a_home_measure_their_savepoints_at_the_same_time(
+    settings: Settings, lives: list[Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a lock of the whole home, one stream's long look would make the others leave theirs out."""
+    for number in (4, 5):
+        savepoints.take(settings, STREAM, lives[0].record, number, "time")
+    measure = savepoints.beyond
+
+    def measured(*arguments: Any) -> list[Savepoint]:
+        with only_one(settings, wait=0):
+            return measure(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(savepoints, "beyond", measured)
+        assert savepoints.prune(settings, STREAM) == []
+    with only_one(settings):
+        assert savepoints.prune(settings, STREAM) == [], "and without anything to drop, nobody is waited for"
+
+
+def test_a_savepoint_that_was_kept_for_a_purpose_meanwhile_is_not_dropped(
+    settings: Settings, lives: list[Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (4, 5):
+        savepoints.take(settings, STREAM, lives[0].record, number, "time")
+    first, expired = savepoints.savepoints(settings, STREAM.name)[0], savepoints.expired
+
+    def kept(*arguments: Any) -> list[Savepoint]:
+        gone = expired(*arguments)
+        savepoints.keep_for(settings, first, "purpose", "a person")
+        return gone
+
+    monkeypatch.setattr(savepoints, "expired", kept)
+    assert savepoints.prune(keep_nothing(settings), STREAM) == []
+    assert first.id in ids(settings, STREAM)
 
 
 def test_a_savepoint_for_a_purpose_is_kept_also_if_it_was_there(settings: Settings, lives: list[Life]) -> None:

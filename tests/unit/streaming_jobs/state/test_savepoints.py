@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 import zipfile
 from dataclasses import replace
@@ -27,7 +28,7 @@ from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.checkpoint_cut import copy, cut, cuttable, needed_state
 from streaming_jobs.state.periodic_savepoints import PeriodicSavepoints, try_take
-from streaming_jobs.state.savepoint_retention import expired
+from streaming_jobs.state.savepoint_retention import LINKS, expired
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
@@ -218,14 +219,87 @@ def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: L
     assert savepoints.savepoints(settings, STREAM.name) == []
     time.sleep(0.06)
     keeper.after(5)
+    assert keeper.settled(10)
     assert [s.id for s in savepoints.savepoints(settings, STREAM.name)] == ["g0001-b000000005"]
     time.sleep(0.06)
     keeper.after(77)  # a batch that cannot be cut at
+    assert keeper.settled(10)
     off = PeriodicSavepoints(
         life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(0))}), STREAM, life.record
     )
     off.after(4)
+    assert off.settled(10)
     assert len(savepoints.savepoints(settings, STREAM.name)) == 1
+
+
+def test_a_periodic_savepoint_is_taken_beside_later_batches_and_is_of_its_own(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(seconds=0.01))})
+    keeper = PeriodicSavepoints(settings, STREAM, life.record)
+    begun, go, taking = threading.Event(), threading.Event(), savepoints.take
+
+    def waits(*arguments: Any) -> Savepoint:
+        begun.set()
+        assert go.wait(20)
+        return taking(*arguments)
+
+    monkeypatch.setattr("streaming_jobs.state.periodic_savepoints.take", waits)
+    time.sleep(0.02)
+    keeper.after(5)  # returns although the savepoint cannot be finished yet
+    assert begun.wait(20) and not keeper.settled(0)
+    life.batch(6)
+    time.sleep(0.02)
+    keeper.after(6)  # one at a time
+    go.set()
+    assert keeper.settled(20)
+    (taken,) = savepoints.savepoints(settings, STREAM.name)
+    content = savepoints.contents_of(settings, STREAM, taken)[STREAM.primary.name]
+    assert taken.batch == 5 and taken.tables[0].version == DeltaTable(life.table).version() - 1
+    assert content.pieces == taken.tables[0].files < len(DeltaTable(life.table).file_uris())
+
+
+def test_a_savepoint_that_a_kill_left_half_taken_is_none_and_can_be_taken_again(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(savepoints, "list_links", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            savepoints.take(life.settings, STREAM, life.record, 5, "time")
+    assert savepoints.savepoints(life.settings, STREAM.name) == []
+    taken = savepoints.take(life.settings, STREAM, life.record, 5, "time")
+    assert savepoints.savepoints(life.settings, STREAM.name) == [taken]
+
+
+def test_links_of_a_savepoint_are_synced_by_their_folders_alone(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files were synced with their commits: 10,000 of them need no fsync each."""
+    synced, fsync = list[str](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    taken = savepoints.take(life.settings, STREAM, life.record, 5, "time")
+    assert not [path for path in synced if path.endswith(".parquet")]
+    folders = {str(path.parent) for path in life.links(taken.id).rglob("*.parquet")}
+    assert folders and folders <= set(synced) and str(life.links(taken.id)) in synced
+
+
+def test_retention_looks_at_no_link_of_an_earlier_savepoint(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (3, 4):
+        savepoints.take(life.settings, STREAM, life.record, number, "time")
+    earlier = savepoints.savepoints(life.settings, STREAM.name)
+    looked, stat = list[Path](), Path.stat
+
+    def noted(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        looked.append(path)
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", noted)
+    assert try_take(life.settings, STREAM, life.record, 5, "time") is not None
+    assert not [path for path in looked for each in earlier if path.is_relative_to(life.links(each.id))]
+    assert [path for path in looked if path.suffix == ".parquet"], "its own links are listed once"
 
 
 def test_the_log_replayed_by_hand_is_deltalakes_list_through_checkpoint_and_compaction(life: Life) -> None:
@@ -259,6 +333,12 @@ def test_code_is_the_one_that_ran_then(life: Life) -> None:
     life.save(replace(life.record, code=(*life.record.code, CodeSince("b", "1", 1, 5, 0.0))))
     assert savepoints.take(life.settings, STREAM, life.record, 4, "code").code == ("a", "1")
     assert savepoints.take(life.settings, STREAM, life.record, 5, "code").code == ("b", "1")
+
+
+def of_an_earlier_version(life: Life) -> None:
+    """Savepoints without the list of their files."""
+    for path in savepoints.folder(life.settings, STREAM.name).glob(f"*/{LINKS}"):
+        path.unlink()
 
 
 def rewritten(life: Life) -> None:
@@ -304,7 +384,7 @@ def test_savepoints_are_bounded_by_the_bytes_that_only_they_hold(life: Life, mon
 def test_what_the_table_still_holds_costs_no_savepoint_its_life(life: Life) -> None:
     taken = [savepoints.take(life.settings, STREAM, life.record, number, "time") for number in (3, 4, 5)]
     places = savepoints.folder(life.settings, STREAM.name).rglob("*")
-    size = sum(path.stat().st_size for path in places if path.is_file())
+    size = sum(path.stat().st_size for path in places if path.is_file() and path.name not in (LINKS, "savepoint.json"))
     assert savepoints.beyond(life.settings, STREAM, taken, size) == []
     assert savepoints.beyond(life.settings, STREAM, taken, size - 1) == taken[:1]
 
@@ -314,6 +394,7 @@ def test_files_with_the_same_number_on_two_file_systems_are_two_files(
 ) -> None:
     """State and tables may lie on two, and each numbers its files by itself."""
     taken = [savepoints.take(life.settings, STREAM, life.record, number, "time") for number in (3, 4)]
+    of_an_earlier_version(life)
     numbers: dict[Path, int] = {}
     stat = Path.stat
 
@@ -333,6 +414,7 @@ def test_files_with_the_same_number_on_two_file_systems_are_two_files(
 def test_what_goes_while_it_is_measured_costs_no_savepoint(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     """`recourse savepoints drop` by hand."""
     old = savepoints.take(life.settings, STREAM, life.record, 3, "time")
+    of_an_earlier_version(life)
     links = life.links(old.id)
     stat = Path.stat
 

@@ -30,7 +30,7 @@ def test_a_start_ends_the_requests_from_before_it_and_no_newer_one(settings: Set
 def test_a_note_of_a_supervisor_counts_while_it_is_fresh(settings: SettingsFactory) -> None:
     home = settings()
     assert supervisors.notes(home, "orders") == []
-    supervisors.note(home, "shop", ["orders"], "run 1 is started")
+    supervisors.note(home, "shop", ["orders"], "run 1 is started", starts=True)
     (note,) = supervisors.notes(home, "orders")
     assert (note.job, note.verdict) == ("shop", "run 1 is started") and supervisors.notes(home, "totals") == []
     path = home.home / "supervisors" / "shop.json"
@@ -44,6 +44,6 @@ def test_a_full_disk_keeps_no_supervisor_from_working(settings: SettingsFactory)
     home = settings()
     home.home.mkdir(parents=True, exist_ok=True)
     (home.home / "supervisors").write_text("in the way")
-    supervisors.note(home, "shop", ["orders"], "starts a session")
+    supervisors.note(home, "shop", ["orders"], "starts a session", starts=True)
     (home.home / "supervisors").unlink()
     assert supervisors.notes(home, "orders") == []

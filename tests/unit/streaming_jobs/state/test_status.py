@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -117,3 +118,22 @@ def test_a_status_that_is_not_there_or_cut_off_is_none(settings: SettingsFactory
         (settings().state / STREAM).mkdir(parents=True)
         (settings().state / STREAM / "status.json").write_text(text)
     assert read_status(settings(), STREAM) is None
+
+
+def test_on_a_full_disk_the_reason_of_the_end_is_written_over_the_old_status(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = settings()
+    write_status(here, Status("clean", state="running", warnings=["old " * 100]))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("streaming_jobs.files.tempfile.mkstemp", full)
+    failed = Status("clean", state="failed")
+    failed.set_error({"code": "REC-010", "found": "no space is left", "next": "", "permanent": False})
+    write_status(here, failed)
+    assert read_status(here, "clean") == failed
+    with pytest.raises(OSError, match="No space"):  # larger than the blocks of the file
+        write_status(here, Status("clean", warnings=["long " * 5000]))
+    assert read_status(here, "clean") == failed

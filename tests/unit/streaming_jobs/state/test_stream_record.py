@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
@@ -114,14 +114,11 @@ def test_tables_topics_and_exceptions_are_found_by_name() -> None:
 def test_new_code_is_noted_with_its_first_batch_and_old_code_is_not_noted_again() -> None:
     same = CodeVersion("fd2f87f71956", "0.1.0")
     assert FULL.with_code(same, 8) is FULL
-    for other in (CodeVersion("000000000000", "0.1.0"), CodeVersion("fd2f87f71956", "0.2.0")):
+    others = (("000000000000", "0.1.0", ""), ("fd2f87f71956", "0.2.0", ""), ("2-000000000000", "0.1.0", "fd2f87f71956"))
+    for other in map(CodeVersion._make, others):
         noted = FULL.with_code(other, 8).code
         assert noted[:-1] == FULL.code
-        assert (noted[-1].hash, noted[-1].package, noted[-1].generation, noted[-1].batch) == (
-            *other,
-            2,
-            8,
-        )
+        assert noted[-1].version == other and noted[-1].since == Txn(2, 8)
 
 
 def test_code_that_comes_back_is_noted_again() -> None:

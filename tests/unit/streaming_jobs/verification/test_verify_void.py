@@ -131,6 +131,6 @@ def test_ranges_that_code_has_read_are_cut_too(life: Life) -> None:
     cut = VoidOffsets((Span(TOPIC, 0, *VOID),)).taken_out(covered)
     assert cut.spans == [Span(TOPIC, 0, 20, 24), Span(TOPIC, 0, 34, 40)] and read.records == 20
     verdict = judged(life)
-    assert verdict.coverage.read_by("a")[-1] == Span(TOPIC, 0, 20, 40)
+    assert verdict.coverage.read_by({"a"})[-1] == Span(TOPIC, 0, 20, 40)
     declare(life, VOID)
-    assert judged(life).coverage.read_by("a")[-2:] == cut.spans
+    assert judged(life).coverage.read_by({"a"})[-2:] == cut.spans

@@ -112,9 +112,7 @@ def test_an_end_in_order_is_asked_for_and_gives_the_child_s_own_exit_code(start:
 
 def test_a_child_that_does_not_end_in_time_is_killed(start: Start) -> None:
     child = start(STUBBORN)
-    began = time.monotonic()
-    assert child.end(0.2, group_patience=60.0) == -signal.SIGKILL
-    assert time.monotonic() - began < 30
+    assert child.end(0.2, group_patience=3600.0) == -signal.SIGKILL
     assert child.wait_until_gone(20.0) == -signal.SIGKILL
 
 
@@ -129,9 +127,7 @@ def test_what_the_child_has_left_behind_is_given_its_time_and_then_killed(start:
 
 def test_what_ends_soon_after_the_child_is_not_waited_for_longer(start: Start) -> None:
     child = start(LEAVES_ONE, "0.3")
-    began = time.monotonic()
-    child.end(20.0, group_patience=60.0)
-    assert time.monotonic() - began < 30
+    child.end(20.0, group_patience=3600.0)
 
 
 def test_a_child_is_gone_when_all_of_its_group_has_ended(start: Start, output: Path) -> None:

@@ -179,9 +179,7 @@ def test_a_client_that_asks_for_nothing_disturbs_nobody(server: ForkServer, clie
             strange.connect(path)
             os.close(descriptor)
             strange.sendall(request)
-    began = time.monotonic()
     assert FAILED not in client("say", "5").communicate("x", timeout=30)[1]
-    assert time.monotonic() - began < 8
     assert not forked(server)
 
 

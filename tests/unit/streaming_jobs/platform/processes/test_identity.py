@@ -12,7 +12,7 @@ from dataclasses import asdict
 import psutil
 import pytest
 
-from orchestration.sessions import supervisor
+from orchestration.sessions import ownership
 from streaming_jobs.files import private_folder, write_json
 from streaming_jobs.platform import broker
 from streaming_jobs.platform.processes import identity
@@ -39,11 +39,19 @@ def clock_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_session_outlives_a_clock_that_is_set(request: pytest.FixtureRequest) -> None:
-    worker = supervisor.identity()
-    assert supervisor.is_running(worker) is True
+    worker = ownership.identity()
+    assert ownership.is_running(worker) is True
     request.getfixturevalue("clock_set")
-    assert supervisor.is_running(worker) is True
-    assert supervisor.parent_lives(worker)
+    assert ownership.is_running(worker) is True
+    assert ownership.parent_lives(worker)
+
+
+def test_a_process_of_another_container_with_the_same_name_of_the_host_cannot_be_known() -> None:
+    host, pid, mark_ = ownership.identity().rsplit(":", 2)
+    name, _, _ = host.partition("/")
+    assert ownership.is_running(f"{name}/1:{pid}:{mark_}") is None
+    assert ownership.is_running(f"elsewhere:{pid}:{mark_}") is None
+    assert ownership.is_running(f"{name}:{pid}:{mark_}") is True, "as an earlier version wrote it"
 
 
 def test_a_running_broker_is_found_after_the_clock_was_set(

@@ -1,0 +1,87 @@
+"""Whose a run is, and where it works: the tags of every run of this code location.
+
+A Dagster instance may have other code locations, with jobs and tables of the same names: a job's name says nothing.
+So each home has an id, which is a tag of each of its jobs (present before a worker is) and of each run whose worker has
+begun: a run that was launched from the page of a table or of a check has no job that could carry it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import uuid
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import dagster as dg
+
+from orchestration.sessions.tags import KIND_TAG, LOCATION_TAG, WORKER_TAG
+from streaming_jobs.files import private_folder, sync
+from streaming_jobs.platform.processes.identity import is_alive, mark
+from streaming_jobs.settings import Settings
+
+
+def location_id(settings: Settings) -> str:
+    """The id of the home; the first caller makes it."""
+    return _id_in(settings.dagster_home.expanduser().absolute() / "location")
+
+
+def job_tags(settings: Settings, kind: str) -> dict[str, str]:
+    """The tags of a job whose runs are of that kind (`KIND_TAG`)."""
+    return {KIND_TAG: kind, LOCATION_TAG: location_id(settings), "dagster/max_retries": "0"}
+
+
+def claim(instance: dg.DagsterInstance, run_id: str, settings: Settings, kind: str, **tags: str) -> None:
+    """Tag a run that begins as ours, with the process that executes it; `tags` are further ones.
+
+    A kind that the run has already stays: a session launched from a table's page may evaluate checks at its end.
+    """
+    run = instance.get_run_by_id(run_id)
+    known = run.tags.get(KIND_TAG, kind) if run is not None else kind
+    ours = {KIND_TAG: known, LOCATION_TAG: location_id(settings), WORKER_TAG: identity()}
+    instance.add_run_tags(run_id, {**ours, **tags})
+
+
+def identity(pid: int | None = None) -> str:
+    """Host, pid and mark (`processes/identity.py`) of a process (this one), as a tag value."""
+    return f"{_host()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
+
+
+def is_running(worker: str) -> bool | None:
+    """True if the process that `identity` described runs; None if it is on another host or in another container."""
+    try:
+        host, pid, started = worker.rsplit(":", 2)
+    except ValueError:
+        return None
+    if host not in (_host(), socket.gethostname()):  # an earlier version wrote the name alone
+        return None
+    return pid.isdigit() and is_alive(int(pid), started)
+
+
+def parent_lives(parent: str) -> bool:
+    """True if the `recourse up` that started this process still runs, or if none started it."""
+    return not parent or is_running(parent) is not False
+
+
+def _host() -> str:
+    """The host, and the namespace in which a pid of this process means something: each container has its own."""
+    try:
+        return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+@cache
+def _id_in(path: Path) -> str:
+    if not path.exists():
+        folder = private_folder(path.parent)
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".location.") as file:
+            file.write(uuid.uuid4().hex[:16])
+            file.flush()
+            os.fsync(file.fileno())
+            with suppress(FileExistsError):  # another process was quicker: its id holds
+                os.link(file.name, path)
+        sync(folder)
+    return path.read_text(encoding="utf-8").strip()

@@ -1,0 +1,104 @@
+"""A stream runs on a cluster with ACLs with exactly the rights that docs/secure.md lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from pyspark.sql import SparkSession
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.platform import broker as broker_module
+from streaming_jobs.platform import ports
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.platform.broker_config import server_properties
+from streaming_jobs.settings import Settings
+from tests.broker.test_topic_sink import to_topic
+from tests.conftest import SettingsFactory
+from tests.support.driver import Bench, produce
+from tests.support.things import thing
+from tests.support.topic_flows import copied
+from tests.support.topic_reader import committed
+
+IN, OUT = "acl-in", "acl-out"
+TOPIC, ID = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+RIGHTS = [
+    (TOPIC, IN, ResourcePatternType.LITERAL, ["DESCRIBE", "READ"]),
+    (TOPIC, OUT, ResourcePatternType.LITERAL, ["DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE"]),
+    (TOPIC, "__recourse.", ResourcePatternType.PREFIXED, ["DESCRIBE", "DESCRIBE_CONFIGS", "CREATE", "READ", "WRITE"]),
+    (ID, "recourse.", ResourcePatternType.PREFIXED, ["DESCRIBE", "WRITE"]),
+]
+
+
+@pytest.fixture
+def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """The addresses of a broker with ACLs: for its administrator, and for the user `jo`."""
+    port = ports.free_port()
+
+    def properties(data: Path, plain: int, controller: int) -> Mapping[str, str]:
+        usual = server_properties(data, plain, controller)
+        listener = f",SECURE://{ports.HOST}:{port}"
+        return usual | {
+            "listeners": usual["listeners"] + listener,
+            "advertised.listeners": usual["advertised.listeners"] + listener,
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SECURE:SASL_PLAINTEXT",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.secure.plain.sasl.jaas.config": (
+                'org.apache.kafka.common.security.plain.PlainLoginModule required user_jo="jos";'
+            ),
+        }
+
+    monkeypatch.setattr(broker_module, "server_properties", properties)
+    with Broker(Settings.load({"home": tmp_path / "broker"})) as broker:
+        yield broker.start(), f"{ports.HOST}:{port}"
+
+
+def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_topics(
+    secured: tuple[str, str], settings: SettingsFactory, spark: SparkSession
+) -> None:
+    administrator, address = secured
+    chosen: dict[str, Any] = {
+        "kafka.bootstrap_servers": address,
+        "kafka.security_protocol": "SASL_PLAINTEXT",
+        "kafka.sasl_mechanism": "PLAIN",
+        "kafka.sasl_username": "jo",
+        "kafka.sasl_password": "jos",
+    }
+    open_home = Bench(settings({"kafka.bootstrap_servers": administrator}), administrator, spark)
+    for name in (IN, OUT):
+        open_home.topics.create(name, 1)
+    produce(administrator, IN, (thing(i) for i in range(500)))
+    home, flow = Bench(settings(chosen), address, spark), to_topic(copied, IN, OUT)
+    with pytest.raises(UsageError, match="right DESCRIBE on the topic"):
+        home.topics.describe(IN)
+    grant(administrator)
+    for so_far in (500, 600):
+        running = home.run(flow)
+        assert running.status.state == "stopped", running.status.error
+        assert len(committed(administrator, OUT, 1)) == so_far
+        produce(administrator, IN, (thing(i) for i in range(so_far, so_far + 100)))
+
+
+def grant(administrator: str) -> None:
+    """Give `jo` the rights."""
+    allow = AclPermissionType.ALLOW
+    bindings = [
+        AclBinding(kind, name, pattern, "User:jo", "*", AclOperation[right], allow)
+        for kind, name, pattern, rights in RIGHTS
+        for right in rights
+    ]
+    admin = AdminClient({"bootstrap.servers": administrator})  # its requests end with it
+    for future in admin.create_acls(bindings).values():
+        future.result(timeout=30)
