@@ -1,15 +1,18 @@
 """How long a recovery's publish and its savepoint take by the number of the table's files. No Spark, no Kafka.
 
     python -m benchmarks.publish --files 1000,10000
+    python -m benchmarks.publish --compared 1000000,4000000
 
 Half of the files stay, half are replaced. `commit` is the time for which the publish is one commit away from readers:
-from the look at the table to the new version.
+from the look at the table to the new version. With `--compared`, the audit's comparison of two tables of so many rows
+that share no file: its seconds, and the memory (MB) by which the process has grown.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import tempfile
 import time
 from dataclasses import replace
@@ -17,9 +20,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
+from reprocessing.rebuild.audit import compare
 from reprocessing.rebuild.publish import publish
 from streaming_jobs.ledger import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
@@ -38,11 +42,37 @@ def main() -> None:
     """Print a line a size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", default="1000,10000", help="sizes of the table, in files")
+    parser.add_argument("--compared", help="sizes of the tables to compare, in rows, the smallest first")
+    if sizes := parser.parse_args().compared:
+        print("| rows | seconds | MB |\n| ---: | ---: | ---: |")
+        for count in (int(text) for text in sizes.split(",")):
+            with tempfile.TemporaryDirectory() as home:
+                seconds, megabytes = compared(Path(home), count)
+            print(f"| {count:,} | {seconds:.1f} | {megabytes:,} |")
+        return
     print("| files | publish, all s | its commit s | list of files s |\n| ---: | ---: | ---: | ---: |")
     for count in (int(text) for text in parser.parse_args().files.split(",")):
         with tempfile.TemporaryDirectory() as home:
             total, commit, listed = measured(Settings.load({"home": home}), count)
         print(f"| {count:,} | {total:.2f} | {commit:.2f} | {listed:.2f} |")
+
+
+def compared(home: Path, count: int) -> tuple[float, int]:
+    """Seconds of a comparison of two tables whose files are all different, and a hundredth of whose rows is."""
+    step = 500_000
+    for side in (0, 1):
+        for begin in range(0, count, step):
+            ids = range(begin, min(begin + step, count))
+            values = [n + (side if n % 100 == 0 else 0) for n in ids]
+            rows = pa.table({"id": ids, "text": [f"a text of row {n} that is not short" for n in ids], "n": values})
+            write_deltalake(home / f"{side}", rows, mode="append")
+    before, began = _peak(), time.monotonic()
+    compare("t", DeltaTable(home / "0"), DeltaTable(home / "1"), ["id"], home / "compared")
+    return time.monotonic() - began, _peak() - before
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def measured(settings: Settings, count: int) -> tuple[float, float, float]:

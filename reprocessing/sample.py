@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.schema import PrimitiveType
 
 from reprocessing.planning.conditions import columns, quoted, refuse_unaskable
-from reprocessing.rebuild.audit_sql import opened, rows_of
 from streaming_jobs.columns import DELETED_AT_COLUMN
 from streaming_jobs.errors import UsageError
+from streaming_jobs.platform.table_queries import QueryFailed, is_of_surroundings, rows_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, open_table
 from streaming_jobs.spelling import instead
@@ -58,7 +58,16 @@ def sample(
     condition = f"WHERE ({where}\n)" if where is not None else ""
     ordered = "ORDER BY " + ", ".join(f"{quoted(name)} DESC NULLS LAST" for name in order) if order else ""
     sql = f'SELECT {listed} FROM "t" {condition} {ordered} LIMIT {min(rows, MOST)}'
-    return Sample(table, tuple(names), order, tuple(rows_of(opened({"t": handle}), sql, table)))
+    try:
+        rows_found = rows_of(QueryBuilder().register("t", handle), sql, table)
+    except QueryFailed as error:
+        if where is None or is_of_surroundings(error):
+            raise
+        raise UsageError(
+            f"the condition '{where}' cannot be evaluated on table {table}: {error.found}",
+            "write a SQL condition on the table's columns",
+        ) from error
+    return Sample(table, tuple(names), order, tuple(rows_found))
 
 
 def order_of(stream: Stream, table: str, handle: DeltaTable) -> tuple[str, ...]:

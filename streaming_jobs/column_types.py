@@ -33,6 +33,16 @@ def checked_types(table: str, schema: StructType, partition_by: Sequence[str]) -
     _refuse(table, schema, partition_by, _NO_PARTITION)
 
 
+def checked_keys(table: str, schema: StructType, keys: Sequence[str]) -> None:
+    """Raise UsageError for a key column whose values cannot be grouped: a struct, an array or a map."""
+    for field in schema.fields:
+        if field.name in keys and (kind := field.dataType.typeName()) in _NESTED:
+            raise UsageError(
+                f"table {table}: '{field.name}' of its keys has the type {kind}, whose values cannot be grouped",
+                "name the columns inside of it as keys, or a text that is made of them: to_json(...)",
+            )
+
+
 def checked_new_partitions(table: str, schema: StructType, partition_by: Sequence[str]) -> None:
     """Raise UsageError for a column by which a new table should not be partitioned.
 

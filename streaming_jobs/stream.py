@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from streaming_jobs.column_types import checked_types
+from streaming_jobs.column_types import checked_keys, checked_types
 from streaming_jobs.columns import (
     DELETED_AT_COLUMN,
     POSITION_COLUMN,
@@ -62,9 +62,10 @@ class DeltaTable:
     order rows arrive; without it the last record read wins. Rows for which the SQL condition `delete_when` holds delete
     their key. With both, a delete is remembered for `deletes_kept`, so that an older row does not come back.
     `schema` is the table's contract: the function's output must have exactly these columns; a column that is
-    new in it is added to the table at the next start, any other change is refused. Column comments show in
-    the UI. Without a schema, the table gets the columns that the function returns in the first run. With `slices`, a
-    range of its rows can be rebuilt alone (`slices.py`).
+    new in it is added to the table at the next start. Code that only lacks columns of the table, as after a deploy that
+    was taken back, leaves them null in its rows. Any other change is refused. Column comments show in the UI. Without a
+    schema, the table gets the columns that the function returns in the first run. With `slices`, a range of its rows
+    can be rebuilt alone (`slices.py`).
     """
 
     name: str
@@ -106,6 +107,7 @@ class DeltaTable:
                             instead(column, names),
                         )
             checked_types(self.name, self.schema, self.partition_by)
+            checked_keys(self.name, self.schema, self.keys)
             checked_order(self.name, self.order_by, self.schema)
 
     @property

@@ -50,7 +50,11 @@ def difference_lines(difference: Difference) -> Iterator[str]:
     from reprocessing.rebuild.audit import paired
 
     d = difference
-    totals = "".join(f"; sum of {c}: {o} -> {n}" for c, (o, n) in d.totals.items() if o != n)
+    if d.unknown:
+        yield f"  {d.table}: the rows were not compared: {d.unknown}"
+        return
+    sums = [f"{c} {o} -> {n}" for c, (o, n) in d.totals.items() if o != n]
+    totals = f"; sums over {d.read_words()}: {', '.join(sums)}" if sums else ""
     words = counts_words(d.corrected, d.new, d.gone)
     yield f"  {d.table}: {counted(d.old_rows, 'row')} published, {d.new_rows:,} rebuilt; {words}{totals}"
     for since, *counts in d.by_time:

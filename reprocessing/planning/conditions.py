@@ -18,6 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.platform.table_queries import failed, is_of_surroundings
 from streaming_jobs.spelling import counted
 
 _SAMPLE = 3
@@ -123,6 +124,8 @@ def _evaluate(tables: Mapping[str, DeltaTable], sql: str, condition: str) -> lis
     try:
         return list(pa.table(data.execute(sql).read_all()).to_pylist())
     except Exception as error:  # errors while a query runs, deltalake raises as a plain Exception
+        if is_of_surroundings(error):
+            raise failed(error, next(iter(tables))) from error
         known = [name for table in tables.values() for name in columns(table)]
         raise _not_evaluated(condition, str(error), list(dict.fromkeys(known))) from error
 

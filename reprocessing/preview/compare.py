@@ -1,33 +1,23 @@
-"""The comparison of a preview's tables with the published ones, at the cost of what differs.
-
-Both sides share the files that the savepoint had and that neither has rewritten since: hard links of the same file.
-Only the other files are read. That changes no result: a shared file has the same rows on both sides, so they cancel out
-as multisets; and in a table with keys, a key of a shared file is in no other file of either side.
-"""
+"""The comparison of a preview's tables with the published ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from reprocessing.preview.folders import Folders
-from reprocessing.rebuild.audit import Difference, compare
-from reprocessing.rebuild.audit_sql import one, opened
+from reprocessing.rebuild.audit import Difference, compare_stored
 from reprocessing.rebuild.publish import misfit
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.sinks.stored import LATE, StoredTable
-from streaming_jobs.sinks.tables import all_tables, existing_table, open_table, store_of
+from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.stream import Stream
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """One table: the difference of its rows, columns that the code adds, and why its rows would not fit the table.
-
-    The sums in `difference` are over `read` rows (published, rebuilt): those of files that are not the same.
-    """
+    """One table: the difference of its rows, columns that the code adds, and why its rows would not fit the table."""
 
     difference: Difference
-    read: tuple[int, int]
     new_columns: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
 
@@ -59,20 +49,9 @@ def compare_tables(folders: Folders, stream: Stream) -> tuple[TableChange, ...]:
 def _change(
     folders: Folders, declared: DeclaredTable, stream: str, published: StoredTable, rebuilt: StoredTable
 ) -> TableChange:
-    here, there = published.content(), rebuilt.content()
-    store = store_of(declared)
-    old = store.create(folders.with_tables("differing_published"), declared, stream, here.without(there), None)
-    new = store.create(folders.with_tables("differing_rebuilt"), declared, stream, there.without(here), None)
-    difference = compare(declared.name, old.readable(), new.readable(), declared.keys)
     known = {column.name for column in published.schema.fields}
     return TableChange(
-        replace(difference, old_rows=_rows(published), new_rows=_rows(rebuilt)),
-        (difference.old_rows, difference.new_rows),
+        compare_stored(folders.settings, folders.tables / "differing", declared, stream, published, rebuilt),
         tuple(column.name for column in rebuilt.schema.fields if column.name not in known),
         tuple(misfit(published, rebuilt)),
     )
-
-
-def _rows(table: StoredTable) -> int:
-    data = opened({"t": table.readable()})
-    return int(one(data, 'SELECT count(*) AS n FROM "t"', table.name)["n"])

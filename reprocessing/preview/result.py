@@ -154,7 +154,7 @@ def _table(change: TableChange) -> dict[str, Any]:
         "corrected": d.corrected,
         "new": d.new,
         "gone": d.gone,
-        "read": {"published": change.read[0], "rebuilt": change.read[1]},
+        "read": dict(zip(("published", "rebuilt"), d.read or (d.old_rows, d.new_rows), strict=True)),
         "new_columns": list(change.new_columns),
         "misfits": list(change.misfits),
         "sums": {name: {"published": old, "rebuilt": new} for name, (old, new) in d.totals.items()},

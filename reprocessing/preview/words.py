@@ -94,8 +94,7 @@ def _table(table: TableChange) -> Iterator[str]:
         yield f"  only the code on disk has: {', '.join(table.new_columns)}"
     sums = [f"{name} {old} -> {new}" for name, (old, new) in d.totals.items() if old != new]
     if table.rows and sums:
-        read = f"{table.read[0]:,} published and {table.read[1]:,} rebuilt rows"
-        yield f"  sums over {read} that were compared: {', '.join(sums[:_COLUMNS])}"
+        yield f"  sums over {d.read_words()}: {', '.join(sums[:_COLUMNS])}"
     for row in d.sample[:_SHOWN]:
         yield f"  {_row(row)}"
 

@@ -1,24 +1,41 @@
 """The difference of the rebuilt rows from the published ones, computed before publishing.
 
-DataFusion reads both tables through deltalake, without Spark (`StoredTable.readable`). A table with keys is compared
-key by key, any other as a multiset of rows. If the table has a time column, differences are counted by period too. The
+DataFusion reads both tables through deltalake, without Spark (`StoredTable.readable`), and of each only the files that
+the other one does not have. Both are compared as multisets of rows; the rows that differ are then matched by key if the
+table has keys. If the table has a time column, differences are counted by period too. The
 sample shows the rows whose numbers differ most, each column measured by its largest difference.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import StructField
 
 from reprocessing.planning.conditions import quoted
-from reprocessing.rebuild.audit_groups import NO_KEYS, NO_TIMES, ByKey, ByTime, by_key, by_time
-from reprocessing.rebuild.audit_sql import joined, net, one, opened, rows_of
+from reprocessing.rebuild.audit_groups import (
+    NO_KEYS,
+    NO_TIMES,
+    ByKey,
+    ByTime,
+    by_key,
+    by_time,
+    dated_by_key,
+    dated_by_row,
+)
+from reprocessing.rebuild.audit_sql import DIFFERING, matched, net, new, old, one
+from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.platform.table_queries import failed, opened, rows_of
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.schemas import is_position
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import store_of
 
 _SAMPLE = 5
 _NOTHING = "CAST(0 AS DOUBLE)"
@@ -32,7 +49,9 @@ class Difference:
 
     `by_time`: start of the period (text), then the numbers of rows that vanish, appear and change; the periods are
     equally long, in order, and only those with differences are listed. `timeline` has the same in shorter periods.
-    `keyed` is True if the table has keys; only then the differences are known by key.
+    `keyed` is True if the table has keys; only then the differences are known by key. The sums are made over the rows
+    `read` (published, rebuilt) of files that only one of the tables has; None: of all files. `unknown` is the reason
+    why the tables could not be compared; then all numbers are zero.
     """
 
     table: str
@@ -48,6 +67,8 @@ class Difference:
     keyed: bool = False
     timeline: ByTime = NO_TIMES
     by_key: ByKey = NO_KEYS
+    read: tuple[int, int] | None = None
+    unknown: str = ""
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Difference:
@@ -70,6 +91,11 @@ class Difference:
         """Rows that are only in the published table."""
         return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[2]
 
+    def read_words(self) -> str:
+        """The rows over which the sums are made, in words."""
+        before, after = self.read or (self.old_rows, self.new_rows)
+        return f"{before:,} published and {after:,} rebuilt rows that were compared"
+
     @property
     def share(self) -> float:
         """Rows that change, vanish or appear, as a share of the published rows."""
@@ -87,43 +113,106 @@ def stored(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     return [asdict(replace(each, sample=())) for each in differences]
 
 
-def compare(table: str, old: DeltaTable, new: DeltaTable, keys: Sequence[str]) -> Difference:
+def compare_stored(
+    settings: Settings, folder: Path, declared: DeclaredTable, stream: str, published: StoredTable, rebuilt: StoredTable
+) -> Difference:
+    """The difference of two tables in a store, read from the pieces that only one of them has.
+
+    A piece of both has the same rows on both sides, so they cancel out as multisets; and in a table with keys, a key of
+    a shared piece is in no other piece of either side. `folder` is for tables of those pieces; it is gone afterwards.
+    """
+    store, here, there = store_of(declared), published.content(), rebuilt.content()
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        differing = [
+            store.create(settings.model_copy(update={"tables_dir": folder / side}), declared, stream, content, None)
+            for side, content in (("published", here.without(there)), ("rebuilt", there.without(here)))
+        ]
+        before, after = (table.readable() for table in differing)
+        difference = compare(declared.name, before, after, declared.keys, folder / "rows")
+        rows = (row_count(table.readable(), declared.name, folder) for table in (published, rebuilt))
+        return replace(
+            difference, read=(difference.old_rows, difference.new_rows), old_rows=next(rows), new_rows=next(rows)
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def not_compared(table: str, why: str) -> Difference:
+    """The difference of two tables that could not be compared."""
+    return Difference(table, 0, 0, 0, 0, 0, {}, (), unknown=why)
+
+
+def row_count(table: DeltaTable, name: str, spill: Path) -> int:
+    """The number of a table's rows, mostly from its log alone."""
+    return int(one(opened({"t": table}, spill), 'SELECT count(*) AS n FROM "t"', name)["n"])
+
+
+def compare(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Sequence[str], folder: Path) -> Difference:
     """The difference of two tables with the same name; columns that only one of them has are left out.
 
-    The position that Recourse adds is left out too: rows of an earlier version have none.
+    The position that Recourse adds is left out too: rows of an earlier version have none. The rows that differ are
+    found once, in one pass over both tables as multisets, and written below `folder`, where the query spills too; the
+    rest is made of them. The folder is gone afterwards. Raises QueryFailed if memory and disk are not enough.
     """
-    shared = {field["name"] for field in _fields(old)}
-    columns = [f for f in _fields(new) if f["name"] in shared and not _is_position(f)]
+    try:
+        return _compare(table, published, rebuilt, keys, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _compare(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Sequence[str], folder: Path) -> Difference:
+    shared = {field["name"] for field in _fields(published)}
+    columns = [f for f in _fields(rebuilt) if f["name"] in shared and not _is_position(f)]
     names = [field["name"] for field in columns]
-    data = opened({"old": old, "new": new})
+    data = opened({"old": published, "new": rebuilt}, folder / "_spill")
     counted = one(data, 'SELECT (SELECT count(*) FROM "old") AS o, (SELECT count(*) FROM "new") AS n', table)
     numbers = {str(f["name"]): str(f["type"]) for f in columns if _is_number(f["type"]) and f["name"] not in keys}
-    totals = {name: _totals(data, table, name, kind) for name, kind in numbers.items()}
-    gone, came, changed, sample = (_by_key if keys else _by_row)(data, table, names, keys, list(numbers))
+    totals = _totals(data, table, numbers)
+    _find(data, table, names, folder / "_differing")
+    rows = matched(names, [f["name"] for f in columns if isinstance(f["type"], dict)], keys) if keys else ""
+    gone, came, changed, sample = (
+        _by_key(data, table, rows, names, keys, list(numbers)) if keys else _by_row(data, table, names, list(numbers))
+    )
     difference = Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample, keyed=bool(keys))
     if not (gone or came or changed):
         return difference
     times = [str(f["name"]) for f in columns if str(f["type"]) in _TIMES]
     if keys:
-        difference = replace(difference, by_key=by_key(data, table, names, keys, times))
+        difference = replace(difference, by_key=by_key(data, table, rows, names, keys, times))
     if not times:
         return difference
-    timeline = by_time(data, table, names, keys, times[0])
+    timeline = by_time(data, table, dated_by_key(rows, keys, times[0]) if keys else dated_by_row(times[0]))
     return replace(difference, time_column=times[0], by_time=timeline.rough(), timeline=timeline)
+
+
+def _find(data: QueryBuilder, table: str, names: Sequence[str], path: Path) -> None:
+    """Write the rows whose counts differ to a table of their own, and add it to the session."""
+    try:
+        write_deltalake(path, data.execute(net(names)), mode="overwrite", schema_mode="overwrite")
+    except Exception as error:  # errors while a query runs, deltalake raises as a plain Exception
+        raise failed(error, table) from error
+    data.register(DIFFERING, DeltaTable(path))
 
 
 def _is_number(kind: object) -> bool:
     return isinstance(kind, str) and (kind in _NUMBERS or kind.startswith("decimal("))
 
 
-def _totals(data: QueryBuilder, table: str, name: str, kind: str) -> tuple[Any, Any]:
-    """The sums of a column in both tables: exact but for floating point, wider than the column; decimals as text."""
-    q = quoted(name)
-    if kind not in ("float", "double"):
-        scale = kind.rstrip(")").rpartition(",")[2].strip() if kind.startswith("decimal(") else "0"
-        q = f"arrow_cast({q}, 'Decimal256(76, {scale})')"
-    sums = one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
-    return _plain(sums["o"], kind), _plain(sums["n"], kind)
+def _totals(data: QueryBuilder, table: str, numbers: Mapping[str, str]) -> dict[str, tuple[Any, Any]]:
+    """The sums of columns in both tables: exact but for floating point, wider than the column; decimals as text."""
+    if not numbers:
+        return {}
+    sums = ", ".join(f"sum({_wide(name, kind)}) AS {quoted(name)}" for name, kind in numbers.items())
+    before, after = (one(data, f'SELECT {sums} FROM "{side}"', table) for side in ("old", "new"))
+    return {name: (_plain(before[name], kind), _plain(after[name], kind)) for name, kind in numbers.items()}
+
+
+def _wide(name: str, kind: str) -> str:
+    if kind in ("float", "double"):
+        return quoted(name)
+    scale = kind.rstrip(")").rpartition(",")[2].strip() if kind.startswith("decimal(") else "0"
+    return f"arrow_cast({quoted(name)}, 'Decimal256(76, {scale})')"
 
 
 def _plain(total: Any, kind: str) -> Any:
@@ -150,52 +239,44 @@ def _finite(value: str) -> str:
 
 
 def _by_key(
-    data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], numbers: Sequence[str]
+    data: QueryBuilder, table: str, found: str, names: Sequence[str], keys: Sequence[str], numbers: Sequence[str]
 ) -> tuple[int, int, int, list[dict[str, Any]]]:
-    on, first, differs = joined(names, keys)
-    rest = [n for n in names if n not in keys]
-    both_tables = f'FROM "old" o FULL JOIN "new" n ON {on}'
-    both = f"o.{first} IS NOT NULL AND n.{first} IS NOT NULL"
-    counts = one(
-        data,
-        f"SELECT count(*) FILTER (WHERE n.{first} IS NULL) AS gone, count(*) FILTER (WHERE o.{first} IS NULL) AS came, "
-        f"count(*) FILTER (WHERE {both} AND ({differs})) AS changed {both_tables}",
-        table,
-    )
+    kinds = ", ".join(f'coalesce(sum("__{kind}"), 0) AS {kind}' for kind in ("gone", "came", "changed"))
+    counts = one(data, f"SELECT {kinds} FROM ({found}) f", table)
     shown = ", ".join(
-        [f"coalesce(o.{quoted(k)}, n.{quoted(k)}) AS {quoted(k)}" for k in keys]
-        + [f"o.{quoted(n)} AS {quoted(n + ' published')}, n.{quoted(n)} AS {quoted(n + ' rebuilt')}" for n in rest]
+        [quoted(k) for k in keys]
+        + [
+            f"{old(n)} AS {quoted(n + ' published')}, {new(n)} AS {quoted(n + ' rebuilt')}"
+            for n in names
+            if n not in keys
+        ]
     )
-    differing = f"{both_tables} WHERE o.{first} IS NULL OR n.{first} IS NULL OR {differs}"
-    sizes = {
-        name: f"abs(coalesce({_finite(f'n.{quoted(name)}')}, 0) - coalesce({_finite(f'o.{quoted(name)}')}, 0))"
-        for name in numbers
-    }
+    sizes = {name: f"abs(coalesce({_finite(new(name))}, 0) - coalesce({_finite(old(name))}, 0))" for name in numbers}
     order = ", ".join(quoted(k) for k in keys)
-    score = _score(data, table, sizes, differing)
+    score = _score(data, table, sizes, f"FROM ({found}) f")
     rows = rows_of(
         data,
-        f'SELECT {shown}, {score} AS "__score" {differing} ORDER BY "__score" DESC, {order} LIMIT {_SAMPLE}',
+        f'SELECT {shown}, {score} AS "__score" FROM ({found}) f ORDER BY "__score" DESC, {order} LIMIT {_SAMPLE}',
         table,
     )
     for row in rows:
         row.pop("__score")
-    return counts["gone"], counts["came"], counts["changed"], rows
+    return int(counts["gone"]), int(counts["came"]), int(counts["changed"]), rows
 
 
 def _by_row(
-    data: QueryBuilder, table: str, names: Sequence[str], _: Sequence[str], numbers: Sequence[str]
+    data: QueryBuilder, table: str, names: Sequence[str], numbers: Sequence[str]
 ) -> tuple[int, int, int, list[dict[str, Any]]]:
     columns = ", ".join(quoted(n) for n in names)
-    differing = net(names)
     counts = one(
         data,
         'SELECT coalesce(-sum("__net") FILTER (WHERE "__net" < 0), 0) AS gone, '
-        f'coalesce(sum("__net") FILTER (WHERE "__net" > 0), 0) AS came FROM ({differing}) d',
+        f'coalesce(sum("__net") FILTER (WHERE "__net" > 0), 0) AS came FROM "{DIFFERING}"',
         table,
     )
-    score = _score(data, table, {name: f"abs({_finite(quoted(name))})" for name in numbers}, f"FROM ({differing}) d")
-    rows = rows_of(data, f"SELECT * FROM ({differing}) d ORDER BY {score} DESC, {columns} LIMIT {_SAMPLE}", table)
+    sizes = {name: f"abs({_finite(quoted(name))})" for name in numbers}
+    score = _score(data, table, sizes, f'FROM "{DIFFERING}"')
+    rows = rows_of(data, f'SELECT * FROM "{DIFFERING}" ORDER BY {score} DESC, {columns} LIMIT {_SAMPLE}', table)
     shown = [{("rebuilt" if r["__net"] > 0 else "published"): {n: r[n] for n in names}} for r in rows]
     return int(counts["gone"]), int(counts["came"]), 0, shown
 

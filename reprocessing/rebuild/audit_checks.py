@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from deltalake import DeltaTable
-
 from reprocessing.planning.conditions import broken
 from reprocessing.plans.plan import StreamPlan, Until
-from reprocessing.rebuild.audit import Difference, compare
-from reprocessing.rebuild.bounded import combined, combined_settings, rows_until, unequal_later_rows
+from reprocessing.rebuild.audit import Difference, compare_stored, not_compared
+from reprocessing.rebuild.bounded import (
+    combined,
+    combined_settings,
+    compared_folder,
+    rows_until,
+    unequal_later_rows,
+)
 from reprocessing.rebuild.context import RecoveryContext, RunSuite, no_suites
-from reprocessing.rebuild.publish import misfit
+from reprocessing.rebuild.publish import incompatible, misfit
 from reprocessing.rebuild.replay_end import kept_table
 from reprocessing.rebuild.topic_difference import topic_differences
 from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.platform.table_queries import QueryFailed
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import LATE, StoredTable
 from streaming_jobs.sinks.tables import all_tables
@@ -64,15 +69,23 @@ class Rebuilt:
             if self.context.stream.topics_only and role == "primary":
                 continue  # its rows are the batches themselves
             if role not in LATE:  # they follow from the rows, and depend on the batches that noted them
-                differences.append(compare(declared.name, *self._compared(declared), declared.keys))
+                differences.append(self._difference(declared))
         return [*topic_differences(self.context), *differences]
 
-    def _compared(self, declared: DeclaredTable) -> tuple[DeltaTable, DeltaTable]:
+    def _difference(self, declared: DeclaredTable) -> Difference:
+        """The difference of a table; a lack of memory or disk does not end the recovery."""
+        folder = compared_folder(self.context)
+        try:
+            return compare_stored(self.context.own, folder, declared, self.stream.name, *self._compared(declared))
+        except QueryFailed as error:
+            return not_compared(declared.name, error.found)
+
+    def _compared(self, declared: DeclaredTable) -> tuple[StoredTable, StoredTable]:
         """The published and the rebuilt rows, as of the same records."""
         if self.context.plan.until is not None:
-            return rows_until(self.context, declared), self.staged[declared.name].readable()
+            return rows_until(self.context, declared), self.staged[declared.name]
         rebuilt = kept_table(self.context, declared) or self.staged[declared.name]
-        return self.published[declared.name].readable(), rebuilt.readable()
+        return self.published[declared.name], rebuilt
 
 
 class AuditCheck(Protocol):
@@ -105,7 +118,10 @@ class EveryRow:
 
 @dataclass(frozen=True)
 class FitsTheTable:
-    """The rebuilt files can become those of the published tables: columns, types and partitions are the same."""
+    """The rebuilt files can become those of the published tables: columns, types and partitions are the same.
+
+    An undo goes back to rows from before a column that the undone recovery may have added: it is null in them.
+    """
 
     def words(self) -> str:
         """Empty: every plan has this check."""
@@ -113,8 +129,9 @@ class FitsTheTable:
 
     def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
         """The columns and partitions that differ; a combined table has also the columns of the later rows."""
+        reasons = misfit if rebuilt.context.whole.undoes is None else incompatible
         for name, table in rebuilt.published.items():
-            yield from misfit(table, rebuilt.staged[name])
+            yield from reasons(table, rebuilt.staged[name])
 
 
 @dataclass(frozen=True)
@@ -130,7 +147,11 @@ class AtMostChanged:
     def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
         """The tables that change by more."""
         for difference in rebuilt.differences:
-            if difference.share > self.share:
+            if difference.unknown:
+                yield f"whether more than {self.share:.1%} of the rows of {difference.table} change is not known: " + (
+                    difference.unknown
+                )
+            elif difference.share > self.share:
                 yield f"{difference.share:.1%} of the rows of {difference.table} change, at most {self.share:.1%} may"
 
 

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from deltalake import QueryBuilder
 
 from reprocessing.planning.conditions import quoted
-from reprocessing.rebuild.audit_sql import joined, net, one, rows_of
+from reprocessing.rebuild.audit_sql import DIFFERING, new, old, one
+from streaming_jobs.platform.table_queries import rows_of
 
 PERIODS = 10
 """Periods at most in the text of a difference."""
@@ -77,11 +78,13 @@ def minute(seconds: int) -> str:
     return datetime.fromtimestamp(min(max(seconds, _FIRST_SECOND), _LAST_SECOND), UTC).isoformat(" ", "minutes")[:16]
 
 
-def by_time(data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], when: str) -> ByTime:
-    """The differences in at most `FINE_PERIODS` periods; a changed row counts in the period of its published time."""
-    differing = _dated_by_key(names, keys, when) if keys else _dated_by_row(names, when)
+def by_time(data: QueryBuilder, table: str, found: str) -> ByTime:
+    """The differences in at most `FINE_PERIODS` periods; `found` is SQL with columns at, gone, came and changed.
+
+    A changed row counts in the period of its published time.
+    """
     epoch = "CAST(arrow_cast(at, 'Timestamp(Second, None)') AS BIGINT)"
-    seconds = f"SELECT {epoch} AS s, gone, came, changed {differing}"
+    seconds = f"SELECT {epoch} AS s, gone, came, changed FROM ({found}) d"
     ends = one(data, f"SELECT min(s) AS a, max(s) AS b FROM ({seconds}) x WHERE s IS NOT NULL", table)
     if ends["a"] is None:
         return ByTime()
@@ -96,22 +99,20 @@ def by_time(data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence
     return ByTime(width, [(int(r["p"]), int(r["gone"]), int(r["came"]), int(r["changed"])) for r in rows])
 
 
-def by_key(data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], times: Sequence[str]) -> ByKey:
-    """The differences by the part of the key that is no time; by the whole key if all of it is."""
+def by_key(
+    data: QueryBuilder, table: str, found: str, names: Sequence[str], keys: Sequence[str], times: Sequence[str]
+) -> ByKey:
+    """The differences by the part of the key that is no time, by the whole key if all of it is. `found`: `matched`."""
     columns = [name for name in keys if name not in times] or list(keys)
-    on, first, differs = joined(names, keys)
     rest = [name for name in names if name not in keys]
-    gone, came = f"n.{first} IS NULL", f"o.{first} IS NULL"
-    values = " + ".join(f"CASE WHEN o.{quoted(n)} IS DISTINCT FROM n.{quoted(n)} THEN 1 ELSE 0 END" for n in rest)
-    parts = ", ".join(f'coalesce(o.{quoted(k)}, n.{quoted(k)}) AS "__k{place}"' for place, k in enumerate(columns))
+    values = " + ".join(f"CASE WHEN {old(n)} IS DISTINCT FROM {new(n)} THEN 1 ELSE 0 END" for n in rest) or "0"
+    parts = ", ".join(f'{quoted(k)} AS "__k{place}"' for place, k in enumerate(columns))
     named = ", ".join(f'"__k{place}"' for place in range(len(columns)))
     grouped = (
-        f"SELECT {named}, sum(gone) AS gone, sum(came) AS came, sum(changed) AS changed, "
-        f'sum("__values") AS "__values", count(*) AS "__rows" FROM (SELECT {parts}, '
-        f"CASE WHEN {gone} THEN 1 ELSE 0 END AS gone, CASE WHEN {came} THEN 1 ELSE 0 END AS came, "
-        f"CASE WHEN {gone} OR {came} THEN 0 ELSE 1 END AS changed, "
-        f'CASE WHEN {gone} OR {came} THEN {max(len(rest), 1)} ELSE {values or "0"} END AS "__values" '
-        f'FROM "old" o FULL JOIN "new" n ON {on} WHERE {gone} OR {came} OR {differs}) d GROUP BY {named}'
+        f'SELECT {named}, sum("__gone") AS gone, sum("__came") AS came, sum("__changed") AS changed, '
+        f'sum("__values") AS "__values", count(*) AS "__rows" FROM (SELECT {parts}, "__gone", "__came", "__changed", '
+        f'CASE WHEN "__changed" = 1 THEN {values} ELSE {max(len(rest), 1)} END AS "__values" FROM ({found}) f) d '
+        f"GROUP BY {named}"
     )
     groups = one(data, f"SELECT count(*) AS c FROM ({grouped}) g", table)["c"]
     rows = rows_of(data, f'{grouped} ORDER BY "__rows" DESC, "__values" DESC, {named} LIMIT {KEYS}', table)
@@ -144,20 +145,15 @@ def _width(seconds: int, widths: Sequence[int], periods: int) -> int:
     return _DECADE * -(-seconds // (_DECADE * (periods - 1)))
 
 
-def _dated_by_key(names: Sequence[str], keys: Sequence[str], when: str) -> str:
-    on, first, differs = joined(names, keys)
-    at = f"coalesce(o.{quoted(when)}, n.{quoted(when)})"
-    gone, came = f"n.{first} IS NULL", f"o.{first} IS NULL"
-    return (
-        f"FROM (SELECT {at} AS at, CASE WHEN {gone} THEN 1 ELSE 0 END AS gone, "
-        f"CASE WHEN {came} THEN 1 ELSE 0 END AS came, "
-        f"CASE WHEN {gone} OR {came} THEN 0 ELSE 1 END AS changed "
-        f'FROM "old" o FULL JOIN "new" n ON {on} WHERE {gone} OR {came} OR {differs}) d'
-    )
+def dated_by_key(found: str, keys: Sequence[str], when: str) -> str:
+    """The SQL of `by_time` for differences that were matched by key."""
+    at = quoted(when) if when in keys else f"coalesce({old(when)}, {new(when)})"
+    return f'SELECT {at} AS at, "__gone" AS gone, "__came" AS came, "__changed" AS changed FROM ({found}) f'
 
 
-def _dated_by_row(names: Sequence[str], when: str) -> str:
+def dated_by_row(when: str) -> str:
+    """The SQL of `by_time` for rows without keys."""
     return (
-        f'FROM (SELECT {quoted(when)} AS at, CASE WHEN "__net" < 0 THEN -"__net" ELSE 0 END AS gone, '
-        f'CASE WHEN "__net" > 0 THEN "__net" ELSE 0 END AS came, 0 AS changed FROM ({net(names)}) n) d'
+        f'SELECT {quoted(when)} AS at, CASE WHEN "__net" < 0 THEN -"__net" ELSE 0 END AS gone, '
+        f'CASE WHEN "__net" > 0 THEN "__net" ELSE 0 END AS came, 0 AS changed FROM "{DIFFERING}"'
     )

@@ -1,35 +1,56 @@
-"""The SQL of all parts of the audit: two tables joined by key, or counted as multisets of rows. DataFusion runs it."""
+"""The SQL of all parts of the audit: rows of two tables counted as multisets, and those that differ matched by key."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import QueryBuilder
 
 from reprocessing.planning.conditions import quoted
-from streaming_jobs.errors import UsageError
+from streaming_jobs.platform.table_queries import rows_of
 
-
-def joined(names: Sequence[str], keys: Sequence[str]) -> tuple[str, str, str]:
-    """SQL for a join of both tables by their keys: its condition, the first key, and the test that two rows differ."""
-    on = " AND ".join(f"o.{quoted(k)} = n.{quoted(k)}" for k in keys)
-    rest = [n for n in names if n not in keys]
-    return (
-        on,
-        quoted(keys[0]),
-        " OR ".join(f"(o.{quoted(n)} IS DISTINCT FROM n.{quoted(n)})" for n in rest) or "FALSE",
-    )
+DIFFERING = "differing"
+"""The table of the rows whose counts differ: the columns, and `__net`."""
 
 
 def net(names: Sequence[str]) -> str:
-    """SQL for the rows whose counts differ, with the rebuilt table's count less the published one's."""
+    """SQL for the rows whose counts differ; `__net` is the rebuilt table's count less the published one's."""
     columns = ", ".join(quoted(n) for n in names)
     return (
         f'SELECT {columns}, sum("__w") AS "__net" FROM (SELECT {columns}, 1 AS "__w" FROM "new" UNION ALL '
         f'SELECT {columns}, -1 AS "__w" FROM "old") u GROUP BY {columns} HAVING sum("__w") <> 0'
     )
+
+
+def matched(names: Sequence[str], nested: Sequence[str], keys: Sequence[str]) -> str:
+    """SQL for the differing rows by key: `__gone`, `__came`, `__changed` (one of them is 1), the keys, and each other
+    column of both sides as `old` and `new` name it.
+
+    A join would hold one side in memory. `nested` are columns of lists, maps and structs: they have no maximum.
+    """
+    by = ", ".join(quoted(k) for k in keys)
+    sides = ", ".join(
+        f'{"first_value" if n in nested else "max"}({quoted(n)}) FILTER (WHERE "__net" {sign} 0) AS {side(n)}'
+        for n in names
+        if n not in keys
+        for sign, side in (("<", old), (">", new))
+    )
+    both = 'count(*) FILTER (WHERE "__net" < 0) > 0 AS "__o", count(*) FILTER (WHERE "__net" > 0) > 0 AS "__n"'
+    grouped = f'SELECT {", ".join(filter(None, [by, both, sides]))} FROM "{DIFFERING}" GROUP BY {by}'
+    kinds = (("gone", 'NOT "__n"'), ("came", 'NOT "__o"'), ("changed", '"__o" AND "__n"'))
+    counts = ", ".join(f'CASE WHEN {when} THEN 1 ELSE 0 END AS "__{kind}"' for kind, when in kinds)
+    return f"SELECT *, {counts} FROM ({grouped}) g"
+
+
+def old(name: str) -> str:
+    """The published value of a column in `matched`."""
+    return quoted(f"o {name}")
+
+
+def new(name: str) -> str:
+    """The rebuilt value of a column in `matched`."""
+    return quoted(f"n {name}")
 
 
 def unequal(names: Sequence[str], tables: Mapping[str, tuple[int, Sequence[str]]]) -> str:
@@ -47,25 +68,6 @@ def unequal(names: Sequence[str], tables: Mapping[str, tuple[int, Sequence[str]]
     return f'SELECT coalesce(sum(abs("__net")), 0) AS n FROM ({sums}) d'
 
 
-def opened(tables: Mapping[str, DeltaTable]) -> QueryBuilder:
-    """Tables by the names that queries have for them."""
-    data = QueryBuilder()
-    for name, table in tables.items():
-        data = data.register(name, table)
-    return data
-
-
 def one(data: QueryBuilder, sql: str, table: str) -> dict[str, Any]:
     """The first row of a query."""
     return rows_of(data, sql, table)[0]
-
-
-def rows_of(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
-    """The rows of a query; raises UsageError if it fails, which names the table."""
-    try:
-        return list(pa.table(data.execute(sql).read_all()).to_pylist())
-    except Exception as error:  # errors while a query runs, deltalake raises as a plain Exception
-        raise UsageError(
-            f"the query on table {table} failed: {str(error).splitlines()[-1][:300]}",
-            "write a SQL condition on the table's columns",
-        ) from error

@@ -25,19 +25,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
-
 from reprocessing.planning.conditions import columns
 from reprocessing.planning.other_changes import accepted_since, slices_since
 from reprocessing.plans.plan import Until
 from reprocessing.plans.plan_file import staging_folder
-from reprocessing.rebuild.audit_sql import one, opened, unequal
+from reprocessing.rebuild.audit_sql import one, unequal
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay import last_entry
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync_tree
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.platform.table_queries import opened
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
@@ -148,26 +147,43 @@ def combined_settings(context: RecoveryContext) -> Settings:
     return context.own if context.plan.until is None else _settings(context, _COMBINED)
 
 
-def rows_until(context: RecoveryContext, declared: DeclaredTable) -> DeltaTable:
+def rows_until(context: RecoveryContext, declared: DeclaredTable) -> StoredTable:
     """The published rows up to the last batch to correct."""
-    return _table(context, _UNTIL, declared).readable()
+    return _table(context, _UNTIL, declared)
+
+
+def compared_folder(context: RecoveryContext) -> Path:
+    """The folder for tables of the pieces that a comparison reads, and for what its queries spill."""
+    return staging_folder(context.settings, context.plan) / "_compared"
 
 
 def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int:
     """The number of rows, after the last batch to correct, that the combined table lacks or has too many of.
 
-    All rows are counted, whatever files hold them: combined + at U = before + staging.
+    All rows are counted, whatever pieces hold them: combined + at U = before + staging. Pieces on both sides of the
+    equation are not read.
     """
-    tables = {
-        "combined": (1, _table(context, _COMBINED, declared).readable()),
-        "until": (1, rows_until(context, declared)),
-        "before": (-1, _table(context, _BEFORE, declared).readable()),
-        "staged": (-1, context.staged()[declared.name].readable()),
-    }
-    names = list(dict.fromkeys(name for _, table in tables.values() for name in columns(table)))
-    sql = unequal(names, {name: (weight, columns(table)) for name, (weight, table) in tables.items()})
-    data = opened({name: table for name, (_, table) in tables.items()})
-    return int(one(data, sql, declared.name)["n"])
+    after, until = _table(context, _COMBINED, declared).content(), rows_until(context, declared).content()
+    before, staged = _table(context, _BEFORE, declared).content(), context.staged()[declared.name].content()
+    after, staged = after.without(staged), staged.without(after)
+    before, until = before.without(until), until.without(before)
+    after, before = after.without(before), before.without(after)
+    until, staged = until.without(staged), staged.without(until)
+    if not any(content.pieces for content in (after, until, before, staged)):
+        return 0
+    folder, store = compared_folder(context), store_of(declared)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        tables = {}
+        for name, content in (("combined", after), ("until", until), ("before", before), ("staged", staged)):
+            place = context.own.model_copy(update={"tables_dir": folder / name})
+            tables[name] = store.create(place, declared, context.stream.name, content, None).readable()
+        weights = {"combined": 1, "until": 1, "before": -1, "staged": -1}
+        names = list(dict.fromkeys(name for table in tables.values() for name in columns(table)))
+        sql = unequal(names, {name: (weights[name], columns(table)) for name, table in tables.items()})
+        return int(one(opened(tables, folder / "_spill"), sql, declared.name)["n"])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def continue_after(context: RecoveryContext) -> Mapping[str, Any]:

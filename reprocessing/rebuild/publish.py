@@ -128,13 +128,23 @@ def _refuse_foreign(tables: Iterable[StoredTable], stream: Stream, record: Strea
 
 
 def misfit(table: StoredTable, staged: StoredTable) -> list[str]:
-    """Reasons why staged rows cannot be published to the table: a missing column, another type, other partitions."""
-    here = {field.name: field.dataType.jsonValue() for field in table.schema.fields}
+    """Reasons why staged rows should not be published to the table: a missing column, and those of `incompatible`."""
+    there = staged.schema.fieldNames()
+    gone = [field for field in table.schema.fields if field.name not in there]
+    reasons = [
+        f"column {field.name} of table {table.name} is {field.dataType.jsonValue()}, in the rebuilt one gone"
+        for field in gone
+    ]
+    return reasons + incompatible(table, staged)
+
+
+def incompatible(table: StoredTable, staged: StoredTable) -> list[str]:
+    """Reasons why staged rows cannot be published to the table: another type, other partitions."""
     there = {field.name: field.dataType.jsonValue() for field in staged.schema.fields}
     reasons = [
-        f"column {name} of table {table.name} is {kind}, in the rebuilt one {there.get(name, 'gone')}"
-        for name, kind in here.items()
-        if there.get(name) != kind
+        f"column {name} of table {table.name} is {kind}, in the rebuilt one {there[name]}"
+        for name, kind in ((field.name, field.dataType.jsonValue()) for field in table.schema.fields)
+        if there.get(name, kind) != kind
     ]
     if tuple(table.partition_by) != tuple(staged.partition_by):
         reasons.append(f"table {table.name} is partitioned by other columns than the rebuilt one")

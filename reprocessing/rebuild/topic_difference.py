@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.planning.conditions import quoted
 from reprocessing.planning.wrong_records import first_changed, path_of
@@ -20,6 +20,7 @@ from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.rebuild.context import RecoveryContext
 from streaming_jobs.kafka_sink import KafkaSink
+from streaming_jobs.platform.table_queries import opened
 from streaming_jobs.positions import decode, decode_partitions
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.record_blocks import RECORD, Declared, RecordBlocks
@@ -52,7 +53,8 @@ def _difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
         "published": _table(context, sink, folder / "published", _spans(begins, ends), before, keyed=keyed),
         "rebuilt": _table(context, sink, folder / "rebuilt", _spans(begins, appended), after, keyed=keyed),
     }
-    return compare(f"topic {sink.name}", counted["published"], counted["rebuilt"], [_KEY] if keyed else [])
+    keys = [_KEY] if keyed else []
+    return compare(f"topic {sink.name}", counted["published"], counted["rebuilt"], keys, folder / "_compared")
 
 
 def _spans(begins: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, Span]:
@@ -105,6 +107,6 @@ def _last_of_each_key(table: DeltaTable, path: Path) -> DeltaTable:
     shown = ", ".join(quoted(name) for name in names)
     rank = f'row_number() OVER (PARTITION BY "{_KEY}" ORDER BY "{_PARTITION}", "{_OFFSET}" DESC)'
     query = f'SELECT {shown} FROM (SELECT *, {rank} AS "_rank" FROM records) WHERE "_rank" = 1'  # noqa: S608 - quoted
-    found = QueryBuilder().register("records", table).execute(query).read_all()
-    write_deltalake(path, pa.table(found), mode="overwrite", schema_mode="overwrite")
+    found = opened({"records": table}, path.with_name("_spill")).execute(query)
+    write_deltalake(path, found, mode="overwrite", schema_mode="overwrite")
     return DeltaTable(path)

@@ -176,6 +176,8 @@ def _per_thousand(series: BatchSeries) -> str:
 
 def difference_section(d: Difference) -> str:
     """One table's difference: numbers, plots by time and by key, sums, and some rows."""
+    if d.unknown:
+        return f"<h3>{escape(d.table)}</h3>\n<p>The rows were not compared: {escape(d.unknown)}</p>"
     parts = [f"<h3>{escape(d.table)}</h3>", html_table(["published", "rebuilt", *_KINDS], [_counts(d)], numbers=True)]
     sums = [(column, sides) for column, sides in d.totals.items() if any(side is not None for side in sides)]
     totals = [[column, str(old), str(new)] for column, (old, new) in sums[:_COLUMNS]]
@@ -192,7 +194,10 @@ def difference_section(d: Difference) -> str:
     if d.by_key.largest:
         parts += _keys(d, legend)
     if totals:
-        parts += ["<h4>Sums</h4>", html_table(["sum of", "published", "rebuilt"], totals, numbers=True)]
+        parts += [
+            f"<h4>Sums over {d.read_words()}</h4>",
+            html_table(["sum of", "published", "rebuilt"], totals, numbers=True),
+        ]
     if d.sample:
         head, rows = sample_table(d.sample)
         parts += ["<h4>Some rows that differ</h4>", html_table(head, rows, numbers=True)]
@@ -218,7 +223,8 @@ def _keys(d: Difference, legend: str) -> Iterator[str]:
 
 
 def _counts(d: Difference) -> list[str]:
-    return [f"{n:,}" for n in (d.old_rows, d.new_rows, d.corrected, d.new, d.gone)]
+    counts = (d.old_rows, d.new_rows, d.corrected, d.new, d.gone)
+    return ["?" if d.unknown else f"{n:,}" for n in counts]
 
 
 def _legend(entries: Iterable[tuple[str, str]]) -> str:

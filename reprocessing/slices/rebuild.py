@@ -161,7 +161,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     except PreflightRefused as error:
         return f"version {at.base.version} is gone: {error.found}"
     rebuilt = _compute(at, staged)
-    difference = compare(at.made.table.name, staged.before(), staged.after(), ())
+    difference = compare(at.made.table.name, staged.before(), staged.after(), (), staged.folder / "compared")
     if dry_run or not (difference.only_old or difference.only_new):
         return at.report("dry run" if dry_run else "unchanged", None, rebuilt, difference)
     rows = {"before": difference.old_rows, "after": difference.new_rows}

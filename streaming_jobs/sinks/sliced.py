@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streaming_jobs.errors import TransientError, UsageError
@@ -36,6 +37,9 @@ class Rebuilt:
 
 class StagedSlice(Protocol):
     """The files of one rebuilt slice, beside the table."""
+
+    folder: Path
+    """Where they lie; it goes with `remove`."""
 
     def split(self, chosen: SliceRange) -> int:
         """Stage the rows of the slice as they are, and the other rows of their files; returns the slice's rows."""

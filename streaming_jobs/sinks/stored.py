@@ -281,7 +281,9 @@ class TableStore(Protocol):
     def ensure(
         self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
     ) -> StoredTable:
-        """The table, made or widened to hold `output`; raises OutputMismatch for any other difference.
+        """The table, made or widened to hold `output`; columns that only the table has stay, null in new rows.
+
+        Raises OutputMismatch for any other difference, and for columns that are added while others are missing.
 
         The first commit of a new table opens the generation: its position is batch -1.
         """

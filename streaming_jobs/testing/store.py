@@ -116,7 +116,9 @@ class MemoryStore:
         if (table := self.open(settings, declared, stream)) is None:
             return
         there = {column.name: column.dataType for column in output.fields}
-        if any(there.get(column.name) != column.dataType for column in table.schema.fields):
+        here = {column.name: column.dataType for column in table.schema.fields}
+        renamed = bool(here.keys() - there.keys()) and bool(there.keys() - here.keys())
+        if renamed or any(there.get(name, kind) != kind for name, kind in here.items()):
             raise OutputMismatch(f"table {table.name} cannot take the new output", "a table gains columns only")
 
     def ensure(

@@ -38,7 +38,8 @@ def fitted(sink: DeltaSink, frame: DataFrame, topics: Sequence[str], rules: RowR
     sourced = SOURCE_COLUMN in frame.columns
     columns = []
     for field in sink.schema.fields:
-        value = F.col(f"`{field.name}`") if not is_position(field) else F.lit(None)
+        # Code that is older than the table lacks its newest columns: null, also in rows that an upsert replaces.
+        value = F.col(f"`{field.name}`") if field.name in frame.columns and not is_position(field) else F.lit(None)
         if is_position(field) and sourced and sink.declared.order_by:
             value = F.expr(packed(topics, SOURCE_COLUMN))
         columns.append(value.cast(field.dataType).alias(field.name))

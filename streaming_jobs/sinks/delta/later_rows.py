@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import hard_link
+from streaming_jobs.platform.table_queries import opened
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -165,10 +166,7 @@ class _Scratch:
         return self._table(name, replace(content, files=files, schema=json.dumps(schema), partition_by=partitions))
 
     def _data(self, **tables: DeltaTable) -> QueryBuilder:
-        data = QueryBuilder()
-        for name, table in tables.items():
-            data = data.register(name, table)
-        return data
+        return opened(tables, self.folder / "_spill")
 
 
 def _values(partition: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

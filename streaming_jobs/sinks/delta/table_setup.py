@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import structlog
 from deltalake import DeltaTable, Schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from streaming_jobs.column_types import checked_new_partitions, checked_types
+from streaming_jobs.column_types import checked_keys, checked_new_partitions, checked_types
 from streaming_jobs.columns import checked_order
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.durations import milliseconds
@@ -19,6 +20,8 @@ from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
 from streaming_jobs.sinks.delta.commit_properties import moving
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, DeltaSink, open_sink
 from streaming_jobs.sinks.schemas import is_position
+
+log = structlog.get_logger()
 
 _WATERMARK = "spark.watermarkDelayMs"  # EventTimeWatermark.delayKey
 
@@ -59,6 +62,8 @@ def ensure_sink(
     _check_layout(sink, declared)
     if added := _added(sink, contract):
         sink.add_columns(added, generation)
+    if absent := sorted(_types(sink.schema).keys() - _types(contract).keys() - _positions(sink)):
+        log.warning("columns_left_null", stream=stream, table=declared.name, columns=absent)
     bounded = column_bounds.wanted(sink.handle, sink.schema, declared.partition_by, _sought(declared))
     _apply_properties(sink, {**_properties(settings.table, declared), column_bounds.PROPERTY: bounded}, generation)
     if declared.partition_by and sink.direct:
@@ -93,6 +98,7 @@ def _contract(declared: DeclaredTable, output: StructType) -> StructType:
         if column not in output.fieldNames():
             raise OutputMismatch(f"the output for table {declared.name} has no column '{column}'", "add it")
     checked_types(declared.name, output, declared.partition_by)
+    checked_keys(declared.name, output, declared.keys)
     checked_order(declared.name, declared.order_by, output)
     return _nullable(StructType([*(declared.schema or output).fields, *position]))
 
@@ -107,9 +113,14 @@ def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> str:
 
 
 def _added(sink: DeltaSink, contract: StructType) -> list[StructField]:
+    """The columns that the table lacks; raises OutputMismatch for any other difference but columns that it alone has.
+
+    Those are null in the rows of this code, which may be older than the table: a deploy that was taken back.
+    """
     table, wanted = _types(sink.schema), _types(contract)
-    positions = {field.name for field in sink.schema.fields if is_position(field)}
-    differences = [f"column {n} is gone" for n in table.keys() - wanted.keys() - positions]
+    positions = _positions(sink)
+    added, gone = wanted.keys() - table.keys(), table.keys() - wanted.keys() - positions
+    differences = [f"column {n} is gone" for n in gone if added]  # as after a change of its name
     differences += [
         f"column {n} would change from {table[n]} to {wanted[n]}"
         for n in table.keys() & wanted.keys()
@@ -121,6 +132,10 @@ def _added(sink: DeltaSink, contract: StructType) -> list[StructField]:
             "a table gains columns only: keep the old column beside the new one, or write a new table",
         )
     return [field for field in contract.fields if field.name not in table]
+
+
+def _positions(sink: DeltaSink) -> set[str]:
+    return {field.name for field in sink.schema.fields if is_position(field)}
 
 
 def _check_layout(sink: DeltaSink, declared: DeclaredTable) -> None:

@@ -26,6 +26,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from streaming_jobs.columns import REASON_COLUMN
+from streaming_jobs.errors import PermanentError
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import refused_rows, upsert_order_frames
 from streaming_jobs.sinks.delta import remembered_deletes as deletes
@@ -39,6 +40,7 @@ from streaming_jobs.sinks.delta.spark_writers import SparkAppend, SparkMerge
 from streaming_jobs.sinks.delta.upsert_order import ROW_COLUMN, last_events, order_of
 from streaming_jobs.sinks.delta.upsert_rows import last_per_key, split_null_keys
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, NOTHING_BROKEN, Judged
+from streaming_jobs.spelling import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -114,10 +116,16 @@ def _parquet(judging: Judging, rows: DataFrame) -> ParquetAppend:
     _remove_leftovers(sink, folder, f"b{number:09d}-")
     target = folder / f"b{number:09d}-{uuid.uuid4().hex[:8]}"
     partition_by = list(sink.declared.partition_by)
-    unheld, judged = _write_parquet(judging, rows, target)
+    unheld, judged, expected = _write_parquet(judging, rows, target)
     for marker in (target / "_SUCCESS", target / "._SUCCESS.crc"):
         marker.unlink(missing_ok=True)
     actions, count = add_actions(sink.path, target, partition_by, sink.bounded)
+    if count != expected:
+        raise PermanentError(
+            f"the executors wrote {counted(expected, 'row')} for table {sink.name}, and the files in {target} have "
+            f"{count:,} as the driver sees them",
+            "let the driver and all executors see one file system: they share the folders of tables and of state",
+        )
     return ParquetAppend(sink, actions, count, None if unheld is None else named(unheld, judging.topics), judged)
 
 
@@ -132,8 +140,10 @@ def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
             shutil.rmtree(attempt)
 
 
-def _write_parquet(judging: Judging, rows: DataFrame, target: Path) -> tuple[pa.Table | None, Judged]:
+def _write_parquet(judging: Judging, rows: DataFrame, target: Path) -> tuple[pa.Table | None, Judged, int]:
     """Write the rows, and count those that the table cannot hold or rules take out; if any, write again without them.
+
+    The last value is the number of rows that the executors have given to the files.
 
     In the first pass such a row is written to the partition of nulls, because its value may not be a folder's name.
     Only the second pass carries the places of the rows.
@@ -141,18 +151,17 @@ def _write_parquet(judging: Judging, rows: DataFrame, target: Path) -> tuple[pa.
     sink = judging.sink
     partition_by, reason = list(sink.declared.partition_by), refused_rows.reason(sink.declared, sink.schema)
     if reason is None and not judging.judges(rows):
-        rows.drop(*PLACE).write.partitionBy(*partition_by).parquet(str(target))
-        return None, NOTHING_BROKEN
-    counted = Observation()
+        return None, NOTHING_BROKEN, _write_counted(rows.drop(*PLACE), partition_by, target)
+    observed = Observation()
     whole = judging.verdicts(rows.withColumn(REASON_COLUMN, F.lit(None).cast("string") if reason is None else reason))
-    first = whole.drop(*PLACE).observe(counted, F.count(REASON_COLUMN).alias("unheld"), *judging.counts(whole))
+    first = whole.drop(*PLACE).observe(observed, F.count(REASON_COLUMN).alias("unheld"), *judging.counts(whole))
     fine = F.col(REASON_COLUMN).isNull()
     for column in partition_by:
         first = first.withColumn(column, F.when(fine, F.col(f"`{column}`")))
-    first.drop(REASON_COLUMN, BROKEN_COLUMN).write.partitionBy(*partition_by).parquet(str(target))
-    found = counted.get
+    number = _write_counted(first.drop(REASON_COLUMN, BROKEN_COLUMN), partition_by, target)
+    found = observed.get
     if not found["unheld"] and not judging.takes_out(found):
-        return None, judging.only_counted(found)
+        return None, judging.only_counted(found), number
     shutil.rmtree(target)
     cached = whole.persist()
     try:
@@ -160,11 +169,18 @@ def _write_parquet(judging: Judging, rows: DataFrame, target: Path) -> tuple[pa.
             found = cached.agg(F.count(REASON_COLUMN).alias("unheld"), *judging.counts(cached)).collect()[0].asDict()
         judging.refuse(cached, found)
         written = judging.remaining(cached.where(fine)).drop(REASON_COLUMN, BROKEN_COLUMN, *PLACE)
-        written.write.partitionBy(*partition_by).parquet(str(target))
+        number = _write_counted(written, partition_by, target)
         judged = judging.judged(cached, found, lambda table, aside, _: _parquet(judging.without_rules(table), aside))
-        return cached.where(~fine).drop(BROKEN_COLUMN).toArrow(), judged
+        return cached.where(~fine).drop(BROKEN_COLUMN).toArrow(), judged, number
     finally:
         cached.unpersist()
+
+
+def _write_counted(rows: DataFrame, partition_by: list[str], target: Path) -> int:
+    """Write Parquet files; returns the number of rows as the executors have counted them."""
+    written = Observation()
+    rows.observe(written, F.count(F.lit(1)).alias("rows")).write.partitionBy(*partition_by).parquet(str(target))
+    return int(written.get.get("rows", 0))  # no metric: the plan was found to be empty
 
 
 def _spark_rows(judging: Judging, rows: DataFrame) -> SparkAppend:

@@ -100,7 +100,7 @@ def test_the_same_rows_are_equal_and_nothing_of_the_stream_is_changed(life: Life
     assert made.savepoint == f"g0001-b{SAVED:09d}" and made.records == 30
     assert made.begin.txn == Txn(1, SAVED) and made.end.txn == Txn(1, BATCHES - 1)
     assert {each.hash for each in made.published_code} == {"a"}
-    assert made.tables[0].read == (30, 30), "only what came after the savepoint is read"
+    assert made.tables[0].difference.read == (30, 30), "only what came after the savepoint is read"
     assert made.tables[0].difference.old_rows == 60 == made.tables[0].difference.new_rows
     assert files(life.settings.home) == before
     assert not Folders(life.settings, life.stream.name).tables.exists()

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.planning.conditions import bad_rows, broken
-from reprocessing.rebuild import audit
-from reprocessing.rebuild.audit import Difference
+from reprocessing.rebuild.audit import Difference, compare
 from tests.support.life import Life
+
+
+def compared(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Sequence[str]) -> Difference:
+    """The difference of two tables; nothing stays on disk."""
+    with TemporaryDirectory() as folder:
+        difference = compare(table, published, rebuilt, keys, Path(folder) / "compared")
+        assert not list(Path(folder).iterdir())
+        return difference
 
 
 def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
@@ -34,12 +43,12 @@ def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
         == 30
         == bad_rows(DeltaTable(life.table), never_null)
     )
-    by_row = audit.compare("things", DeltaTable(life.table), DeltaTable(life.table), ())
+    by_row = compared("things", DeltaTable(life.table), DeltaTable(life.table), ())
     assert (by_row.only_old, by_row.only_new, by_row.changed, by_row.share) == (0, 0, 0, 0.0)
-    by_key = audit.compare("things", DeltaTable(life.table), DeltaTable(staged), ("id",))
+    by_key = compared("things", DeltaTable(life.table), DeltaTable(staged), ("id",))
     assert (by_key.old_rows, by_key.new_rows, by_key.only_old, by_key.only_new) == (60, 60, 30, 30)
     assert by_key.changed == 30 - 6, "one place in five is the same"
-    by_row = audit.compare("things", DeltaTable(life.table), DeltaTable(staged), ())
+    by_row = compared("things", DeltaTable(life.table), DeltaTable(staged), ())
     assert (by_row.only_old, by_row.only_new) == (54, 54)
     assert by_row.totals["id"] == (sum(range(30)) - sum(range(30, 60)), sum(range(60)))
     assert len(by_row.sample) == len(by_key.sample) == 5
@@ -55,20 +64,20 @@ def test_what_differs_is_counted_by_time(tmp_path: Path) -> None:
         return tmp_path / name
 
     old, new = table("old", 1), table("new", 2)
-    by_key = audit.compare("t", DeltaTable(old), DeltaTable(new), ("id",))
+    by_key = compared("t", DeltaTable(old), DeltaTable(new), ("id",))
     assert by_key.time_column == "at" and (by_key.changed, by_key.only_new) == (2, 1)
     assert list(by_key.by_time) == [
         ("2026-03-03 06:00", 0, 0, 1),
         ("2026-03-04 06:00", 0, 0, 1),
         ("2026-03-05 06:00", 0, 1, 0),
     ]
-    by_row = audit.compare("t", DeltaTable(old), DeltaTable(new), ())
+    by_row = compared("t", DeltaTable(old), DeltaTable(new), ())
     assert list(by_row.by_time) == [
         ("2026-03-03 06:00", 1, 1, 0),
         ("2026-03-04 06:00", 1, 1, 0),
         ("2026-03-05 06:00", 0, 1, 0),
     ]
-    assert audit.compare("t", DeltaTable(old), DeltaTable(old), ("id",)).by_time == ()
+    assert compared("t", DeltaTable(old), DeltaTable(old), ("id",)).by_time == ()
 
 
 def test_times_before_1970_and_columns_of_any_type_are_compared(tmp_path: Path) -> None:
@@ -76,7 +85,7 @@ def test_times_before_1970_and_columns_of_any_type_are_compared(tmp_path: Path) 
     for name, n in (("old", 1), ("new", 2)):
         rows = pa.table({"inside": [{"a": n}], "list": [[n]], "at": at})
         write_deltalake(tmp_path / name, rows)
-    difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
+    difference = compared("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
     assert list(difference.by_time) == [("1960-01-01 06:05", 1, 1, 0)]
 
 
@@ -90,7 +99,7 @@ def test_dates_beyond_what_nanoseconds_can_hold_are_compared(tmp_path: Path, kin
     for name, n in (("old", 1), ("new", 2)):
         write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "n": [n, n], "at": pa.array(days, kind)}))
     for keys in (("id",), ()):
-        difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), keys)
+        difference = compared("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), keys)
         assert len(difference.by_time) == 2
         assert sum(gone + came + changed for _, gone, came, changed in difference.by_time) == (2 if keys else 4)
         assert all(period[4] == "-" for period, *_ in difference.by_time)
@@ -108,7 +117,7 @@ def test_the_largest_differences_are_shown_first(tmp_path: Path) -> None:
     keys = [f"k{n:02d}" for n in range(16)]
     old = pa.table({"k": keys, "total": pa.array([100 + n for n in range(15)] + [1_115], pa.int64())})
     new = pa.table({"k": keys, "total": pa.array([101 + n for n in range(16)], pa.int64())})
-    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    difference = compared("t", *tables(tmp_path, old, new), ["k"])
     assert difference.changed == 16 and difference.sample[0]["k"] == "k15"
     assert (difference.sample[0]["total published"], difference.sample[0]["total rebuilt"]) == (1_115, 116)
 
@@ -116,7 +125,7 @@ def test_the_largest_differences_are_shown_first(tmp_path: Path) -> None:
 def test_a_difference_of_unknown_size_and_rows_that_come_or_go_hide_no_large_one(tmp_path: Path) -> None:
     old = pa.table({"k": ["a", "b", "c", "d"], "x": pa.array([None, 5.0, float("nan"), 1.0]), "s": ["p"] * 4})
     new = pa.table({"k": ["a", "b", "c", "e"], "x": pa.array([1.0, 900.0, 2.0, 1.0]), "s": ["q"] * 4})
-    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    difference = compared("t", *tables(tmp_path, old, new), ["k"])
     assert (difference.changed, difference.only_old, difference.only_new) == (3, 1, 1)
     assert difference.sample[0]["k"] == "b" and len(difference.sample) == 5
 
@@ -124,7 +133,7 @@ def test_a_difference_of_unknown_size_and_rows_that_come_or_go_hide_no_large_one
 def test_of_rows_without_a_key_the_largest_are_shown_first(tmp_path: Path) -> None:
     old = pa.table({"name": [f"r{n}" for n in range(9)], "amount": pa.array([1] * 8 + [70_000], pa.int64())})
     new = pa.table({"name": [f"s{n}" for n in range(9)], "amount": pa.array([1] * 9, pa.int64())})
-    difference = audit.compare("t", *tables(tmp_path, old, new), [])
+    difference = compared("t", *tables(tmp_path, old, new), [])
     assert difference.sample[0] == {"published": {"name": "r8", "amount": 70_000}}
 
 
@@ -132,7 +141,7 @@ def test_sums_of_money_are_told(tmp_path: Path) -> None:
     kind = pa.decimal128(38, 4)
     old = pa.table({"k": ["a", "b"], "amount": pa.array([Decimal("99999999999999999999.9999"), Decimal("1.5")], kind)})
     new = pa.table({"k": ["a", "b"], "amount": pa.array([Decimal("99999999999999999999.9999"), Decimal("2.5")], kind)})
-    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    difference = compared("t", *tables(tmp_path, old, new), ["k"])
     assert difference.totals["amount"] == ("100000000000000000001.4999", "100000000000000000002.4999")
 
 
@@ -141,7 +150,7 @@ def test_a_sum_that_does_not_fit_its_type_ends_no_audit(tmp_path: Path) -> None:
     large = Decimal(9 * 10**37)
     old = pa.table({"k": ["a", "b"], "amount": pa.array([large, large], kind), "n": pa.array([2**63 - 1] * 2)})
     new = pa.table({"k": ["a", "b"], "amount": pa.array([large, Decimal(1)], kind), "n": pa.array([2**63 - 1, 1])})
-    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    difference = compared("t", *tables(tmp_path, old, new), ["k"])
     assert difference.changed == 1
     assert [str(x) for x in difference.totals["n"]] == [str(2**64 - 2), str(2**63)]
     assert float(difference.totals["amount"][0]) == pytest.approx(1.8e38)
@@ -153,9 +162,9 @@ def test_a_position_that_only_new_code_writes_is_no_difference(tmp_path: Path) -
     )
     for name, positions in (("old", [None, None]), ("new", [7, 8])):
         write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "_position": positions}, schema=schema))
-    difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ("id",))
+    difference = compared("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ("id",))
     assert (difference.changed, difference.only_old, difference.only_new, dict(difference.totals)) == (0, 0, 0, {})
-    by_row = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
+    by_row = compared("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
     assert by_row.only_old == by_row.only_new == 0
 
 
@@ -168,7 +177,7 @@ def test_differences_are_grouped_by_the_part_of_the_key_that_is_no_time(tmp_path
 
     old = rows(["a", "a", "a", "b", "b"], [1, 1, 1, 1, 1])
     new = rows(["a", "a", "a", "b", "b", "c"], [1, 2, 2, 1, 2, 9])
-    by_key = audit.compare("t", *tables(tmp_path, old, new), ["place", "day"]).by_key
+    by_key = compared("t", *tables(tmp_path, old, new), ["place", "day"]).by_key
     assert list(by_key.columns) == ["place"] and by_key.groups == 3
     assert list(by_key.largest) == [("a", 0, 0, 2, 2), ("c", 0, 1, 0, 2), ("b", 0, 0, 1, 1)]
 
@@ -181,7 +190,7 @@ def test_of_a_hundred_thousand_differing_rows_bounded_groups_stay(tmp_path: Path
         pa.table({"k": [f"{n:06d}" + "x" * 300 for n in range(count)], "at": at, "n": [side] * count})
         for side in (1, 2)
     ]
-    difference = audit.compare("t", *tables(tmp_path, *both), ["k"])
+    difference = compared("t", *tables(tmp_path, *both), ["k"])
     assert difference.changed == difference.by_key.groups == count
     assert len(difference.by_key.largest) == 20 and all(len(key) == 60 for key, *_ in difference.by_key.largest)
     assert 10 < len(difference.timeline.periods) <= 60 and len(difference.by_time) <= 10
@@ -201,7 +210,7 @@ def test_the_periods_of_text_and_plot_cover_any_time(tmp_path: Path, seconds: in
     starts = [n * seconds // 999 - 62_135_596_800 for n in range(1_000)]
     at = pa.array([start * 1_000_000 for start in starts], pa.timestamp("us", "UTC"))
     both = [pa.table({"k": list(range(1_000)), "at": at, "n": [side] * 1_000}) for side in (1, 2)]
-    difference = audit.compare("t", *tables(tmp_path, *both), ["k"])
+    difference = compared("t", *tables(tmp_path, *both), ["k"])
     timeline = difference.timeline
     assert len(timeline.periods) <= 60 and len(difference.by_time) <= 10
     assert all(start % timeline.seconds == 0 for start, *_ in timeline.periods)
@@ -215,4 +224,4 @@ def test_the_journal_of_an_earlier_version_is_read() -> None:
 
 def test_the_bytes_of_a_key_are_shown_as_digits(tmp_path: Path) -> None:
     both = [pa.table({"k": [b"\xff\x00"], "n": [side]}) for side in (1, 2)]
-    assert [key for key, *_ in audit.compare("t", *tables(tmp_path, *both), ["k"]).by_key.largest] == ["ff00"]
+    assert [key for key, *_ in compared("t", *tables(tmp_path, *both), ["k"]).by_key.largest] == ["ff00"]

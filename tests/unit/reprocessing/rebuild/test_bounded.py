@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql.types import LongType, StructField
 
 from reprocessing import executor
@@ -209,6 +209,27 @@ def test_it_is_taken_back_with_all_rows_of_before(life: Life) -> None:
     assert refusals(life) == []
 
 
+def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
+    """The rows of before lack the column; it stays in the table, and is null in all of them."""
+
+    def adding(context: RecoveryContext) -> Mapping[str, Any]:
+        for name in ("things", "copies"):
+            stored = context.staged()[name]
+            assert isinstance(stored, DeltaStoredTable)
+            stored.sink.add_columns([StructField("total", LongType())], context.plan.generation)
+        return replay(context)
+
+    request = Request(planning_snapshot(delta.settings, delta.stream, Topics(end=END)), Target("batch", "2"))
+    plan = make_plan(delta.settings, [request])
+    run(recovery(delta, plan, adding))
+    assert "total" in delta.stored().schema.fieldNames()
+    undo = plan_undo(delta.settings, {delta.stream.name: delta.stream}, Topics(end=END), plan)
+    run(recovery(delta, undo))
+    assert delta.ids() == sorted([*BEFORE, *range(BATCHES * PER_BATCH, END)])
+    rows = DeltaTable(delta.settings.tables / "things").to_pyarrow_table()
+    assert rows["total"].null_count == rows.num_rows
+
+
 @pytest.mark.parametrize("reached", ["prepare", "replay", "combine", "audit", "publish"])
 def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
     whole = recovery(life, planned(life))
@@ -277,6 +298,30 @@ def test_later_rows_that_would_change_are_not_published(life: Life, monkeypatch:
         run(whole)
     executor.give_up(whole)
     assert life.ids() == life.ids("copies") == BEFORE
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_the_audit_reads_only_files_that_differ(delta: Life, monkeypatch: pytest.MonkeyPatch, *, bounded: bool) -> None:
+    """Files that the tables share have the same rows on both sides, however many they are."""
+    request = Request(planning_snapshot(delta.settings, delta.stream, Topics(end=END)), Target("batch", "2"))
+    plan = planned(delta) if bounded else make_plan(delta.settings, [request])
+    whole, read = recovery(delta, plan), set[int]()
+    run(whole, until="audit")
+    register = QueryBuilder.register
+
+    def registered(data: QueryBuilder, name: str, table: DeltaTable) -> QueryBuilder:
+        if name != "t":  # a count of rows, which the log answers
+            read.update(Path(file).stat().st_ino for file in table.file_uris() if "/_differing/" not in file)
+        return register(data, name, table)
+
+    monkeypatch.setattr(QueryBuilder, "register", registered)
+    run(whole, until="publish")
+    shared = [Path(file).stat().st_ino for file in files(delta) if int(ids_of(file)[0]) in range(30)]
+    assert shared and read, "those of the savepoint, and those that were rebuilt"
+    assert not read & set(shared)
+    by_table = {d.table: d for d in whole.differences}
+    assert {by_table[name].read for name in ("things", "copies")} == {(30, 30) if bounded else (60, 90)}
+    assert by_table["things"].old_rows == (60 if bounded else 90), "rows are counted all the same"
 
 
 def test_a_rule_is_about_the_rebuilt_rows_alone(life: Life) -> None:

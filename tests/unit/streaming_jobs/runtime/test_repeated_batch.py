@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from streaming_jobs.errors import Fenced, LedgerConflict, TransientError
+from streaming_jobs.errors import Fenced, LedgerConflict, PermanentError, TransientError
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.sinks.base import BatchOfRows
@@ -61,11 +61,11 @@ def test_a_batch_killed_anywhere_is_repeated_and_every_row_is_there_once(
     assert disk.findings() == []
 
 
-def write_as_executors(judging: Judging, rows: pa.Table, target: Path) -> tuple[None, Judged]:
+def write_as_executors(judging: Judging, rows: pa.Table, target: Path) -> tuple[None, Judged, int]:
     """Stands for Spark's writer."""
     target.mkdir(parents=True)
     pq.write_table(rows, target / "part-0.parquet")
-    return None, NOTHING_BROKEN
+    return None, NOTHING_BROKEN, rows.num_rows
 
 
 def parquet(sink: DeltaSink, rows: Any, batch: tuple[int, int] = (1, 0)) -> ParquetAppend:
@@ -108,6 +108,19 @@ def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(
     assert not died.exists()
     parquet(sink, rows)
     assert numbers(disk, PRIMARY) == [1]
+
+
+def test_rows_on_a_disk_that_the_driver_does_not_see_are_refused(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a cluster without a shared file system: committed, the batch would be empty and its records lost."""
+    rows = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
+
+    def write_elsewhere(judging: Judging, rows: pa.Table, target: Path) -> tuple[None, Judged, int]:
+        target.mkdir(parents=True)
+        return None, NOTHING_BROKEN, rows.num_rows
+
+    monkeypatch.setattr(staged, "_write_parquet", write_elsewhere)
+    with pytest.raises(PermanentError, match="the executors wrote 1 row for table .* have 0 as the driver sees them"):
+        parquet(disk.sinks[PRIMARY], rows)
 
 
 def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:

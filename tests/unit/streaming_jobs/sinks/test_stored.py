@@ -155,7 +155,9 @@ def test_a_table_gains_columns_and_takes_no_other_change(home: Home) -> None:
     wider = StructType([*COLUMNS.fields, StructField("price", LongType())])
     assert home.ensure(wider).schema.fieldNames() == ["id", "place", "price"]
     assert ids(home.open()) == [1] and home.open().position == Txn(1, 0)
-    for columns in (COLUMNS, StructType([*wider.fields[:2], StructField("price", StringType())])):
+    assert home.ensure(COLUMNS).schema.fieldNames() == ["id", "place", "price"], "older code leaves the column null"
+    renamed = StructType([*COLUMNS.fields, StructField("cost", LongType())])
+    for columns in (renamed, StructType([*wider.fields[:2], StructField("price", StringType())])):
         with pytest.raises(OutputMismatch):
             home.ensure(columns)
 
