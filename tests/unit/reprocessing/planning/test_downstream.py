@@ -147,7 +147,7 @@ def test_an_undeclared_reader_that_has_begun_since_the_plan_ends_it(
 ) -> None:
     monkeypatch.setattr("reprocessing.planning.downstream.all_streams", lambda *_: {})
     writer = cast("StreamPlan", SimpleNamespace(wrong_from={LEVELS.name: {0: 3}}))
-    plan = cast("RecoveryPlan", SimpleNamespace(streams=(writer,), names=("stock",)))
+    plan = cast("RecoveryPlan", SimpleNamespace(streams=(writer,), names=("stock",), left=()))
     assert left_out(read, plan, [], Topics()) == []
     begun(read, "copy")
     assert left_out(read, plan, [], Topics()) == ["copy"]

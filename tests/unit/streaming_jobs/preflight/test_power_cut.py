@@ -369,9 +369,7 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
 def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(life).id
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "reprocessing.rebuild.publish._refuse_other_content", lambda sink, *_: 1 / (sink.name != "things")
-        )
+        patched.setattr("reprocessing.rebuild.publish.Published", lambda table, *_: 1 / (table != "things"))
         with pytest.raises(ZeroDivisionError):
             act(life.settings, plan, "resume")
     log = life.table / "_delta_log"

@@ -137,7 +137,10 @@ def stopped(settings: SettingsFactory, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("RECOURSE_FLOWS", '["lag_test_flows"]')
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
     disk = Disk(settings()).open().run(0, 1)
-    write_status(disk.settings, Status(STREAM, "stopped", 17, generation=1, batch=1, heartbeat=1.0, lag_records=0))
+    write_status(
+        disk.settings,
+        Status(STREAM, "stopped", 17, generation=1, batch=1, heartbeat=1.0, lag_records=0, ended_by="anna"),
+    )
     return disk
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ def test_a_pipeline_is_handed_over_before_its_query_starts(make: Make, settings:
     writer: Any = SimpleNamespace(start=starts)
     hooks = QueryHooks("continuous", running.stop.requested, running._built, running.batch_done)
     with pytest.raises(ConnectionError):
-        start(BuiltQuery(record(), first, writer, QueryHandle()), hooks)
+        start(BuiltQuery(record(), first, writer, QueryHandle(), nullcontext()), hooks)
 
 
 def test_a_connection_that_was_given_is_the_one_that_is_used(settings: SettingsFactory) -> None:
