@@ -35,8 +35,8 @@ from streaming_jobs.stream import Stream
 
 _SCHEME = "2-"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_NO_CODE = frozenset({"name", "description", "owners", "slices"})
-"""Options of a declaration that change no row; the name is said beside them."""
+_NO_CODE = frozenset({"name", "description", "owners", "slices", "store"})
+"""Options of a declaration that change no row; the name is said beside them. A store has rows of its own."""
 
 
 def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
