@@ -77,6 +77,10 @@ class CodeVersion(NamedTuple):
             return self.hash == other.hash
         return (self.formerly or self.hash) == (other.formerly or other.hash)
 
+    def same_version(self, other: CodeVersion) -> bool:
+        """True if both are the same code in the same version of the package."""
+        return self.package == other.package and self.same_code(other)
+
     def __str__(self) -> str:
         return f"{self.hash} ({self.package})"
 

@@ -321,7 +321,7 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
     """
     notes = []
     last = snapshot.history.last
-    changed = last is None or last.code != snapshot.world.code
+    changed = last is None or not last.code.same_version(snapshot.world.code)
     for rule in checks.rules:
         table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
         try:
@@ -349,7 +349,8 @@ def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str 
     record = snapshot.record
     saved = next((s for s in savepoints.savepoints(snapshot.settings, record.stream) if s.id == savepoint), None)
     ran = record.code[-1] if record.code else None
-    if saved is None or ran is None or ran.version != snapshot.world.code or saved.code == snapshot.world.code:
+    today = snapshot.world.code
+    if saved is None or ran is None or not ran.version.same_version(today) or saved.code.same_version(today):
         return
     if words := differences(saved.state_fingerprint, record.state_fingerprint):
         ways = (

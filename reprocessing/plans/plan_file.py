@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,15 @@ def _as_before(value: dict[str, Any]) -> dict[str, Any]:
     empty = [key for key in ("until", "wrong_from", "ends_written", "void", "left") if key in value and not value[key]]
     value = {key: each for key, each in value.items() if key not in empty}
     if saw is not None:
-        value = {**value, "saw": {**saw, "topics": [_without_archive(topic) for topic in saw["topics"]]}}
+        topics = [_without_archive(topic) for topic in saw["topics"]]
+        value = {**value, "saw": {**saw, "code": _without_formerly(saw["code"]), "topics": topics}}
+    if (base := value.get("base")) is not None and "code" in base:
+        value = {**value, "base": {**base, "code": _without_formerly(base["code"])}}
     return value
+
+
+def _without_formerly(code: Sequence[str] | None) -> Sequence[str] | None:
+    return code[:2] if code and len(code) > 2 and not code[2] else code
 
 
 def _without_archive(topic: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,6 @@ def test_a_webhook_that_is_away_hangs_or_is_no_url_is_a_failure_that_does_not_na
     failures = [
         slow,
         post(settings(webhook=gone), [RED]),
-        post(settings(webhook=f"ftp://host/{SECRET}"), [RED]),
         post(settings(webhook=f"http://host:port{SECRET}/x"), [RED]),
         post(settings(webhook=f"http://no such host/{SECRET}"), [RED]),
         post(settings(webhook=f"http://{SECRET}.invalid/"), [RED]),

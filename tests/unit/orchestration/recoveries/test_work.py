@@ -138,7 +138,11 @@ def test_what_names_one_stream_is_refused_for_two(life: Life) -> None:
 @contextmanager
 def child(settings: Settings) -> Iterator[RecoveryProcess]:
     """The process of a recovery in this home; it has ended afterwards."""
-    environment = {"RECOURSE_HOME": str(settings.home), "RECOURSE_FLOWS": "[]", "PYTHONPATH": str(ROOT)}
+    environment = {
+        "RECOURSE_HOME": str(settings.home),
+        "RECOURSE_FLOWS": "streaming_jobs.examples.shop.streams",
+        "PYTHONPATH": str(ROOT),
+    }
     process = RecoveryProcess(recovery_command(), environment, BoundedLog(settings.logs / "recovery.log"))
     try:
         yield process
