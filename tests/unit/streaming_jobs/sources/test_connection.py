@@ -51,7 +51,7 @@ def test_a_certificate_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> N
 
 
 def test_the_clients_properties_go_to_other_processes_in_a_file_of_the_owner_alone(settings: SettingsFactory) -> None:
-    made = settings({"kafka.timeout": "7 seconds", "kafka.security_protocol": "SASL_PLAINTEXT"})
+    made = settings()
     made = made.model_copy(update={"kafka": SCRAM.model_copy(update={"timeout": timedelta(seconds=7)})})
     path = client_file(made, "h:1")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700

@@ -123,7 +123,7 @@ def test_a_copy_shares_state_and_has_its_own_log(life: Life, tmp_path: Path) -> 
 
 def test_a_savepoint_is_the_stream_after_a_batch(life: Life) -> None:
     taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose", "for a test")
-    assert taken.id == "g0001-b000000003" and taken.ends == {"things": {0: 40}} and taken.code == ("a", "1")
+    assert taken.id == "g0001-b000000003" and taken.ends == {"things": {0: 40}} and taken.code == ("a", "1", "")
     assert savepoints.savepoints(life.settings, STREAM.name) == [taken]
     files = savepoints.contents_of(life.settings, STREAM, taken)["things"].files.values()
     live = table_files(life.table, DeltaTable(life.table).version())
