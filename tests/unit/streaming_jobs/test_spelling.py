@@ -151,7 +151,7 @@ def test_the_nearest_name_is_near() -> None:
 def test_a_folder_without_flows_says_whose_streams_are_shown(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "flights_clean" in Invocation().topology.streams
     printed = capsys.readouterr()
-    assert printed.out == "" and f"no recourse.toml in {project} names flows" in printed.err
+    assert printed.out == "" and f"no recourse.toml, looked for from {project} upwards, names flows" in printed.err
     (project / "recourse.toml").write_text('flows = ["shop_flows"]\n')
     _ = Invocation().topology
     assert capsys.readouterr().err == ""

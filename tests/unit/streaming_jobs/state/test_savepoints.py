@@ -331,8 +331,8 @@ def test_code_is_the_one_that_ran_then(life: Life) -> None:
     from streaming_jobs.state.stream_record import CodeSince
 
     life.save(replace(life.record, code=(*life.record.code, CodeSince("b", "1", 1, 5, 0.0))))
-    assert savepoints.take(life.settings, STREAM, life.record, 4, "code").code == ("a", "1")
-    assert savepoints.take(life.settings, STREAM, life.record, 5, "code").code == ("b", "1")
+    assert savepoints.take(life.settings, STREAM, life.record, 4, "code").code == ("a", "1", "")
+    assert savepoints.take(life.settings, STREAM, life.record, 5, "code").code == ("b", "1", "")
 
 
 def of_an_earlier_version(life: Life) -> None:
