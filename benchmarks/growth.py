@@ -25,6 +25,7 @@ the end proves nothing. Exit code 1 for this, and for growth.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -46,7 +47,7 @@ from benchmarks.speed.process import clean_environment
 from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.examples.flights.feeder import PARTITIONS
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import DEMONSTRATION, Settings
 from streaming_jobs.sources.planner import SMALL
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
 from streaming_jobs.state.status import Status, read_status
@@ -222,6 +223,7 @@ def run(minutes: float, rate: float, folder: Path, streams: Sequence[str] = STRE
         Topics.of(settings.kafka, bootstrap).create(TOPIC, PARTITIONS, KEEP_FOREVER)
         environment = clean_environment(
             RECOURSE_HOME=str(home),
+            RECOURSE_FLOWS=json.dumps(DEMONSTRATION),
             RECOURSE_KAFKA__BOOTSTRAP_SERVERS=bootstrap,
             RECOURSE_STREAM__BATCH_SECONDS="60 seconds",  # so that a burst is one batch, also on a slow machine
         )

@@ -31,7 +31,7 @@ from streaming_jobs.platform import class_data
 from streaming_jobs.platform.class_data import RECORD_SECONDS
 from streaming_jobs.platform.jars import broker_jars, spark_jars
 from streaming_jobs.platform.processes.exit_status import ended_by
-from streaming_jobs.settings import Settings, SparkSettings
+from streaming_jobs.settings import DEMONSTRATION, Settings, SparkSettings
 
 _SHARES = {".aot": 0.3, ".jsa": 0.01}
 _REPEAT_SECONDS = 15.0
@@ -78,6 +78,7 @@ def _warm_up(settings: Settings) -> None:
     with tempfile.TemporaryDirectory(prefix="recourse-warm-up-") as home:
         trial = Settings(
             home=Path(home),
+            flows=list(DEMONSTRATION),
             jars_dir=settings.jars_dir,
             java_home=settings.java_home,
             spark=SparkSettings(driver_memory_mb=1024),

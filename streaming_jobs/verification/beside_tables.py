@@ -180,15 +180,35 @@ def outputs_of(state: Path, stream: str) -> dict[str, dict[str, Output]]:
 
 
 def _lines(folder: Path, stream: str) -> Iterator[tuple[tuple[int, int], Entry]]:
-    """Every complete line, oldest first; a line that a crash cut off is left out."""
+    """Every complete line, oldest first; a line that a crash cut off is left out.
+
+    A short line has the partitions that have moved since the full line that it names (`on`), which is before it in the
+    file; without that one it is left out too.
+    """
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
+        full: Mapping[str, Any] = {}
         for text in _content(path).split(b"\n"):
             try:
                 value = json.loads(text)
+                if "on" not in value:
+                    full = value
+                elif [full["g"], full["b"]] == value["on"]:
+                    value = {**value, "offsets": _whole(value["offsets"], full["offsets"])}
+                else:
+                    continue
                 entry = _entry(stream, value)
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue
             yield (entry.generation, entry.batch), entry
+
+
+def _whole(moved: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+    """The offsets of a short line with those of the partitions that stand where the full line ends."""
+    whole = {}
+    for topic, read in moved.items():
+        still = {p: end for p, end in full[topic]["end"].items() if p not in read["end"]}
+        whole[topic] = {**read, "start": {**still, **read["start"]}, "end": {**still, **read["end"]}}
+    return whole
 
 
 def _content(path: Path) -> bytes:

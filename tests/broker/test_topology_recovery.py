@@ -132,6 +132,7 @@ def kept(story: ShopStory, topic: str) -> list[RawRecord]:
     return found
 
 
+@pytest.mark.long
 def test_a_compacted_topic_is_written_anew_though_its_cleaner_runs_between_the_steps(story: ShopStory) -> None:
     """From a savepoint its right records would be missing: the cleaner has removed them because of wrong ones."""
     compacted(story, LEVELS)
