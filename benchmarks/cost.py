@@ -11,6 +11,7 @@ below `state/` at the end, by kind. Each rate begins in an empty home.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from benchmarks.measuring import Figures, quantile, save, table
 from benchmarks.soak_samples import YearByYear, files_by_kind
 from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import DEMONSTRATION, Settings
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
 from streaming_jobs.state.status import read_status
 from streaming_jobs.verification.chaos.drivers import DriverProcess
@@ -68,6 +69,7 @@ def run(rate: float, seconds: float, warm_up: float, max_pause: str | None, fold
             {
                 **kept,
                 "RECOURSE_HOME": str(home),
+                "RECOURSE_FLOWS": json.dumps(DEMONSTRATION),
                 "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
                 **({"RECOURSE_STREAM__MAX_PAUSE": max_pause} if max_pause else {}),
             },
