@@ -65,6 +65,7 @@ __all__ = [
     "TableSettings",
     "TopicSinkSettings",
     "checked_trigger",
+    "configuration",
     "demonstrate",
     "load",
     "project_folder",
@@ -248,6 +249,12 @@ def demonstrate(home: Path | None = None) -> None:
 
 def _demonstrated(home: str | Path) -> bool:
     return _DEMO_VARIABLE in os.environ or (Path(home).expanduser() / _DEMO_FILE).is_file()
+
+
+def configuration(named: Path | None) -> Path:
+    """The configuration file in use, as `load` chooses it; where there is none, the one that would be."""
+    variable = os.environ.get("RECOURSE_CONFIG")
+    return named or (Path(variable) if variable else _found_file() or Path.cwd() / CONFIG_FILE)
 
 
 def project_folder() -> Path:

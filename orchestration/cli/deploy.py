@@ -160,9 +160,9 @@ def _newest_change(call: Invocation, plan: Plan) -> float:
     from pathlib import Path
 
     from streaming_jobs.runtime.code_version import imported_files
-    from streaming_jobs.settings import CONFIG_FILE
+    from streaming_jobs.settings import configuration
 
-    files = {str(call.config or os.environ.get("RECOURSE_CONFIG", CONFIG_FILE))}
+    files = {str(configuration(call.config))}
     for each in plan.touched:
         stream = call.topology[each.stream]
         files.update([stream.function.__code__.co_filename, *imported_files(stream, call.settings.flows)])

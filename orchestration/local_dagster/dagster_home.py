@@ -97,7 +97,7 @@ def _configuration(settings: Settings) -> dict[str, object]:
         "compute_logs": {
             "module": SessionLogManager.__module__,
             "class": SessionLogManager.__name__,
-            "config": {"logs": str(settings.logs.expanduser().absolute())},
+            "config": {"logs": str(settings.logs)},
         },
         # A receiver or a broker that does not answer must not hold up keepalive.
         "sensors": {"use_threads": True, "num_workers": 4},

@@ -130,8 +130,7 @@ def of_disk(settings: Settings, now: float) -> Seen:
     """The free space of home, state and tables as an outcome: it is told before nothing can be told any more."""
     space = disk_space(settings)
     state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
-    home = str(settings.home.expanduser().absolute())
-    return Seen("disk", home, int(now), state, space.text, now, command="recourse doctor", key="disk")
+    return Seen("disk", str(settings.home), int(now), state, space.text, now, command="recourse doctor", key="disk")
 
 
 def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str]) -> list[Seen]:

@@ -25,7 +25,7 @@ from streaming_jobs.settings import Settings
 
 def location_id(settings: Settings) -> str:
     """The id of the home; the first caller makes it."""
-    return _id_in(settings.dagster_home.expanduser().absolute() / "location")
+    return _id_in(settings.dagster_home / "location")
 
 
 def job_tags(settings: Settings, kind: str) -> dict[str, str]:

@@ -90,7 +90,7 @@ def _new_code(settings: Settings, stream: str) -> list[CodeSince]:
     """The versions of a stream's function after its first one; a new version of the package alone is none."""
     record = stream_record.load(settings, stream)
     codes = record.code if record is not None else ()
-    return [code for before, code in itertools.pairwise(codes) if before.hash != code.hash]
+    return [code for before, code in itertools.pairwise(codes) if not before.version.same_code(code.version)]
 
 
 def _downstream(snapshot: PlanningSnapshot) -> list[str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypedDict
 
 from streaming_jobs.runtime.code_watch import CodeWatch
@@ -14,7 +12,7 @@ from streaming_jobs.runtime.handover import Handover
 from streaming_jobs.runtime.query_stop import LINGERING
 from streaming_jobs.runtime.session_options import Selection
 from streaming_jobs.runtime.split_sessions import SplitSessions
-from streaming_jobs.settings import CONFIG_FILE, Settings
+from streaming_jobs.settings import Settings, configuration
 from streaming_jobs.stream import Stream
 
 
@@ -44,7 +42,7 @@ def supervision(
     watch: CodeWatch | None = None
     split: SplitSessions | None = None
     if in_process:
-        config = options.config or Path(os.environ.get("RECOURSE_CONFIG", CONFIG_FILE))
+        config = configuration(options.config)
         watch = CodeWatch([*sys.orig_argv, "--print-versions"], settings, streams, config)
         if settings.spark.split_sessions:
             longest = max(settings.for_stream(s.name).stop_deadline.total_seconds() for s in streams)

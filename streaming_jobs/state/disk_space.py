@@ -24,7 +24,7 @@ class Space:
 def disk_space(settings: Settings) -> Space:
     """The disk with the least free space, of home, state and tables; the bound is `quality.free_disk_mb`."""
     bound = settings.quality.free_disk_mb
-    folders = (settings.home.expanduser().absolute(), settings.state, settings.tables)
+    folders = (settings.home, settings.state, settings.tables)
     free, folder = min((shutil.disk_usage(_existing(each)).free // 2**20, str(each)) for each in folders)
     text = f"{free:,} MB are free on the disk of {folder}; yellow below {bound:,}, red below {bound // _RED:,}"
     return Space("green" if free >= bound else "yellow" if free >= bound // _RED else "red", text)

@@ -59,9 +59,9 @@ class Status:
     lag_s: float | None = None
     """Everything that was in the topics this many seconds before `lag_at` has been read; 0 at the end."""
     lag_partitions: dict[str, dict[str, int]] = field(default_factory=dict)
+    """`lag_records` by topic and partition."""
     blocked: dict[str, dict[str, float]] = field(default_factory=dict)
     """Topic -> partition -> since when its next record is of a transaction that another program has not ended."""
-    """The same by topic and partition."""
     read_up_to: float | None = None
     """The moment up to which everything that came to the topics has been read."""
     watermark: str | None = None

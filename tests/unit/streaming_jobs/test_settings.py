@@ -18,6 +18,7 @@ from streaming_jobs.settings import (
     Settings,
     StreamOverrides,
     StreamSettings,
+    configuration,
     demonstrate,
     load,
     project_folder,
@@ -323,3 +324,16 @@ def test_secrets_among_sparks_properties_are_hidden() -> None:
     shown = {o.key: o.value for o in load({"spark.extra": extra}).origins}
     assert shown["spark.extra.spark.hadoop.fs.s3a.secret.key"] == "(hidden)"
     assert shown["spark.extra.spark.executor.cores"] == "2"
+
+
+def test_the_file_that_is_watched_is_the_one_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = tmp_path / "project" / "sub"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert configuration(None) == below / "recourse.toml", "where there is none, one may come"
+    found = tmp_path / "project" / "recourse.toml"
+    found.write_text("")
+    assert configuration(None) == found == load().file
+    monkeypatch.setenv("RECOURSE_CONFIG", str(tmp_path / "named.toml"))
+    assert configuration(None) == tmp_path / "named.toml"
+    assert configuration(tmp_path / "flag.toml") == tmp_path / "flag.toml"

@@ -416,3 +416,13 @@ def test_streams_that_got_new_code_in_the_same_deploy_are_named(life: Life, monk
     assert "stream others" in note and "recourse recover plan others --before-code y" in note
     later = plan_one(snapshot_of(life), Target("batch", "6"), NONE).notes
     assert not [each for each in later if "got new code" in each], "the code is not what this plan replays"
+
+
+def test_code_that_is_only_hashed_by_the_next_scheme_is_no_deploy(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = life.record.code[-1].at
+    same = (CodeSince("x", "1", 1, 0, at - 90_000), CodeSince("2-x", "1", 1, 4, at, "x"))
+    stream_record.save(life.settings, replace(stream_record.first(OTHERS.name), code=same))
+    topology = Topology({each.name: each for each in (STREAM, OTHERS)})
+    monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
+    notes = plan_one(snapshot_of(life), Target("batch", "3"), NONE).notes
+    assert not [each for each in notes if "got new code" in each]
