@@ -21,7 +21,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -30,7 +30,7 @@ from typing import Any
 from streaming_jobs.kafka_topic import KafkaTopic
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.runtime.code_version_1 import hash_1
-from streaming_jobs.runtime.source_code import Found, dump, module_tree, reached, users_own
+from streaming_jobs.runtime.source_code import Found, dump, module_source, reached, users_own
 from streaming_jobs.stream import Stream
 
 _SCHEME = "2-"
@@ -65,8 +65,8 @@ def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
     parts = {f"function {stream.function.__qualname__}": _short(text)}
     for name, statements in used.items():
         parts[name] = _short("\n".join(dump(each) for each in statements))
-    for imported, (_, tree) in _imports(stream, tuple(flows)).items():
-        parts[f"module {imported}"] = _short(dump(tree))
+    for imported, (_, source) in _imports(stream, tuple(flows)).items():
+        parts[f"module {imported}"] = _source_hash(source)
     for place, each in _formats(stream).items():
         parts[f"format of topic {place}"] = _short(repr(_described(each)))
     for file, path in stream.files.items():
@@ -184,6 +184,11 @@ def _code_text(code: CodeType) -> str:
     return repr((code.co_code, constants, code.co_names))
 
 
+@lru_cache(maxsize=1_000)  # a recovery asks for the version of the code at each stage
+def _source_hash(source: str) -> str:
+    return _short(dump(ast.parse(source)))
+
+
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -195,8 +200,7 @@ def _used_beside(
 
     These define a name that is used, directly or not, or change its value: `TABLE["x"] = 1`, `RATES.update(more)`.
     """
-    tree = module_tree(module)
-    statements = tree.body if tree else []
+    statements = ast.parse(module_source(module) or "").body
     by_name: dict[str, list[ast.stmt]] = {}
     for statement in statements:
         for name in dict.fromkeys(_defines(statement)):

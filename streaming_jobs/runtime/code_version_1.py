@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from streaming_jobs.delta_source import DeltaSource
-from streaming_jobs.runtime.source_code import dump, module_tree, reached
+from streaming_jobs.runtime.source_code import dump, module_source, reached
 from streaming_jobs.stream import MAX_AHEAD, KafkaTopic, Stream
 
 
@@ -28,8 +28,8 @@ def hash_1(stream: Stream, roots: tuple[str, ...]) -> str:
     declaration = (stream.name, repr(_declared(stream)))
     digest.update(repr(declaration).encode())
     module = sys.modules.get(stream.function.__module__)
-    for name, tree in _local_imports(module, roots):
-        digest.update(f"\n{name}\n{dump(tree)}".encode())
+    for name, source in _local_imports(module, roots):
+        digest.update(f"\n{name}\n{dump(ast.parse(source))}".encode())
     return digest.hexdigest()[:12]
 
 
@@ -71,8 +71,8 @@ def _function_tree(stream: Stream) -> str:
 
 
 def _used_beside(function: ast.stmt, module: ModuleType | None) -> list[ast.stmt]:
-    tree = module_tree(module)
-    defined = {name: s for s in (tree.body if tree else []) for name in _defines(s)}
+    statements = ast.parse(module_source(module) or "").body
+    defined = {name: s for s in statements for name in _defines(s)}
     used: dict[str, ast.stmt] = {}
     waiting: list[ast.AST] = [function]
     while waiting:
@@ -90,7 +90,7 @@ def _defines(statement: ast.stmt) -> list[str]:
     return [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
 
-def _local_imports(module: ModuleType | None, roots: tuple[str, ...]) -> list[tuple[str, ast.Module]]:
+def _local_imports(module: ModuleType | None, roots: tuple[str, ...]) -> list[tuple[str, str]]:
     own = module.__name__ if module else ""
 
     def find(name: str) -> ModuleSpec | None:
@@ -102,4 +102,4 @@ def _local_imports(module: ModuleType | None, roots: tuple[str, ...]) -> list[tu
             return None
         return spec if spec is not None and isinstance(spec.loader, InspectLoader) else None
 
-    return sorted((name, tree) for name, (_, tree) in reached(module, find).items())
+    return sorted((name, source) for name, (_, source) in reached(module, find).items())

@@ -8,22 +8,22 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions
 from types import ModuleType
 
-Found = tuple[ModuleSpec, ast.Module]
-"""A module's spec and its tree."""
+Found = tuple[ModuleSpec, str]
+"""A module's spec and its source text."""
 
 _PLATFORM = frozenset({__name__.partition(".")[0], "pyspark", "py4j", "delta"})
 """Packages that are no part of a stream's code even where PYTHONPATH has them, as spark-submit does."""
 
 
-def module_tree(module: ModuleType | None) -> ast.Module | None:
-    """The tree of a loaded module; None for a shell, which has no source."""
+def module_source(module: ModuleType | None) -> str | None:
+    """The source text of a loaded module; None for a shell, which has none."""
     try:
-        return ast.parse(inspect.getsource(module)) if module is not None else None
+        return inspect.getsource(module) if module is not None else None
     except (OSError, TypeError):
         return None
 
@@ -37,17 +37,17 @@ def reached(
     """
     modules: dict[str, Found] = {}
     tried: set[str] = set()
-    waiting = [(module.__package__ or "", tree)] if module and (tree := module_tree(module)) else []
+    waiting = [(module.__package__ or "", source)] if module and (source := module_source(module)) else []
     names = set(further)
     while waiting or names:
         if waiting:
-            package, tree = waiting.pop()
-            names |= set(_imported(tree, package))
+            package, source = waiting.pop()
+            names |= _imported(source, package)
         for name in names - tried:
             tried.add(name)
-            if (spec := find(name)) is not None and (source := _source(spec)) is not None:
-                modules[name] = spec, ast.parse(source)
-                waiting.append((spec.parent or "", modules[name][1]))
+            if (spec := find(name)) is not None and (found := _source(spec)) is not None:
+                modules[name] = spec, found
+                waiting.append((spec.parent or "", found))
         names = set()
     return modules
 
@@ -115,8 +115,13 @@ def _found(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     return next((spec for finder in further if (spec := finder.find_spec(name, path)) is not None), None)
 
 
-def _imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yields every name in an import that may be a module."""
+@lru_cache(maxsize=1_000)  # a recovery asks for the version of the code at each stage
+def _imported(source: str, package: str) -> frozenset[str]:
+    """Every name in an import that may be a module."""
+    return frozenset(_imports(ast.parse(source), package))
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
