@@ -25,12 +25,11 @@ from streaming_jobs.errors import (
     TopicUnknown,
     TransientError,
 )
+from streaming_jobs.sources.topics import UNKNOWN_FOR
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 LASTING_DELAY = 600.0
 AWAIT_DELAY = 2.0
-UNKNOWN_FOR = 60.0
-"""Seconds for which a topic may be unknown to the broker: one that starts answers before it knows its topics."""
 HEALTHY_AFTER = 600.0
 HEALTHY_BATCHES = 10
 

@@ -29,13 +29,12 @@ from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.lag import EndOffsets, Ends
-from streaming_jobs.runtime.retries import UNKNOWN_FOR
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.client_file import client_file
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.no_broker import NoBroker
-from streaming_jobs.sources.topics import Topics
+from streaming_jobs.sources.topics import UNKNOWN_FOR, Topics
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.ends import SourceEnds, end_names

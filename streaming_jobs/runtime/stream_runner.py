@@ -19,9 +19,10 @@ from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.lag import position_in
 from streaming_jobs.runtime.live_status import Clock, LiveStatus
 from streaming_jobs.runtime.query_stop import LINGERING, QueryStop
-from streaming_jobs.runtime.retries import UNKNOWN_FOR, Retries
+from streaming_jobs.runtime.retries import Retries
 from streaming_jobs.runtime.stream_queries import Queries, QueryHooks, RunningQuery
 from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import UNKNOWN_FOR
 from streaming_jobs.state import session_events
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.status import Status

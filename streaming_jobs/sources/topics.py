@@ -34,6 +34,8 @@ log = structlog.get_logger()
 
 NOT_SHOWN = "unknown"
 """The clean-up policy of a topic whose settings the user may not see."""
+UNKNOWN_FOR = 60.0
+"""Seconds for which a topic that was there may be unknown: a broker that starts answers before it knows its topics."""
 KEEP_FOREVER = -1
 """retention.ms of a topic that keeps all records, such as one whose record timestamps are of 2013."""
 

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 
 from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN, SOURCE_COLUMN
 from streaming_jobs.errors import OutputMismatch, PermanentError
@@ -39,10 +41,12 @@ from streaming_jobs.sinks.kafka.record_columns import (
     TIMESTAMP,
     RecordColumns,
 )
-from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.sources.topics import UNKNOWN_FOR, TopicInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = structlog.get_logger()
 
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _BLOCK = 10_000
@@ -129,7 +133,8 @@ class TopicLookup(Protocol):
 class KnownTopics:
     """The topics that rows name, as the broker describes them; None for those that are `forbidden` to rows.
 
-    `forbidden` has the reason of each, such as "is read by the stream".
+    `forbidden` has the reason of each, such as "is read by the stream". A topic that an earlier batch has found is gone
+    only if it stays unknown for `UNKNOWN_FOR`; the batch waits that long.
     """
 
     def __init__(
@@ -139,10 +144,12 @@ class KnownTopics:
         self._settings = settings
         self._forbidden = forbidden
         self._known: dict[str, TopicInfo | None] = {}
+        self._found_before: set[str] = set()
         self._names: set[str] | None = None
 
     def forget(self) -> None:
         """Ask again, once for each batch."""
+        self._found_before |= self.ids.keys()
         self._known.clear()
         self._names = None
 
@@ -159,6 +166,14 @@ class KnownTopics:
         return self._forbidden.get(name, "does not exist")
 
     def _found(self, name: str) -> TopicInfo | None:
+        if name in self._found_before:
+            self._found_before.discard(name)
+            if (info := self._topics.describe(name)) is None:
+                log.warning("the broker does not know a topic that was there; the batch waits", topic=name)
+                until = time.monotonic() + UNKNOWN_FOR
+                while info is None and time.monotonic() < until:
+                    info = self._topics.describe(name)
+            return info
         if sum(info is None for info in self._known.values()) < _SURE_OF:
             return self._topics.describe(name)
         if self._names is None:  # rows that name very many topics: one look at all of them

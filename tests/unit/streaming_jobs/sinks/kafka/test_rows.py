@@ -227,6 +227,22 @@ def test_rows_that_name_thousands_of_unknown_topics_are_judged_quickly() -> None
     assert topics["orders"] is not None
 
 
+def test_a_topic_that_an_earlier_batch_found_is_waited_for_while_the_broker_does_not_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookup = Lookup()
+    topics = KnownTopics(lookup, SETTINGS)
+    assert topics["orders"] == TOPICS["orders"]
+    topics.forget()
+    answers = iter([None, None, TOPICS["orders"]])
+    monkeypatch.setattr(lookup, "describe", lambda _: next(answers))
+    assert topics["orders"] == TOPICS["orders"], "a broker that has just started"
+    topics.forget()
+    monkeypatch.setattr("streaming_jobs.sinks.kafka.rows.UNKNOWN_FOR", 0.01)
+    monkeypatch.setattr(lookup, "describe", lambda _: None)
+    assert topics["orders"] is None, "deleted"
+
+
 @pytest.mark.parametrize(("size", "refused"), [(124, 0), (125, 1)])
 def test_a_block_is_looked_at_row_by_row_as_soon_as_one_row_may_be_too_large(size: int, refused: int) -> None:
     """The record of the last row has exactly the bytes that its topic takes, or one more."""
