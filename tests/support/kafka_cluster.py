@@ -27,12 +27,16 @@ class Record:
 
 @dataclass
 class Cluster:
-    """`faults` are used up in order: before a commit, each is called once, and may raise; None: no fault."""
+    """`faults` are used up in order: before a commit, each is called once, and may raise; None: no fault.
+
+    The offsets of the next `unsaid` records are not told, as after a request that was repeated.
+    """
 
     committed: list[Record] = field(default_factory=list)
     epochs: Counter[str] = field(default_factory=Counter)
     faults: list[Callable[[], None] | None] = field(default_factory=list)
     producers: list[Producer] = field(default_factory=list)
+    unsaid: int = 0
 
     def producer(self, config: dict[str, Any]) -> Producer:
         self.producers.append(Producer(self, config))
@@ -84,7 +88,11 @@ class Producer:
         for record, on_delivery in self.waiting:
             record.fields["offset"] = len(self.cluster.of(record.topic())) + len(self.sent)
             self.sent.append(record)
-            on_delivery(None, record)
+            said = dict(record.fields)
+            if self.cluster.unsaid:
+                self.cluster.unsaid -= 1
+                said["offset"] = -1001
+            on_delivery(None, Record(said))
         self.waiting.clear()
         return 0
 

@@ -43,19 +43,19 @@ Connect = Callable[[dict[str, Any]], Any]
 class Delivered:
     """The acknowledged records, from delivery reports: their number, and their ranges by partition.
 
-    The ranges lack records whose offset the broker did not say, as after a repeated request.
+    The ranges lack records whose offset the broker did not say, as after a repeated request: `without_offset`.
     """
 
     def __init__(self) -> None:
         self._ranges: dict[str, dict[int, list[int]]] = {}
-        self._without_offset = 0
+        self.without_offset = 0
         self.failure: KafkaError | None = None
 
     @property
     def count(self) -> int:
         """The number of acknowledged records."""
         ranges = (each for partitions in self._ranges.values() for each in partitions.values())
-        return self._without_offset + sum(records for _, _, records in ranges)
+        return self.without_offset + sum(records for _, _, records in ranges)
 
     def of(self, topic: str) -> Report:
         """What takes the reports of a topic's records. The client's library calls it, so it must not raise."""
@@ -67,7 +67,7 @@ class Delivered:
                 return
             offset = message.offset()
             if offset is None or offset < 0:
-                self._without_offset += 1
+                self.without_offset += 1
                 return
             partition = message.partition() or 0
             known = ranges.get(partition)
@@ -130,7 +130,10 @@ class BatchProducer:
         def run() -> tuple[WrittenRange, ...]:
             until = time.monotonic() + self._timeout.total_seconds()
             self._client.begin_transaction()
-            ranges = self._send(records, expected, until).ranges(ids)
+            delivered = self._send(records, expected, until)
+            if delivered.without_offset:  # after a range that begins too late, a recovery leaves wrong records
+                raise ClientLost(f"the broker did not say the offsets of {delivered.without_offset:,} records")
+            ranges = delivered.ranges(ids)
             self._send_marker(marker(ranges), until)
             before_commit()
             self._commit(until)

@@ -144,6 +144,16 @@ def test_a_batch_of_which_a_record_was_not_sent_is_not_committed() -> None:
     assert started.write(entry(0), Records([b"a", b"b"]))
 
 
+def test_a_batch_whose_offsets_the_broker_did_not_all_say_is_written_again() -> None:
+    """A range without them would let the void range of a later recovery begin too late."""
+    cluster = Cluster()
+    driver = opened(cluster)
+    cluster.unsaid = 1
+    assert driver.write(entry(0), Records([b"a", b"b"]))
+    assert cluster.values(TOPIC) == [b"a", b"b"] and cluster.unsaid == 0
+    assert [(each.first, each.end) for each in driver.newest.written] == [(0, 2)]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(("left", "text"), [(0, "and now has none"), (1, "and now that of g0001 batch -1")])
 def test_a_marker_that_is_gone_or_older_ends_the_driver_before_it_writes_a_batch_again(left: int, text: str) -> None:
     cluster = Cluster()
