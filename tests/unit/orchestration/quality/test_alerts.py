@@ -172,8 +172,11 @@ def test_a_tick_calls_the_heartbeat_and_says_what_to_run(instance: dg.DagsterIns
         ticks.evaluate(False)
         sensor = ticks.alerts.sensor()
         sensor(dg.build_sensor_context(instance=instance, cursor=None))
-    assert hook.paths[-1].endswith("/alive")
-    assert [alert["command"] for alert in hook.alerts] == ["recourse quality show orders_rows"]
+        assert hook.paths[-1].endswith("/alive")
+        ticks = Ticks(instance, webhook=hook.url, heartbeat_url="http://127.0.0.1:1/alive")
+        told = ticks.alerts.sensor()(dg.build_sensor_context(instance=instance, cursor=None))
+    assert [alert["command"] for alert in hook.alerts] == ["recourse quality show orders_rows"] * 2
+    assert "the heartbeat's receiver" in str(told), "and it holds no alert up"
 
 
 def test_a_disk_that_fills_up_is_yellow_then_red_then_green_again(
