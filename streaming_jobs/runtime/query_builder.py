@@ -223,17 +223,26 @@ class QueryBuilder:
         return sources_of(self.stream, self.own, self.connection.client, archives, topic_ids)
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
-        """The first offsets of each topic: those of the record once a batch was planned, else resolved now."""
+        """The first offsets of each topic: those of the record once a batch was planned, else resolved now.
+
+        An end or a time is resolved once: a first start that planned no batch would leave out what has come since.
+        """
         bound = record.starts
         if snapshot.checkpoint.planned is not None:
             return bound
-        if record.generation > 1 and bound:  # a recovery from the very start; Spark wants each partition named
-            return {
-                t.name: {p: bound.get(t.name, {}).get(p, first) for p, first in t.earliest.items()}
-                for t in snapshot.topics
-            }
-        topics = (self.archives or Archives(self.settings)).added_to(self.connection.topics, self.stream)
-        return {topic.name: resolve_start(self.own.start, topics, topic.name) for topic in self.stream.sources.values()}
+        known = {(t.name, t.topic_id) for t in record.topics} if self.own.start != "earliest" else set()
+        again = record.generation > 1 and bool(bound)  # a recovery from the very start
+        starts: dict[str, Mapping[int, int]] = {
+            t.name: {
+                p: bound.get(t.name, {}).get(p, first) for p, first in t.earliest.items()
+            }  # Spark wants each named
+            for t in snapshot.topics
+            if again or (t.name, t.topic_id) in known
+        }
+        if new := [topic.name for topic in self.stream.sources.values() if topic.name not in starts]:
+            topics = (self.archives or Archives(self.settings)).added_to(self.connection.topics, self.stream)
+            starts |= {name: resolve_start(self.own.start, topics, name) for name in new}
+        return starts
 
     def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
         each = [traits(frame) for frame in outputs.values()]

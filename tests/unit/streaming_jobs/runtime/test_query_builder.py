@@ -6,18 +6,20 @@ import threading
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from streaming_jobs.errors import ConfigurationError, FunctionRaised, UsageError
-from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.runtime.query_builder import QueryBuilder, next_batch
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_options import resolve_start, triggered
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Observed
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_record import BoundTopic
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.conftest import SettingsFactory
 from tests.support.worlds import THINGS, TIMED, TOPIC, FakeTopics, NoBytes, checkpoint_world, opened, parity, settled
@@ -40,6 +42,27 @@ def test_a_start_time_is_asked_for_in_milliseconds_of_utc() -> None:
 def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: str) -> None:
     with pytest.raises(ConfigurationError, match="not earliest, latest or a time with zone"):
         resolve_start(start, FakeTopics(), TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("start", "topic_id", "first"),
+    [
+        ("latest", "id", {0: 900, 1: 800}),
+        ("2026-11-21T08:00:00Z", "id", {0: 900, 1: 800}),
+        ("earliest", "id", {0: 0, 1: 0}),
+        ("latest", "made anew", {0: 1000, 1: 1000}),
+    ],
+)
+def test_a_first_start_that_planned_no_batch_leaves_out_nothing_of_what_has_come_since(
+    settings: SettingsFactory, start: str, topic_id: str, first: dict[int, int]
+) -> None:
+    builder = assembly(settings({"stream.start": start}))
+    builder = replace(builder, connection=cast("Any", SimpleNamespace(topics=FakeTopics())))
+    there = TopicSnapshot(TOPIC, topic_id, {0: 0, 1: 0}, {0: 1000, 1: 1000})
+    record = replace(stream_record.first(parity.name), topics=(BoundTopic(TOPIC, "id", {0: 900, 1: 800}),))
+    seen = replace(opened(), record=record, topics=(there,))
+    assert builder._starts(record, seen) == {TOPIC: first}
+    assert builder._starts(stream_record.first(parity.name), seen)[TOPIC] == resolve_start(start, FakeTopics(), TOPIC)
 
 
 @pytest.mark.parametrize(
