@@ -231,9 +231,9 @@ def owners(names: Iterable[str]) -> list[str]:
 
 
 def _topic_metadata(topic: KafkaTopic) -> dict[str, Any]:
-    found: dict[str, Any] = {"dagster/column_schema": column_schema(topic.value.schema), "topic": topic.name}
+    found: dict[str, Any] = {"dagster/column_schema": column_schema(topic.records.schema), "topic": topic.name}
     if topic.event_time:
-        found |= {"event_time": topic.event_time, "lateness": topic.lateness}
+        found |= {"event_time": topic.time_column, "lateness": topic.lateness}
     return found
 
 

@@ -81,8 +81,8 @@ def order_of(stream: Stream, table: str, handle: DeltaTable) -> tuple[str, ...]:
     elif declared.order_by:
         return tuple(declared.order_by)
     for topic in stream.sources.values():
-        if topic.event_time in names:
-            return (topic.event_time,)
+        if topic.time_column in names:
+            return (topic.time_column,)
     return tuple(_times(handle)[:1])
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
+from streaming_jobs.event_times import ComputedTime, EpochMicros, EpochMillis, EpochSeconds
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, Unique
 from streaming_jobs.slices import Slices
@@ -39,8 +40,12 @@ _LAZY = {
 
 __all__ = [
     "Between",
+    "ComputedTime",
     "DeltaSource",
     "DeltaTable",
+    "EpochMicros",
+    "EpochMillis",
+    "EpochSeconds",
     "Format",
     "Holds",
     "InSet",

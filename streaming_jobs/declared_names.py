@@ -34,8 +34,10 @@ def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
     return items
 
 
-def check_event_time(source: str, column: str, schema: StructType, kind: str) -> None:
-    """Raise UsageError if a source has no such column, or one of which Spark makes no watermark."""
+def check_event_time(source: str, column: object, schema: StructType, kind: str, otherwise: str) -> None:
+    """Raise UsageError if a source has no such column, or one of no timestamps; `otherwise` says how to make one."""
+    if not isinstance(column, str):
+        raise UsageError(f"{source}: event_time is {column!r}, not a name", otherwise.format("..."))
     names = schema.fieldNames()
     if column not in names:
         raise UsageError(f"{source}: event_time '{column}' is not a {kind}", instead(column, names))
@@ -43,8 +45,7 @@ def check_event_time(source: str, column: str, schema: StructType, kind: str) ->
     if found.typeName() not in ("timestamp", "timestamp_ntz"):
         raise UsageError(
             f"{source}: event_time '{column}' is {found.simpleString()}, not a timestamp",
-            "declare it as TimestampType if the records have times such as 2026-11-21T08:00:00Z; a number or a date is "
-            "made a timestamp by a stream before this one (F.timestamp_millis) that writes a topic or a table",
+            otherwise.format(column),
         )
 
 

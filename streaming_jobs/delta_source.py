@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+_MADE = "let the stream that writes the table add a column of timestamps, such as F.timestamp_millis('{0}')"
+
+
 @dataclass(frozen=True)
 class DeltaSource:
     """A Delta table below `tables` as a source; only rows may be added to it.
@@ -55,7 +58,7 @@ class DeltaSource:
             return
         fields = self.schema.fieldNames()
         if self.event_time is not None:
-            check_event_time(f"table {self.name}", self.event_time, self.schema, "column of its schema")
+            check_event_time(f"table {self.name}", self.event_time, self.schema, "column of its schema", _MADE)
         if SOURCE_COLUMN in fields:
             raise UsageError(
                 f"table {self.name}: the column name {SOURCE_COLUMN} is taken", "leave the column out of the schema"
@@ -70,6 +73,11 @@ class DeltaSource:
                 "give the source its schema: DeltaSource(..., schema=...)",
             )
         return self.schema
+
+    @property
+    def time_column(self) -> str | None:
+        """The column of the event time."""
+        return self.event_time
 
     @property
     def delay(self) -> timedelta | None:

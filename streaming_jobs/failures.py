@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from streaming_jobs import errors
@@ -41,6 +42,11 @@ _OURS = re.compile(
     r"^streaming_jobs\.errors\.(?P<kind>\w+): REC-\d{3} (?P<found>.*?)$(?:\n  next: (?P<next>.*?)$)?", re.MULTILINE
 )
 _PLACE = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_CALLED_FROM = re.compile(r'^== DataFrame ==\n"[^"\n]*" was called from\n(?P<place>\S.*:\d+)$', re.MULTILINE)
+_SQL = re.compile(r"^== SQL.*==\n(?P<text>.+)$", re.MULTILINE)
+"""Spark's query context: the call, or the SQL, whose rows failed."""
+_OWN = f"{Path(__file__).parent}/"
+_LIBRARIES = re.compile(r"/pyspark/|/py4j/|pyspark\.zip|/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
 _ELSEWHERE = re.compile(
     r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"
 )
@@ -97,7 +103,12 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
             OffsetsLost(f"records the stream still needs are gone: {summary}", "see `recourse streams status`"), error
         )
     if kind in ("AnalysisException", "ParseException"):
-        return _caused(ConfigurationError(f"Spark refuses the stream's plan: {summary}", "correct the function"), error)
+        place = _context(text) or _in_users_code(
+            [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+        )
+        return _caused(
+            ConfigurationError(f"Spark refuses the stream's plan: {summary}{place}", "correct the function"), error
+        )
     if _PERMANENT.search(text):
         return _caused(PermanentError(summary, "see docs/operate.md, 'A stream that will not start'"), error)
     if _GONE.search(text):
@@ -114,8 +125,9 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
 def function_raised(function: Callable[..., object], error: Exception) -> TransientError:
     """The error for an exception that a stream's function raised when it was called with frames."""
     frames = traceback.extract_tb(error.__traceback__)
-    of_function = [f for f in frames if f.filename == function.__code__.co_filename] or frames[-1:]
-    place = f" ({of_function[-1].filename}:{of_function[-1].lineno})" if of_function else ""
+    own = [f for f in frames if f.filename == function.__code__.co_filename]  # also where it is installed
+    places = [(f.filename, f.lineno) for f in frames]
+    place = _in_users_code(places) or "".join(f" ({f.filename}:{f.lineno})" for f in (own or frames)[-1:])
     words = f"the stream's function raised {type(error).__name__}: {error}{place}"
     origin = f"{type(error).__name__}{place}"
     if _ELSEWHERE.search(type(error).__name__):
@@ -140,12 +152,33 @@ def _raised(text: str) -> tuple[str, str] | None:
     if _WORKER.search(text):
         lines = text[text.rindex("Traceback (most recent call last)") :].split("\n")[1:]
         last = next((line for line in lines if line and not line.startswith(" ")), "an exception")
-        places = [m for line in lines if (m := _PLACE.match(line)) and "/pyspark/" not in m["file"]]
-        place = f" ({places[-1]['file']}:{places[-1]['line']})" if places else ""
+        places = [
+            (m["file"], m["line"]) for line in lines if (m := _PLACE.match(line)) and "/pyspark/" not in m["file"]
+        ]
+        place = _in_users_code(places) or "".join(f" ({file}:{line})" for file, line in places[-1:])
         return f"{last.strip()[:500]}{place}", f"{last.partition(':')[0]}{place}"
     if (match := _ON_DATA.search(text)) is not None:
-        return text[match.start() :].partition("\n")[0].strip()[:500], match[1]
+        place = _context(text[match.start() :])
+        return text[match.start() :].partition("\n")[0].strip()[:500] + place, f"{match[1]}{place}"
     return None
+
+
+def _context(text: str) -> str:
+    """The place of the call that Spark's text names, or the SQL; empty if it names none."""
+    if (called := _CALLED_FROM.search(text)) is not None:
+        return f" ({called['place']})"
+    return f" (in the SQL {sql['text'].strip()[:200]})" if (sql := _SQL.search(text)) is not None else ""
+
+
+def _in_users_code(places: Sequence[tuple[str, object]]) -> str:
+    """The innermost of these files and lines that is of no library and not of Recourse; empty if there is none."""
+    examples = f"{_OWN}examples/"
+    users = [
+        (file, line)
+        for file, line in places
+        if file.startswith(examples) or not (file.startswith(_OWN) or _LIBRARIES.search(file))
+    ]
+    return f" ({users[-1][0]}:{users[-1][1]})" if users else ""
 
 
 def _caused(error: _E, by: BaseException) -> _E:

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from streaming_jobs.errors import SetupError
+
 _FEW, _AT_A_TIME = 2, 8
 
 
@@ -83,10 +85,19 @@ def link_as_new(source: Path, target: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Make the folder, readable by its owner alone, and return it; its name is on disk when this returns."""
+    """Make the folder, readable by its owner alone, and return it; its name is on disk when this returns.
+
+    Raises SetupError where no folder can be made: below a file, or in a file system such as /proc.
+    """
     if not path.is_dir():
         missing = [each for each in (path, *path.parents) if not each.exists()]
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+            raise SetupError(
+                f"folder {path} cannot be made: {error.strerror} ({error.filename})",
+                "name a folder that can be made: `home` in recourse.toml, RECOURSE_HOME, or --set home=...",
+            ) from error
         for folder in missing:
             sync(folder.parent)
     return path

@@ -192,13 +192,13 @@ def _equation(check: RuleCheck) -> list[str]:
 
 def _folder(home: Path | None) -> Path:
     from streaming_jobs.errors import UsageError
+    from streaming_jobs.files import private_folder
 
     if home is None:
         return Path(tempfile.mkdtemp(prefix="recourse-chaos-"))
     if home.exists() and any(home.iterdir()):
         raise UsageError(f"{home} is not empty", "name a folder that is empty or does not exist yet")
-    home.mkdir(parents=True, exist_ok=True)
-    return home.absolute()
+    return private_folder(home.absolute())
 
 
 def _by_chance() -> int:

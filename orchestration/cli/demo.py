@@ -109,12 +109,13 @@ def _in_a_home(
     """Tell a story in a folder and on a broker of its own."""
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.setup import fetch_jars
+    from streaming_jobs.files import private_folder
     from streaming_jobs.platform.broker import Broker
     from streaming_jobs.settings import Settings
 
     base = invocation(context).settings
     folder = Path(home or tempfile.mkdtemp(prefix="recourse-demo-")).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     machine = {"jars_dir": base.jars_dir, "java_home": base.java_home}
     settings = Settings.load({"home": folder, **{key: path for key, path in machine.items() if path is not None}})
     try:

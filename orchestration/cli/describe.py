@@ -59,11 +59,11 @@ def _description(stream: Stream) -> dict[str, Any]:
             {
                 "topic" if isinstance(source, KafkaTopic) else "table": source.name,
                 "parameter": parameter,
-                "event_time": source.event_time,
+                "event_time": source.time_column,
                 "lateness": source.lateness,
                 "max_ahead": source.max_ahead if source.event_time else None,
                 **({"tombstones": source.tombstones} if isinstance(source, KafkaTopic) else {}),
-                "columns": _columns(source.value.schema if isinstance(source, KafkaTopic) else source.columns),
+                "columns": _columns(source.records.schema if isinstance(source, KafkaTopic) else source.columns),
             }
             for parameter, source in stream.sources.items()
         ],

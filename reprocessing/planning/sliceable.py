@@ -88,13 +88,13 @@ def sliceable(stream: Stream, table: str | None = None) -> Sliceable:
             f"stream {stream.name} reads table {topic.name}: slices are rebuilt from the records of a topic",
             f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
         )
-    event_time = slices.event_time or topic.event_time
+    event_time = slices.event_time or topic.time_column
     if event_time is None:
         raise UsageError(
             f"topic {topic.name} declares no event time, so nothing says which records a slice is made from",
             f"name the field: Slices({slices.column!r}, event_time=...)",
         )
-    fields = {field.name: field for field in topic.value.schema.fields}
+    fields = {field.name: field for field in topic.records.schema.fields}
     if event_time not in fields or fields[event_time].dataType.typeName() not in ("timestamp", "timestamp_ntz", "date"):
         raise UsageError(
             f"'{event_time}' is not a field of dates or times of topic {topic.name}", "correct the slices' event_time"

@@ -189,7 +189,7 @@ def _offsets(
 
 def _found(made: Sliceable, chosen: SliceRange, topics: TopicReader) -> Mapping[int, int]:
     """By partition the first offset that a record of the slice may have; empty where nothing bounds it."""
-    if not made.required or made.event_time != made.topic.event_time or made.topic.ahead is None:
+    if not made.required or made.event_time != made.topic.time_column or made.topic.ahead is None:
         return {}
     at = chosen.begin - made.slices.distance - made.topic.ahead
     return topics.offsets_for_time(made.topic.name, int(at.timestamp() * 1000))

@@ -7,7 +7,7 @@ One reading decides and words the refusal: `json_reader.py`. docs/json.md has th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.json_records import is_possible_name
+from streaming_jobs.formats.schemas import schema_of
 from streaming_jobs.record_format import Refused, read_one
 
 if TYPE_CHECKING:
@@ -68,9 +69,11 @@ _LEAVES = (
 _NEXT = "use boolean, integer, float, double, decimal, date, timestamp or plain string, and structs and arrays of them"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Json:
     """One JSON object per record, read by `schema`; `nullable=False` means required. Unknown fields are ignored.
+
+    A mapping of names to types becomes a schema: `Json({"id": "bigint not null", "note": "string"})`.
 
     Raises UsageError for a type that JSON has no strict reading for, for names that differ only in case, and for
     names with a quote, a backslash or a control character.
@@ -78,7 +81,8 @@ class Json:
 
     schema: StructType
 
-    def __post_init__(self) -> None:
+    def __init__(self, schema: StructType | Mapping[str, object]) -> None:
+        object.__setattr__(self, "schema", schema_of(schema))
         _check(self.schema, "the record")
 
     def __reduce__(self) -> tuple[type[Json], tuple[StructType]]:

@@ -28,7 +28,7 @@ def _block(stream: Stream, graph: Graph) -> str:
         lines.append(f"    {stream.description.splitlines()[0]}")
     for parameter, source in stream.sources.items():
         node = source_node(source)
-        watermark = f", watermark {source.event_time} - {source.lateness}" if source.event_time else ""
+        watermark = f", watermark {source.time_column} - {source.lateness}" if source.event_time else ""
         writers = _streams("written by", graph.before(node))
         lines.append(f"  <- {node.kind} {source.name} as {parameter}{watermark}{writers}")
     for position, sink in enumerate(stream.sinks.values()):

@@ -2,7 +2,8 @@
 
 That is: its function; the names that it uses in its own module, with the statements that change their values; every
 module that this module imports and that is not installed, whole (for an installed stream those of its own distribution
-too); what the stream declares, with the type, the options and the source of each format; and the declared `files`. The
+too); what the stream declares, with the type, the options and the source of each format, and the functions of event
+times; and the declared `files`. The
 hash is of the syntax trees without docstrings, so comments, layout and docstrings do not make a new version. The
 version of the package is recorded beside the hash. Imports are read from the source, so a module that is imported for
 one value counts too.
@@ -24,9 +25,10 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, cast
 
+from streaming_jobs.event_times import ComputedTime
 from streaming_jobs.kafka_topic import KafkaTopic
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.runtime.code_version_1 import hash_1
@@ -60,7 +62,9 @@ def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
     """The parts of the version, each with its hash: the function, what it uses, imported modules, formats, files."""
     module = sys.modules.get(stream.function.__module__)
     function = _function(stream)
-    used = _used_beside(function, module, [type(each).__name__ for each in _formats(stream).values()])
+    named = [type(each).__name__ for each in _formats(stream).values()]
+    named += [name for each in _time_functions(stream) for name in (each.__name__, *each.__code__.co_names)]
+    used = _used_beside(function, module, named)
     text = _code_text(stream.function.__code__) if function is None else dump(ast.Module([function], []))
     parts = {f"function {stream.function.__qualname__}": _short(text)}
     for name, statements in used.items():
@@ -94,13 +98,19 @@ def package_version() -> str:
 
 def _imports(stream: Stream, roots: tuple[str, ...]) -> dict[str, Found]:
     name = stream.function.__module__ or ""  # a shell may have none
-    further = {type(each).__module__ for each in _formats(stream).values()} - {name}
+    further = {type(each).__module__ for each in _formats(stream).values()}
+    further = (further | {each.__module__ for each in _time_functions(stream)}) - {name}
     return reached(sys.modules.get(name), users_own(roots, name), tuple(further))
 
 
 def _formats(stream: Stream) -> dict[str, object]:
     read = {topic.name: topic.value for topic in stream.topics}
     return {**read, **{f"{sink.name} that it writes": sink.topic.value for sink in stream.topic_sinks.values()}}
+
+
+def _time_functions(stream: Stream) -> list[FunctionType]:
+    times = [topic.event_time for topic in stream.topics]
+    return [cast("FunctionType", time.function) for time in times if isinstance(time, ComputedTime)]
 
 
 def _declared(stream: Stream) -> list[object]:
@@ -119,6 +129,8 @@ def _described(value: object) -> object:
         return json.dumps(_without_comments(value.jsonValue()), sort_keys=True)
     if isinstance(value, Mapping):
         return [(str(name), _described(each)) for name, each in value.items()]
+    if isinstance(value, FunctionType):  # a lambda is in no statement of its own
+        return _code_text(value.__code__) if "<" in value.__qualname__ else value.__qualname__
     if isinstance(value, (list, tuple)):
         return [_described(each) for each in value]
     options = fields(value) if is_dataclass(value) and not isinstance(value, type) else ()

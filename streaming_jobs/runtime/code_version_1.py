@@ -35,7 +35,7 @@ def hash_1(stream: Stream, roots: tuple[str, ...]) -> str:
 
 def _declared(stream: Stream) -> list[object]:
     topics = [
-        (parameter, t.name, t.event_time, t.lateness, t.tombstones, t.value.schema.json())
+        (parameter, t.name, t.time_column, t.lateness, t.tombstones, t.records.schema.json())
         + ((t.max_ahead,) if t.event_time and t.max_ahead != MAX_AHEAD else ())
         for parameter, t in stream.sources.items()
         if isinstance(t, KafkaTopic)

@@ -77,7 +77,7 @@ def _declared(stream: Stream) -> Iterator[tuple[str, str]]:
     for source in stream.sources.values():
         of_topic = isinstance(source, KafkaTopic)
         place = f"topic {source.name}" if of_topic else f"table {source.name} as a source"
-        for field in (source.value.schema if isinstance(source, KafkaTopic) else source.columns).fields:
+        for field in (source.records.schema if isinstance(source, KafkaTopic) else source.columns).fields:
             yield (
                 f"{place}: column {field.name}",
                 field.dataType.simpleString() + ("" if field.nullable else " not null"),

@@ -51,12 +51,12 @@ class KafkaSource:
     @property
     def fields(self) -> Sequence[str]:
         """The fields of its value."""
-        return list(self.topic.value.schema.fieldNames())
+        return list(self.topic.records.schema.fieldNames())
 
     @property
     def event_time(self) -> str | None:
         """The field of its event time."""
-        return self.topic.event_time
+        return self.topic.time_column
 
     @property
     def observation(self) -> str:

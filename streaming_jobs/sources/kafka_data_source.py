@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import cloudpickle  # a lambda may compute an event time
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
@@ -113,7 +114,8 @@ def load(spark: SparkSession, reading: Reading, *, stream: bool) -> DataFrame:
     """The records as a frame."""
     name = reading.name
     paths = tuple(path for path in sys.path if path)
-    named = {"packed": pickle.dumps(reading), "paths": paths, "name": classmethod(lambda _: name)}
+    packed = cloudpickle.dumps(reading)  # type: ignore[no-untyped-call]
+    named = {"packed": packed, "paths": paths, "name": classmethod(lambda _: name)}
     spark.dataSource.register(type(name, (KafkaRecords,), named))
     return (spark.readStream if stream else spark.read).format(name).load()
 

@@ -75,10 +75,10 @@ class Declared:
         keep = topic.tombstones == "keep"
         return cls(
             topic.name,
-            topic.value,
+            topic.records,
             topic.headers,
             keep,
-            topic.event_time,
+            topic.time_column,
             topic.ahead,
             topic.max_ahead,
             topic.timestamp_type,
@@ -170,6 +170,8 @@ class RecordBlocks:
         """The decoded values, and by row why a record is refused."""
         try:
             block = self._reader.read(values)
+        except FunctionRaised:  # of the event time, which names it
+            raise
         except Exception as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise FunctionRaised(

@@ -46,7 +46,7 @@ class TableSource:
     @property
     def event_time(self) -> str | None:
         """The column of its event time."""
-        return self.declared.event_time
+        return self.declared.time_column
 
     @property
     def observation(self) -> str:

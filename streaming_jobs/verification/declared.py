@@ -39,9 +39,9 @@ def refusals_of(stream: Stream, code: frozenset[str] = frozenset()) -> Refusals:
     """The refusals of the stream's formats, empty until records are taken; `code` is the code that declares them."""
     topics = stream.topics
     return Refusals(
-        readers={topic.name: _reader(topic.value) for topic in topics},
+        readers={topic.name: _reader(topic.records) for topic in topics},
         keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
-        reasons=frozenset(reason for topic in topics for reason in getattr(topic.value, "reasons", ())),
+        reasons=frozenset(reason for topic in topics for reason in getattr(topic.records, "reasons", ())),
         code=code,
     )
 

@@ -184,7 +184,7 @@ class _Giving:
             yield from self._records(source)
 
     def _records(self, source: KafkaTopic) -> Iterator[Record]:
-        read: Callable[[bytes], dict[str, Any]] | None = getattr(source.value, "read", None)
+        read: Callable[[bytes], dict[str, Any]] | None = getattr(source.records, "read", None)
         letters = self._refused.get(source.name, frozenset())
         refused = self._refusals.found.get(source.name, {}) if self._refusals is not None else {}
         spans = [span for span in self._spans if span.topic == source.name]

@@ -237,7 +237,7 @@ def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Re
         if mine is None or source is None:
             continue
         alike = next(
-            (r for s, r in judges if (s.value, s.tombstones) == (source.value, source.tombstones)),
+            (r for s, r in judges if (s.records, s.tombstones) == (source.records, source.tombstones)),
             None,
         )
         if alike is None:

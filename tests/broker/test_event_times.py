@@ -5,14 +5,35 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
+from streaming_jobs.event_times import ComputedTime, EpochSeconds
 from streaming_jobs.state.first_status import first_status
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import DeltaTable, Stream, stream
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, ledger, on_topic, produce, rows
-from tests.support.things import KEYS, thing, windows
+from tests.support.things import BEGIN, KEYS, THINGS, thing, windows
+
+NUMBERED = replace(THINGS, event_time=EpochSeconds("n"), lateness="10 seconds")
+SHIFTED = replace(NUMBERED, event_time=ComputedTime(lambda t: pc.add(t, pa.scalar(1, pa.duration("s"))), column="at"))
+
+
+@stream(source=NUMBERED, sink=DeltaTable("numbered"))
+def numbered(things: DataFrame) -> DataFrame:
+    """Records by a thousand seconds of their number."""
+    return things.groupBy(F.window("event_time", "1000 seconds")).count().select("window.start", "count")
+
+
+@stream(source=SHIFTED, sink=DeltaTable("shifted"))
+def shifted(things: DataFrame) -> DataFrame:
+    """Each record with the time that is made of its own."""
+    return things.select("n", "t", "at")
 
 
 def counted(bench: Bench) -> Counter[str]:
@@ -34,13 +55,13 @@ def test_a_far_future_event_time_is_a_dead_letter_and_late_rows_are_counted_one_
 ) -> None:
     made = bench()
     made.topics.create(topic, 2)
-    stream = on_topic(windows, topic)
+    by_time = on_topic(windows, topic)
     far = ("9999-12-31T23:59:59.999999Z", "2999-01-01T00:00:00Z")
     old = "0001-01-01T00:00:00Z"
     produce(made.bootstrap, topic, [*map(thing, range(3000)), *map(of_time, far)])
-    made.run(stream)
+    made.run(by_time)
     produce(made.bootstrap, topic, [*map(thing, range(101)), of_time(old), *map(thing, range(3000, 6000))])
-    status = made.run(stream).status
+    status = made.run(by_time).status
     assert counted(made) == {"00": 1000, "10": 1000, "20": 1000, "30": 1000}, "open: from second 40 on"
     letters = rows(made.settings, "windows_dead_letters")
     assert [letter["reason"] for letter in letters] == ["event_time_ahead"] * 2
@@ -54,9 +75,25 @@ def test_a_far_future_event_time_is_a_dead_letter_and_late_rows_are_counted_one_
     totals = first_status(made.settings, "windows").totals
     assert totals is not None and totals.late_rows == 102, "after a restart too"
 
-    without = replace(stream, name="free", sinks={"w": replace(stream.primary, name="free")})
+    without = replace(by_time, name="free", sinks={"w": replace(by_time.primary, name="free")})
     unbounded = {p: replace(source, max_ahead=None) for p, source in without.sources.items()}
     free: Stream = replace(without, sources=unbounded)
     ended = made.run(free).status
     assert ended.state == "stopped" and ended.watermark_ahead_s > 200 * 365 * 86_400
     assert any("lies" in warning and "after the newest record's own timestamp" in warning for warning in ended.warnings)
+
+
+@pytest.mark.timeout(600)
+def test_numbers_and_functions_make_event_times(bench: BenchFactory, topic: str) -> None:
+    made = bench()
+    made.topics.create(topic, 2)
+    far = json.dumps({"k": KEYS[0], "n": 2_000_000_000_000, "t": BEGIN.isoformat()}).encode()
+    produce(made.bootstrap, topic, [*map(thing, range(4000)), (b"x", far)])
+    status = made.run(on_topic(numbered, topic)).status
+    made.run(on_topic(shifted, topic))
+    assert status.watermark == "1970-01-01T01:06:29.000Z", "the greatest number is 3999"
+    found = {row["start"].timestamp(): row["count"] for row in rows(made.settings, "numbered")}
+    assert found == {0.0: 1000, 1000.0: 1000, 2000.0: 1000}
+    assert [letter["reason"] for letter in rows(made.settings, "numbered_dead_letters")] == ["event_time_out_of_range"]
+    times = rows(made.settings, "shifted")
+    assert len(times) == 4001 and all(row["at"] - row["t"] == timedelta(seconds=1) for row in times)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from streaming_jobs.errors import (
@@ -117,8 +119,32 @@ flows.Crooked: 17 is crooked
             "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)",
         ),
         (
-            "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012\n== DataFrame ==\nmore",
-            "the stream's function raised [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012 (batch 7: orders)",
+            '[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012\n== DataFrame ==\n"div" was called from\n/my flows/a.py:11\n',
+            "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (/my flows/a.py:11) (batch 7: orders)",
+        ),
+        (
+            "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012\n== SQL (line 1, position 1) ==\n1 / (id - id)\n^^^^\n",
+            (
+                "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (in the SQL 1 / (id - id)) "
+                "(batch 7: orders)"
+            ),
+        ),
+        (
+            "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012",
+            "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (batch 7: orders)",
+        ),
+        (
+            WORKER.replace(
+                "flows.Crooked", '  File "/venv/lib/python3.11/json/decoder.py", line 355, in decode\nE.C', 1
+            ),
+            "the stream's function raised E.C: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)",
+        ),
+        (
+            WORKER.replace("/home/me/", "/venv/lib/python3.11/site-packages/"),  # installed: no other frame is there
+            (
+                "the stream's function raised flows.Crooked: 17 is crooked "
+                "(/venv/lib/python3.11/site-packages/flows.py:12) (batch 7: orders)"
+            ),
         ),
     ],
 )
@@ -144,6 +170,30 @@ def test_an_exception_of_the_function_itself_is_told_with_its_own_line() -> None
         function("orders")
     error = function_raised(function, raised.value)
     assert error.found.startswith(f"the stream's function raised KeyError: 'orders' ({__file__}:")
+
+
+def test_the_line_of_a_helper_and_not_of_a_library_is_told() -> None:
+    def helper(text: str) -> object:
+        return json.loads(text)
+
+    def function(orders: str) -> object:
+        return helper(orders)
+
+    with pytest.raises(ValueError) as raised:
+        function("{")
+    line = helper.__code__.co_firstlineno + 1
+    assert f"({__file__}:{line})" in function_raised(function, raised.value).found
+
+
+def test_a_plan_that_spark_refuses_is_told_with_the_line_that_made_it() -> None:
+    def refused() -> None:
+        raise AnalysisException("[UNRESOLVED_COLUMN] no such column")
+
+    with pytest.raises(AnalysisException) as raised:
+        refused()
+    assert f"no such column ({__file__}:{refused.__code__.co_firstlineno + 1})" in classify(raised.value).found
+    called = AnalysisException('[X] no\n== DataFrame ==\n"col" was called from\n/home/me/flows.py:7\n')
+    assert "(/home/me/flows.py:7)" in classify(called).found
 
 
 @pytest.mark.parametrize("text", ["An error occurred while calling o87.isActive", "Error while sending or receiving."])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs import files
+from streaming_jobs.errors import SetupError
 from streaming_jobs.files import private_folder, write_atomic, write_json
 
 
@@ -93,3 +94,12 @@ def test_each_of_several_files_is_synced_and_a_failure_is_told(
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="input/output error"):
         files.sync_each(paths)
+
+
+@pytest.mark.parametrize("below", ["file", "file/deeper", "/proc/nope"])
+def test_a_folder_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError) as refused:
+        private_folder(tmp_path / below)
+    assert f"folder {tmp_path / below} cannot be made: " in refused.value.found
+    assert "--set home=..." in refused.value.next_step

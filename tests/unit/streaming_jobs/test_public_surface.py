@@ -12,8 +12,12 @@ from tests.support import ROOT
 
 PUBLIC = [
     "Between",
+    "ComputedTime",
     "DeltaSource",
     "DeltaTable",
+    "EpochMicros",
+    "EpochMillis",
+    "EpochSeconds",
     "Format",
     "Holds",
     "InSet",

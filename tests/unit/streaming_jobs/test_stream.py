@@ -17,6 +17,7 @@ from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.declared_names import checked_name
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, UsageError
+from streaming_jobs.event_times import ComputedTime, EpochMillis
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
 from tests.support.worlds import OUTPUT, THINGS, TIMED, NoBytes
@@ -125,6 +126,10 @@ def test_topic_names_are_kafkas(name: str) -> None:
 Declare = Callable[[], object]
 
 
+def topic_of(value: Any) -> KafkaTopic:
+    return KafkaTopic("t", value=value)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -133,12 +138,35 @@ Declare = Callable[[], object]
         (lambda: KafkaTopic("t", value=NoBytes(), event_time="x", lateness="1 h"), "'x' is not a field"),
         (
             lambda: KafkaTopic("t", value=NoBytes(), event_time="n", lateness="1 h"),
-            "topic t: event_time 'n' is bigint, not a timestamp",
+            "(?s)topic t: event_time 'n' is bigint, not a timestamp.*EpochMillis\\('n'\\)",
+        ),
+        (
+            lambda: KafkaTopic("t", value=NoBytes(), event_time=EpochMillis("m"), lateness="1 h"),
+            "'m' is not a field of its value",
+        ),
+        (
+            lambda: KafkaTopic("t", value=NoBytes(TIMED), event_time=EpochMillis("at"), lateness="1 h"),
+            "EpochMillis\\('at'\\) is of a field that is timestamp, not a number",
+        ),
+        (
+            lambda: KafkaTopic("t", value=NoBytes(), event_time=EpochMillis("n", column="N"), lateness="1 h"),
+            "has a field 'N' already",
+        ),
+        (
+            lambda: KafkaTopic("t", value=NoBytes(), event_time=ComputedTime(lambda nn: nn), lateness="1 h"),
+            "(?s)'nn' is not a field of its value.*did you mean 'n'",
+        ),
+        (
+            lambda: KafkaTopic("t", value=NoBytes(), event_time=lambda n: n, lateness="1 h"),  # type: ignore[arg-type]
+            "(?s)event_time is <function.*ComputedTime",
         ),
         (
             lambda: DeltaSource("t", schema=OUTPUT, event_time="n", lateness="1 h"),
-            "table t: event_time 'n' is bigint, not a timestamp",
+            "(?s)table t: event_time 'n' is bigint, not a timestamp.*timestamp_millis\\('n'\\)",
         ),
+        (lambda: topic_of(OUTPUT), r"(?s)topic t: value=StructType.* is no format.*write value=Json\("),
+        (lambda: topic_of({"k": "string"}), r"(?s)value={'k': 'string'} is no format.*write value=Json\("),
+        (lambda: topic_of(NoBytes), r"(?s)is no format.*write value=NoBytes\(\.\.\.\)"),
         (
             lambda: KafkaTopic("t", value=NoBytes(StructType([StructField(SOURCE_COLUMN, LongType())]))),
             "the field name _source is taken",
@@ -240,7 +268,7 @@ from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 class Value:
     class schema:
         fieldNames = list
-made = Stream("s", lambda t: t, {"t": KafkaTopic("t", Value)}, {"out": DeltaTable("out", keys=["k"])})
+made = Stream("s", lambda t: t, {"t": KafkaTopic("t", Value())}, {"out": DeltaTable("out", keys=["k"])})
 assert made.primary.mode == "upsert"
 print("deltalake" in sys.modules)
 """

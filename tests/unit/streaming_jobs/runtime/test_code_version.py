@@ -194,6 +194,22 @@ def test_the_version_stays_with_a_change_of(version: Hash, change: dict[str, tup
     assert version(**change) == version()
 
 
+def test_the_function_of_an_event_time_and_what_it_uses_are_code(version: Hash) -> None:
+    def timed(time: str, shift: int = 1) -> str:
+        topic = f'KafkaTopic("things", value=Framed(4), event_time={time}, lateness="1 hour")'
+        functions = f"SHIFT = {shift}\n\n\ndef at(n):\n    return n + SHIFT\n\n\n@stream("
+        flow = FLOW.replace('KafkaTopic("things", value=Framed(4))', topic).replace("@stream(", functions)
+        imports = "from streaming_jobs import ComputedTime, EpochMillis, EpochSeconds\n"
+        return version(flow=(FLOW, imports + flow))
+
+    plain, named, two = version(), timed("ComputedTime(at)"), timed("ComputedTime(at)", shift=2)
+    counted = timed("EpochSeconds('n')"), timed("EpochMillis('n')"), timed("EpochMillis('n', column='at')")
+    computed = timed("ComputedTime(lambda n: n + 1)"), timed("ComputedTime(lambda n: n + 2)")
+    used = timed("ComputedTime(lambda n: at(n))"), timed("ComputedTime(lambda n: at(n))", shift=2)
+    assert len({plain, named, two, *counted, *computed, *used}) == 10
+    assert timed("ComputedTime(at)") == named and timed("EpochSeconds('n')", shift=2) == counted[0]
+
+
 def test_an_installed_stream_has_the_modules_of_its_own_distribution_in_its_version(
     version: Hash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

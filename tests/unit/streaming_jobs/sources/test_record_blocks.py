@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Message
-from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 from streaming_jobs.errors import FunctionRaised
+from streaming_jobs.event_times import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, EventTime
 from streaming_jobs.formats import Json
 from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
 from streaming_jobs.stream import KafkaTopic
@@ -119,6 +122,89 @@ def test_a_record_without_event_time_is_not_ahead_and_a_refused_one_has_one_reas
     without, broken = record(0, 0, b'{"n":1}', timestamp=(1, 5)), record(0, 1, b'{"at":"9999-01-01T00:00:00Z"}')
     assert [row["_bad"] for row in rows(without, broken, topic=timed())] == [False, True]
     assert [row["reason"] for row in rows(without, broken, what="refused", topic=timed())] == ["missing_field"]
+
+
+COUNTED = Json(
+    StructType([StructField("n", LongType()), StructField("seconds", DoubleType()), StructField("day", DateType())])
+)
+
+
+def counted(time: EventTime, **values: Any) -> KafkaTopic:
+    return KafkaTopic("things", value=COUNTED, event_time=time, lateness="1 minute", **values)
+
+
+def of(**fields: Any) -> Message:
+    return record(0, 0, json.dumps(fields).encode(), timestamp=(1, MS))
+
+
+@pytest.mark.parametrize(
+    ("time", "fields", "made"),
+    [
+        (EpochSeconds("n"), {"n": 1_700_000_000}, datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)),
+        (EpochMillis("n"), {"n": MS + 5}, datetime(2023, 11, 14, 22, 13, 20, 5_000, tzinfo=UTC)),
+        (EpochMicros("n"), {"n": -1}, datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)),
+        (EpochSeconds("seconds"), {"seconds": 0.25}, datetime(1970, 1, 1, 0, 0, 0, 250_000, tzinfo=UTC)),
+        (EpochMillis("n"), {"n": None}, None),
+        (EpochMillis("n"), {}, None),
+    ],
+)
+def test_a_number_becomes_an_event_time_in_a_column_of_its_own(time: EventTime, fields: Any, made: Any) -> None:
+    (row,) = rows(of(**fields), topic=counted(time))
+    assert (row["_record"]["event_time"], row["_bad"]) == (made, False)
+    assert row["_record"]["n"] == fields.get("n"), "the field stays"
+
+
+@pytest.mark.parametrize(
+    ("time", "fields", "reason"),
+    [
+        (EpochMillis("n"), {"n": MS + 86_400_001}, "event_time_ahead"),
+        (EpochSeconds("n"), {"n": MS}, "event_time_out_of_range"),
+        (EpochMicros("n"), {"n": -(2**63)}, "event_time_out_of_range"),
+        (EpochSeconds("seconds"), {"seconds": 1.7e308}, "event_time_out_of_range"),
+    ],
+)
+def test_a_number_that_is_no_possible_time_is_a_dead_letter(
+    time: EventTime, fields: Any, reason: str, tmp_path: Path
+) -> None:
+    messages, topic = [of(n=1), of(**fields)], counted(time, max_ahead="1 day")
+    good, bad = rows(*messages, topic=topic)
+    assert (good["_bad"], bad["_bad"]) == (False, True)
+    (refused,) = rows(*messages, what="refused", topic=topic)
+    assert refused["reason"] == reason
+    if reason == "event_time_out_of_range":
+        assert set(bad["_record"].values()) == {None}
+        assert f"'event_time' of {time.field} = " in refused["detail"]  # type: ignore[union-attr]
+        assert reason in topic.records.reasons
+    note_used(tmp_path / "used.json", {"_bad"})
+    blocks = RecordBlocks(Declared.of(topic), "all", tmp_path / "used.json")
+    assert blocks.batch(messages)["_bad"].to_pylist() == [False, True], "whichever columns are used"
+
+
+def noon(day: Any) -> Any:
+    return pc.add(pc.cast(day, pa.timestamp("s")), pa.scalar(43_200, pa.duration("s")))
+
+
+def test_an_event_time_may_be_computed_from_fields_and_named() -> None:
+    messages = [of(day="2023-11-15"), of(day="2023-11-16"), of(day="nonsense"), of()]
+    topic = counted(ComputedTime(noon, column="at"), max_ahead="1 day")
+    made = rows(*messages, topic=topic)
+    assert [row["_bad"] for row in made] == [False, True, True, False]
+    assert made[0]["_record"]["at"] == datetime(2023, 11, 15, 12, tzinfo=UTC) and made[3]["_record"]["at"] is None
+    assert [r["reason"] for r in rows(*messages, what="refused", topic=topic)] == ["event_time_ahead", "wrong_type"]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda day: day, r"<lambda> .* returned 1 x date32\[day\], not an Arrow array of 1 timestamps"),
+        (lambda day: None, "returned NoneType"),
+        (lambda day: pc.cast(day, pa.timestamp("s")).slice(1), "returned 0 x timestamp"),
+        (lambda day: day.nope, r"the event time's function <lambda> \(.*py:\d+\) raised AttributeError"),
+    ],
+)
+def test_a_function_that_makes_no_times_is_named(function: Any, words: str) -> None:
+    with pytest.raises(FunctionRaised, match=words):
+        RecordBlocks(Declared.of(counted(ComputedTime(function))), "all").batch([of(day="2023-11-15")])
 
 
 def test_a_block_without_records_has_the_columns() -> None:
