@@ -65,7 +65,7 @@ def _table(
     context: RecoveryContext, sink: KafkaSink, path: Path, spans: Mapping[int, Span], void: VoidRanges, *, keyed: bool
 ) -> DeltaTable:
     """The records that are not void as a new table, with their fields; keyed, the last one of each key."""
-    blocks = RecordBlocks(Declared.of(sink.topic), "all")
+    blocks = RecordBlocks(Declared.of(sink.topic), "all", recovered=True)
     schema = _rows(blocks, None, keyed=keyed).schema
     write_deltalake(path, schema.empty_table(), mode="overwrite", schema_mode="overwrite")
     waiting: list[pa.Table] = []

@@ -222,8 +222,9 @@ class BatchPipeline:
         if self.sinks.topics_only and not waiting:
             run(frame)
         staged = {}
+        first_read = self.hooks.first_read(entry.offsets)
         for sink in (self.sinks.primary, *waiting):
-            rows = BatchOfRows(self.generation, entry.batch, path == "driver", topics)
+            rows = BatchOfRows(self.generation, entry.batch, path == "driver", topics, first_read)
             with self.files.attempts.watched(), fits_the_driver(self.settings, entry.batch):
                 staged[sink.name] = sink.prepare(frames[sink.name], rows)
             held.callback(staged[sink.name].close)

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from streaming_jobs.ledger import DROPPED, QUARANTINED, LedgerEntry, taken_out
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -106,7 +107,8 @@ class BatchHooks:
     `stop` ends the query at the next border. `between` is called with the number of the finished batch, `before_commit`
     when the rows of a batch are ready, `report` when they are in the tables. `at` is called at each crash point, and
     `idle` by the session's main thread, several times per second, whether or not a batch runs. `settled` waits at most
-    so many seconds for what `between` has begun beside the batches, and returns whether all of it is done.
+    so many seconds for what `between` has begun beside the batches, and returns whether all of it is done. `first_read`
+    gives, in a replay, the time at which all records of a batch were first read, in milliseconds since 1970.
     """
 
     stop: threading.Event
@@ -117,3 +119,4 @@ class BatchHooks:
     at: Callable[[str, str, int], None] = crash_point
     idle: Callable[[], None] = lambda: None
     settled: Callable[[float], bool] = lambda _: True
+    first_read: Callable[[Sequence[OffsetRange]], int | None] = lambda _: None

@@ -7,7 +7,7 @@ changed aggregation on existing state, several sinks behind state.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -18,7 +18,7 @@ import structlog
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.positions import OffsetRange, TopicOffsets
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
@@ -46,6 +46,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.first_reads import FirstReads
 from streaming_jobs.state.periodic_savepoints import PeriodicSavepoints, try_take
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -338,6 +339,7 @@ class QueryBuilder:
                 settled=keeper.settled,
                 replan=self.replan,
                 idle=slices.look,
+                first_read=self._first_read(),
             ),
             code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,
@@ -346,6 +348,11 @@ class QueryBuilder:
             query=handle,
             pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
         )
+
+    def _first_read(self) -> Callable[[Sequence[OffsetRange]], int | None]:
+        if self.archives is None or not self._is_replay or not self.stream.topic_sinks:
+            return lambda _: None
+        return FirstReads(ledger_file(self.archives.settings, self.stream.name), self.stream.name)
 
 
 def next_batch(snapshot: StreamSnapshot) -> int:

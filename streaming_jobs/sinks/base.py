@@ -26,12 +26,16 @@ Committer = Literal["direct", "spark"]
 
 @dataclass(frozen=True)
 class BatchOfRows:
-    """The batch that rows belong to and their topics; `driver` is true if they may pass through the driver's memory."""
+    """The batch that rows belong to and their topics; `driver` is true if they may pass through the driver's memory.
+
+    `first_read` is set where a replay repeats the batch: when its records were first read, in ms since 1970.
+    """
 
     generation: int
     batch: int
     driver: bool
     topics: Sequence[str] = ()
+    first_read: int | None = None
 
 
 class PendingWrite(Protocol):

@@ -69,7 +69,7 @@ class KafkaSource:
         `owner` is the stream's name: the data sources of a session have different names.
         """
         name = self.reading_name(owner)
-        blocks = RecordBlocks(Declared.of(self.topic), "all", self._used(owner))
+        blocks = self._blocks("all", self._used(owner))
         self._used(owner).unlink(missing_ok=True)
         reading = replace(self._reading(spark, name, blocks, start), limits=limits)
         raw = load(spark, reading, stream=True)
@@ -113,8 +113,8 @@ class KafkaSource:
         workers, archive, void = workers_of(spark), self.archive, self.void
         return Reading(name, blocks, self.client, dict(start), workers=workers, archive=archive, void=void)
 
-    def _blocks(self, rows: Literal["all", "refused"]) -> RecordBlocks:
-        return RecordBlocks(Declared.of(self.topic), rows)
+    def _blocks(self, rows: Literal["all", "refused"], used: Path | None = None) -> RecordBlocks:
+        return RecordBlocks(Declared.of(self.topic), rows, used, recovered=bool(self.void.spans))
 
     def _good(self, judged: DataFrame) -> DataFrame:
         return good(judged, self._position())

@@ -2,7 +2,8 @@
 
 The verdict is made here once, for every reader: a good record has its fields in `_record`; a refused one has a reason.
 The bound on an event time ahead is measured against the record's own timestamp, not against the clock: a replay a
-year later gives the same verdict.
+year later gives the same verdict. For a record that a recovery of its writer has written again, it is measured against
+the time at which that writer first read its source.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from pyspark.sql.types import (
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.files import write_json
 from streaming_jobs.record_format import BlockReader, Format, Refusal
-from streaming_jobs.sources.records import LARGEST_MS, KafkaMessages, Records
+from streaming_jobs.sources.records import LARGEST_MS, KafkaMessages, Records, first_reads
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
@@ -90,12 +91,14 @@ class RecordBlocks:
     """Makes record batches. `rows`: "all" with the decoded values, or the "refused" ones with reason and detail.
 
     `used` is a file that may list the columns that somebody looks at, `_record.field` for those of the value; the
-    others are null. It is read when the first batch is made.
+    others are null. It is read when the first batch is made. `recovered`: the topic has records that a recovery has
+    written again.
     """
 
     declared: Declared
     rows: Literal["all", "refused"]
     used: Path | None = None
+    recovered: bool = False
 
     @cached_property
     def spark_schema(self) -> StructType:
@@ -145,8 +148,8 @@ class RecordBlocks:
 
     def of(self, records: Records) -> pa.RecordBatch:
         """The records as one batch, in their order."""
-        values, times = records.values, records.times
-        columns, refused = self._judged(values, times)
+        values = records.values
+        columns, refused = self._judged(values, self._times(records))
         if self.rows == "refused":
             return self._refused(records, refused)
         size = len(records)
@@ -165,6 +168,13 @@ class RecordBlocks:
         }
         arrays = [built[f.name] if f.name in built else pa.nulls(size, f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _times(self, records: Records) -> np.ndarray:
+        """What `max_ahead` is measured against, in milliseconds since 1970."""
+        if not self.recovered or self.declared.ahead is None:
+            return records.times
+        times: np.ndarray = np.minimum(records.times, first_reads(records.column("headers")))
+        return times
 
     def _judged(self, values: list[bytes | None], times: np.ndarray) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
         """The decoded values, and by row why a record is refused."""

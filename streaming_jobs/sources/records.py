@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 HEADERS_ARROW = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+FIRST_READ = "recourse.first_read"
+"""The header of a record that a replay has written: when its source was first read, in milliseconds since 1970."""
 LARGEST_MS = (2**63 - 1) // 1000
 TIMESTAMP_TYPES = ("NoTimestampType", "CreateTime", "LogAppendTime")
 """Kafka's names, in the order of librdkafka's numbers."""
@@ -101,6 +104,18 @@ class ArchivedRecords:
     def end(self) -> int:
         """The offset after the last record."""
         return int(self.rows["offset"][-1].as_py()) + 1
+
+
+def first_reads(headers: pa.Array) -> np.ndarray:
+    """The times that records have in the header `FIRST_READ`, and the greatest number for those without one."""
+    times = np.full(len(headers), LARGEST_MS, dtype=np.int64)
+    flat = pc.list_flatten(headers)
+    at = np.flatnonzero(pc.fill_null(pc.equal(flat.field("key"), FIRST_READ), False))
+    rows = np.asarray(pc.list_parent_indices(headers))[at]
+    for row, value in zip(rows, flat.field("value").take(pa.array(at)).to_pylist(), strict=True):
+        if value is not None and value.isdigit() and len(value) < 16:
+            times[row] = int(value)
+    return times
 
 
 def _headers(messages: Sequence[Message]) -> pa.Array:

@@ -24,6 +24,7 @@ from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import topic_records
 from streaming_jobs.verification.topic import RawRecord, TopicReader
 from tests.support.driver import command
+from tests.support.topic_reader import committed
 
 COUNT = 2_000
 HALF = COUNT // 2
@@ -96,6 +97,10 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back(story: Sho
     story.compare(COUNT, right=True)
     report = (story.settings.state / "recoveries" / name / "report.html").read_text()
     assert f"topic {CHANGES}" in report and f"topic {LEVELS}" in report
+    partitions = len(Topics.of(story.settings.kafka, story.bootstrap).latest(LEVELS))
+    headers = [dict(m.headers() or []) for m in committed(story.bootstrap, LEVELS, partitions)]
+    again = [int(each["recourse.first_read"] or b"") / 1_000 for each in headers if "recourse.first_read" in each]
+    assert 0 < len(again) < len(headers) and max(again) < load(story.settings, name).made_at
 
     killed(story, "stock_changes:recover_settle_ran:0", "recover", "undo", name, "--yes")
     story.recourse("recover", "resume", undos_of(story.settings, name)[-1], "--yes", quiet=True)

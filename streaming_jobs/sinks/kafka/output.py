@@ -28,6 +28,7 @@ from streaming_jobs.sinks.kafka.rows import BatchRecords, Block, KnownTopics, Ro
 from streaming_jobs.sinks.kafka.sharded import ShardedWrite, ShardedWriter, prepare_shards
 from streaming_jobs.sinks.kafka.writer import Writer
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
+from streaming_jobs.sources.records import FIRST_READ
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -138,7 +139,8 @@ class TopicOutput:
         if not self.settings.headers:
             return []
         numbers = (("stream", self.stream), ("generation", rows.generation), ("batch", rows.batch))
-        return [(f"recourse.{name}", str(value).encode()) for name, value in numbers]
+        headers: list[Header] = [(f"recourse.{name}", str(value).encode()) for name, value in numbers]
+        return headers if rows.first_read is None else [*headers, (FIRST_READ, str(rows.first_read).encode())]
 
     def _written_files(self, frame: DataFrame, rows: BatchOfRows) -> Path:
         self.remove_leftovers()

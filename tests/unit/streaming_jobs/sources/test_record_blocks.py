@@ -19,6 +19,7 @@ from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.event_times import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, EventTime
 from streaming_jobs.formats import Json
 from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
+from streaming_jobs.sources.records import FIRST_READ
 from streaming_jobs.stream import KafkaTopic
 from tests.support.memory_consumer import record
 
@@ -116,6 +117,29 @@ def test_an_event_time_far_after_the_records_own_timestamp_is_refused(event: str
     if bad:
         assert "more than 1 day after the record's own timestamp, 2023-11-14 22:13:20" in refused[0]["detail"]
     assert rows(message, topic=timed(max_ahead=None))[0]["_bad"] is False
+
+
+@pytest.mark.parametrize(
+    ("headers", "recovered", "bad"),
+    [
+        ([("recourse.batch", b"7"), (FIRST_READ, str(MS).encode())], True, True),
+        ([("recourse.batch", b"7"), (FIRST_READ, str(MS + 1).encode())], True, False),
+        ([(FIRST_READ, str(MS).encode())], False, False),
+        ([(FIRST_READ, b"soon"), (FIRST_READ, None)], True, False),
+        (None, True, False),
+    ],
+)
+def test_what_a_replay_of_its_writer_wrote_again_is_ahead_as_it_was_the_first_time(
+    headers: list[tuple[str, bytes | None]] | None, recovered: bool, bad: bool
+) -> None:
+    """Written three days later, an event of the day after tomorrow is no longer ahead of its record."""
+    message = record(
+        0, 1, b'{"n":1,"at":"2023-11-15T22:13:20.000001Z"}', timestamp=(1, MS + 3 * 86_400_000), headers=headers
+    )
+    other = record(0, 0, b'{"n":1,"at":"2023-11-14T22:13:20Z"}', timestamp=(1, MS))
+    blocks = RecordBlocks(Declared.of(timed()), "all", recovered=recovered)
+    assert blocks.batch([other, message])["_bad"].to_pylist() == [False, bad]
+    assert blocks.batch([other, message])["timestamp"].to_pylist()[1].day == 17, "its own timestamp stays"
 
 
 def test_a_record_without_event_time_is_not_ahead_and_a_refused_one_has_one_reason() -> None:

@@ -70,6 +70,15 @@ def test_rows_in_files_are_records_in_the_order_of_the_partitions_each_time(tmp_
     assert write.rows == write.records.count == 3
 
 
+def test_records_of_a_replay_say_when_their_source_was_first_read(tmp_path: Path) -> None:
+    made, frame = output(tmp_path), Frame()
+    rows = BatchOfRows(2, 0, driver=False, first_read=1_700_000_000_000)
+    for headers in ([headers for *_, headers, _, _ in made.prepare(frame, rows).records] for _ in range(2)):
+        assert all(dict(each)["recourse.first_read"] == b"1700000000000" for each in headers) and len(headers) == 3
+    (first, *_) = prepared(made, frame).records
+    assert "recourse.first_read" not in dict(first[3])
+
+
 def test_files_that_another_driver_removed_are_no_empty_batch(tmp_path: Path) -> None:
     made = output(tmp_path)
     write = prepared(made, Frame())
