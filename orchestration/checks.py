@@ -18,7 +18,6 @@ from dagster._utils.schedules import get_latest_completed_cron_tick
 
 from orchestration.bundle.job import Continuous, Schedule
 from orchestration.bundle.last_good import Fault
-from orchestration.deploys.history import deploys
 from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, should_run
 from orchestration.sessions.events import NO_RUN, not_being_made
 from orchestration.sessions.ownership import claim
@@ -27,6 +26,7 @@ from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, HEALTH, Verdict, to_tell
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.deploys import deploys
 from streaming_jobs.state.health import Health, Limits, Reason, judge, look
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
