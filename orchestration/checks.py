@@ -41,15 +41,19 @@ LOOK_EVERY = 15
 
 
 def verdict(health: Health, *, continuous: bool, broken: str = "") -> Verdict:
-    """The verdict on a stream: red is an error; stopped by a person, in recovery, or a broken configuration a warning.
+    """The verdict on a stream: red is an error. A disk that fills up, stopped by a person, in recovery, and a broken
+    configuration are warnings.
 
     A stream of a job that is not `continuous` may be stopped and well. `broken` says what is wrong with the job YAML.
     """
-    details = [reason.text for reason in health.reasons] or list(health.notes)
+    details = [reason.text for reason in (*health.reasons, *health.warnings)] or list(health.notes)
     text = f"{health.stream} is {health.state}" + (f": {'; '.join(details)}" if details else "")
     if health.red:
         words = ", ".join(sorted(reason.word for reason in health.reasons))
         return Verdict(False, dg.AssetCheckSeverity.ERROR, f"red: {words}", text)
+    if health.warnings:
+        words = ", ".join(reason.word for reason in health.warnings)
+        return Verdict(False, dg.AssetCheckSeverity.WARN, f"yellow: {words}", text)
     if broken:
         return Verdict(False, dg.AssetCheckSeverity.WARN, f"job YAML: {broken}", f"{text}; {broken}")
     if health.state in ("recovering", "restarting") or (health.state == "stopped" and continuous):

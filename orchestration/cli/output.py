@@ -131,6 +131,7 @@ _STYLES = {
     "failing": "red",
     "failed": "red",
     "red:": "bold red",
+    "yellow:": "yellow",
     "dead": "red",
     "wrong": "bold red",
 }
