@@ -84,7 +84,7 @@ class HealthChecks:
     settings: Settings
     fault: Callable[[], Fault | None] = lambda: None
     loaded_at: float = field(default_factory=time.time)
-    """The time of loading: the ticks of a job that never ran count from then on."""
+    """The time of loading: a job that never ran is measured from then on."""
 
     def definitions(self) -> list[dg.AssetChecksDefinition]:
         """The checks of all tables but those of dead letters; executing one in the UI looks at once."""
@@ -179,7 +179,7 @@ class HealthChecks:
             if not self.settings.dagster.keepalive:
                 continue
             runs = by_session[session.job.key]
-            all_of_them = should_run(runs, now, patience=patience)
+            all_of_them = should_run(runs, now, patience=patience, watched_since=self.loaded_at)
             # A session that restarts itself needs the time that it is given to stop.
             longer = patience + session.patience
             for name in session.job.streams:

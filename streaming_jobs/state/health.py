@@ -306,7 +306,8 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) ->
 def _not_running(seen: Seen) -> str:
     status = seen.status
     if status is None:
-        return f"it should run, and never did{_supervised(seen)}"
+        switch = "; start it: recourse up, or in your Dagster the sensor keepalive of its job"
+        return f"it should run, and never did{_supervised(seen) or switch}"
     ended = f"it ended {_when(seen.at, status.heartbeat)}, nobody asked for that, and no driver runs it"
     return f"{ended}{_supervised(seen) or '; start it: recourse up, or your Dagster'}"
 

@@ -87,6 +87,11 @@ def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(
     assert should_run(runs, NOW, patience=60) is expected
 
 
+@pytest.mark.parametrize(("ago", "expected"), [(299, None), (301, True), (-7200, None)])
+def test_a_job_that_never_starts_is_red(ago: float, expected: bool | None) -> None:
+    assert should_run([], NOW, patience=60, watched_since=NOW - ago) is expected
+
+
 TICK = NOW - 1000
 NIGHT = RunSeen("night", "SUCCESS", created=TICK + 20, started=TICK + 30, ended=TICK + 90)
 
