@@ -18,7 +18,6 @@ from dagster._utils.schedules import get_latest_completed_cron_tick
 
 from orchestration.bundle.job import Continuous, Schedule
 from orchestration.bundle.last_good import Fault
-from orchestration.deploys.history import deploys
 from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, should_run
 from orchestration.sessions.events import NO_RUN, not_being_made
 from orchestration.sessions.ownership import claim
@@ -27,6 +26,7 @@ from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, HEALTH, Verdict, to_tell
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.deploys import deploys
 from streaming_jobs.state.health import Health, Limits, Reason, judge, look
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
@@ -41,15 +41,19 @@ LOOK_EVERY = 15
 
 
 def verdict(health: Health, *, continuous: bool, broken: str = "") -> Verdict:
-    """The verdict on a stream: red is an error; stopped by a person, in recovery, or a broken configuration a warning.
+    """The verdict on a stream: red is an error. A disk that fills up, stopped by a person, in recovery, and a broken
+    configuration are warnings.
 
     A stream of a job that is not `continuous` may be stopped and well. `broken` says what is wrong with the job YAML.
     """
-    details = [reason.text for reason in health.reasons] or list(health.notes)
+    details = [reason.text for reason in (*health.reasons, *health.warnings)] or list(health.notes)
     text = f"{health.stream} is {health.state}" + (f": {'; '.join(details)}" if details else "")
     if health.red:
         words = ", ".join(sorted(reason.word for reason in health.reasons))
         return Verdict(False, dg.AssetCheckSeverity.ERROR, f"red: {words}", text)
+    if health.warnings:
+        words = ", ".join(reason.word for reason in health.warnings)
+        return Verdict(False, dg.AssetCheckSeverity.WARN, f"yellow: {words}", text)
     if broken:
         return Verdict(False, dg.AssetCheckSeverity.WARN, f"job YAML: {broken}", f"{text}; {broken}")
     if health.state in ("recovering", "restarting") or (health.state == "stopped" and continuous):
@@ -80,7 +84,7 @@ class HealthChecks:
     settings: Settings
     fault: Callable[[], Fault | None] = lambda: None
     loaded_at: float = field(default_factory=time.time)
-    """The time of loading: the ticks of a job that never ran count from then on."""
+    """The time of loading: a job that never ran is measured from then on."""
 
     def definitions(self) -> list[dg.AssetChecksDefinition]:
         """The checks of all tables but those of dead letters; executing one in the UI looks at once."""
@@ -175,7 +179,7 @@ class HealthChecks:
             if not self.settings.dagster.keepalive:
                 continue
             runs = by_session[session.job.key]
-            all_of_them = should_run(runs, now, patience=patience)
+            all_of_them = should_run(runs, now, patience=patience, watched_since=self.loaded_at)
             # A session that restarts itself needs the time that it is given to stop.
             longer = patience + session.patience
             for name in session.job.streams:

@@ -80,7 +80,7 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
         supervisors.note(session.settings, job.key, job.streams, words, starts=starts)
         if isinstance(verdict, Start):
             return dg.RunRequest(run_key=verdict.run_key)
-        return dg.SkipReason(verdict.reason)
+        return dg.SkipReason(verdict.words)
 
     return tick
 

@@ -74,6 +74,11 @@ class SetupError(RecourseError):
 
     code = "REC-003"
 
+    def __init__(self, found: str, next_step: str = "", *, may_pass: bool = False) -> None:
+        super().__init__(found, next_step)
+        self.may_pass = may_pass
+        """True if a command that runs for long tries again: a full disk, a broker that did not come up."""
+
 
 _OF_THE_MACHINE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
@@ -85,7 +90,9 @@ def setup_error(error: BaseException, place: object = "a file") -> SetupError | 
     """
     if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
         return None
-    return SetupError(f"{error.filename or place}: {error.strerror}", "check disk space and the folder's rights")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    found = f"{error.filename or place}: {error.strerror}"
+    return SetupError(found, "check disk space and the folder's rights", may_pass=full)
 
 
 class TransientError(RecourseError):

@@ -56,6 +56,8 @@ _ON_DATA = re.compile(
     r"|BINARY_ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE|INVALID_ARRAY_INDEX|MAP_KEY_DOES_NOT_EXIST|DUPLICATED_MAP_KEY"
     r"|CANNOT_PARSE_TIMESTAMP|DATETIME_OVERFLOW|INVALID_INDEX_OF_ZERO|INVALID_PARAMETER_VALUE|NULL_MAP_KEY)\b"
 )
+_NO_CAUSE = "(no cause message)"
+"""Spark's words for the end of file that it reads from a Python process of a source that is gone."""
 _FIRST_LINES = 3
 _NAMED = 4
 
@@ -119,6 +121,9 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         if _ELSEWHERE.search(origin.partition(" ")[0]):
             return _caused(TransientError(words, "check the service that the function calls"), error)
         return _caused(FunctionRaised(words, "correct the function if the error repeats", f"{origin} {where}"), error)
+    if _NO_CAUSE in text:
+        summary = f"a process of the stream has ended, killed or out of memory ({summary})"
+        return _caused(TransientError(summary, "watch the memory if it repeats; nothing is lost"), error)
     return _caused(TransientError(f"{kind}: {summary}", "its session's log has the whole trace"), error)
 
 

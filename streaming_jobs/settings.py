@@ -176,6 +176,11 @@ class Settings(BaseSettings):
             return self.stream
         return self.stream.model_copy(update={k: v for k, v in overrides if v is not None})
 
+    def with_stream(self, name: str, **values: object) -> Settings:
+        """These settings, with other values for one stream."""
+        own = self.streams.get(name, StreamOverrides()).model_copy(update=values)
+        return self.model_copy(update={"streams": {**self.streams, name: own}})
+
 
 @dataclass(frozen=True)
 class Origin:

@@ -226,6 +226,9 @@ class StreamSettings(_Section):
     )
     stuck_after: Duration = Field(timedelta(minutes=5), description="red: unread records and no batch done; 0: never")
     late_after: Duration = Field(timedelta(minutes=10), description="red: records unread for longer; 0: never")
+    require_deploy: bool = Field(
+        False, description="refuse a start with other code than before that `recourse deploy` has not recorded"
+    )
 
     def commit_interval(self, *, upsert: bool) -> timedelta:
         """The shortest time between the starts of two batches."""
@@ -263,6 +266,7 @@ class StreamOverrides(_Section):
     await_table: Duration | None = None
     stuck_after: Duration | None = None
     late_after: Duration | None = None
+    require_deploy: bool | None = None
 
 
 class TableSettings(_Section):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from orchestration.deploys.apply import Deployed
     from orchestration.deploys.plan import Plan, StreamPlan
 
+
+class Require(StrEnum):
+    """What a preview has to say before a deploy goes on."""
+
+    not_broken = "not-broken"
+    equal = "equal"
+
+
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
 ]
@@ -31,10 +40,16 @@ def deploy(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     preview: Annotated[
-        bool, typer.Option("--preview", help="Run `recourse preview` for each stream first; what it shows is yours.")
+        bool,
+        typer.Option("--preview", help="Run `recourse preview` for each stream first; with --yes, none may be broken."),
     ] = False,
+    require: Annotated[
+        Require | None,
+        typer.Option(help="Run the previews, and deploy only if each of them ended like this.", show_default=False),
+    ] = None,
     trial: Annotated[
-        bool, typer.Option("--trial/--no-trial", help="Have Spark look at the new code first, which takes seconds.")
+        bool,
+        typer.Option("--trial/--no-trial", help="Have Spark look at the new code first; with --yes, it has to answer."),
     ] = True,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run the new code.")] = 300.0,
     output: OutputOption = Output.text,
@@ -43,20 +58,22 @@ def deploy(
 
     Shows what has changed in each stream and what would refuse it. Then each touched stream stops at a batch border and
     starts with the new code, in a process of its own if others of its session run on; these do not stop. Killed
-    anywhere, the same command finishes the deploy.
+    anywhere, the same command finishes the deploy. With --yes a gate that gives no verdict refuses the deploy.
 
     Exit codes: 0 deployed, or nothing to deploy; 1 refused, failed or not done in time.
     """
     from orchestration.deploys.apply import request, wait
     from orchestration.deploys.plan import make_plan
     from orchestration.deploys.trial import tried
+    from streaming_jobs.state import deploys
 
     call = invocation(context)
     selected = call.names(names) if names else []
     plan = make_plan(call.settings, call.topology, selected)
     if trial:
-        plan = tried(plan, call.environment(), say)
-    previews = _previews(call, plan) if preview else {}
+        plan = tried(plan, call.environment(), say, required=yes)
+    previews = _previews(call, plan) if preview or require else {}
+    plan = plan.refusing(_not_passed(previews, require or (Require.not_broken if yes else None)))
     if output is Output.text:
         _print_plan(plan, previews)
     if plan.refused and not dry_run:
@@ -64,7 +81,7 @@ def deploy(
             print_json(_document(plan, previews))
         say("not deployed: correct what would be refused, or name the other streams")
         raise typer.Exit(FAILED)
-    if dry_run or not plan.touched:
+    if dry_run or not plan.due:
         if output is Output.json:
             print_json(_document(plan, previews))
         raise typer.Exit(FAILED if plan.refused else 0)
@@ -74,7 +91,9 @@ def deploy(
             raise typer.Exit(FAILED)
         typer.confirm("deploy?", abort=True, err=True)
     newest, by = _newest_change(call, plan), user()
-    asked = {each.stream: request(call.settings, each, by, newest) for each in plan.touched}
+    for each in plan.due:
+        deploys.record(call.settings, each.stream, each.before, each.after, by)
+    asked = {each.stream: request(call.settings, each.stream, by, newest) for each in plan.touched}
     outcomes = wait(call.settings, plan.touched, asked, timeout, say)
     if output is Output.json:
         print_json({**_document(plan, previews), "outcomes": [{**asdict(each), "ok": each.ok} for each in outcomes]})
@@ -106,7 +125,7 @@ def _print_plan(plan: Plan, previews: dict[str, int]) -> None:
     same = len(plan.streams) - len(shown)
     if same:
         print(f"{same} {'stream has' if same == 1 else 'streams have'} the code on disk already")
-    if not plan.touched:
+    if not plan.due:
         print("nothing to deploy")
     elif plan.further_processes:
         count = plan.further_processes
@@ -122,9 +141,7 @@ def _lines(stream: StreamPlan, previews: dict[str, int], *, split: bool) -> list
     lines += stream.changes
     lines += [f"WOULD BE REFUSED: {why}" for why in stream.refused]
     if stream.stream in previews:
-        words = {0: "equal", 10: "different", 1: "broken"}
-        code = previews[stream.stream]
-        lines.append(f"preview: {words.get(code, f'ended with exit code {code}')}")
+        lines.append(f"preview: {_ending(previews[stream.stream])}")
     if stream.beside:
         what = (
             f"others run on in process {stream.pid}, not touched"
@@ -136,6 +153,9 @@ def _lines(stream: StreamPlan, previews: dict[str, int], *, split: bool) -> list
 
 
 def _print_outcomes(outcomes: list[Deployed], plan: Plan) -> None:
+    for stopped in plan.due:
+        if stopped.record:
+            print(f"{stopped.stream}: recorded: {stopped.before} -> {stopped.after}: its next start may run it")
     for each in outcomes:
         still = f"; stood still for {each.stood_still:g} s" if each.stood_still is not None else ""
         mark = f"; savepoint before it: {each.savepoint}" if each.savepoint is not None else ""
@@ -149,10 +169,22 @@ def _previews(call: Invocation, plan: Plan) -> dict[str, int]:
     """The exit code of `recourse preview` of each touched stream: 0 equal, 10 different, 1 broken."""
     environment = {**os.environ, **call.environment()}
     codes = {}
-    for each in plan.touched:
+    for each in plan.due:
+        if each.refused:
+            continue
         command = [sys.executable, "-m", "orchestration.cli", "preview", each.stream]
         codes[each.stream] = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
     return codes
+
+
+def _not_passed(previews: dict[str, int], require: Require | None) -> dict[str, str]:
+    """The streams whose preview has not ended as required, with the reason; an unknown ending is no verdict."""
+    passed = {None: set(previews.values()), Require.not_broken: {0, 10}, Require.equal: {0}}[require]
+    return {name: f"its preview: {_ending(code)}" for name, code in previews.items() if code not in passed}
+
+
+def _ending(code: int) -> str:
+    return {0: "equal", 10: "different", 1: "broken"}.get(code, f"no verdict (exit code {code})")
 
 
 def _newest_change(call: Invocation, plan: Plan) -> float:

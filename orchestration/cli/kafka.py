@@ -50,13 +50,23 @@ def broker_for_command(settings: Settings, needs: str = "") -> Iterator[str]:
     yield address
 
 
-def create_topics(settings: Settings, topology: Topology, bootstrap: str) -> list[str]:
-    """Create the missing source topics, whose records never expire, and return their names."""
+def create_topics(settings: Settings, topology: Topology, bootstrap: str, *, ours: bool) -> list[str]:
+    """Create the missing source topics, whose records never expire, and return their names.
+
+    Raises SetupError if the cluster is not `ours`: a misspelt name would become an empty topic there.
+    """
+    from streaming_jobs.errors import SetupError
     from streaming_jobs.sources.topics import Topics
 
     topics = Topics.of(settings.kafka, bootstrap)
     existing = topics.names()
     missing = [name for name in topology.topics if name not in existing]
+    if missing and not ours:
+        raise SetupError(
+            f"{bootstrap} has no topic {', '.join(missing)}, or this user may not see it",
+            "correct the name in the stream's source, or create the topic with the partitions and the retention that "
+            "it needs; Recourse creates topics only on its embedded broker",
+        )
     for name in missing:
         topics.create(name, PARTITIONS)
     return missing

@@ -65,10 +65,12 @@ class Observed:
 
     @property
     def verdict(self) -> str:
-        """The verdict in a word, with the reasons when it is red; a dash where the state is enough."""
-        if self.health.red:
-            return f"red: {', '.join(reason.word.replace('_', ' ') for reason in self.health.reasons)}"
-        return "well" if self.health.verdict == "well" else "-"
+        """The verdict in a word, with the reasons of red or yellow; a dash where the state is enough."""
+        verdict = self.health.verdict
+        if verdict in ("red", "yellow"):
+            reasons = self.health.reasons or self.health.warnings
+            return f"{verdict}: {', '.join(reason.word.replace('_', ' ') for reason in reasons)}"
+        return verdict if verdict == "well" else "-"
 
     @property
     def recoveries(self) -> int | None:
@@ -99,7 +101,7 @@ class Observed:
             "state": self.state,
             "verdict": self.health.verdict,
             "red": self.health.red,
-            "reasons": [asdict(reason) for reason in self.health.reasons],
+            "reasons": [asdict(reason) for reason in (*self.health.reasons, *self.health.warnings)],
             "notes": list(self.health.notes),
             "live": self.live,
             "recoveries": self.recoveries,
@@ -137,7 +139,7 @@ class Observed:
 
     def notes(self) -> list[str]:
         """Lines below the table: the reasons for red, the next step, warnings, a requested stop."""
-        lines = [f"{self.stream}: {reason.text}" for reason in self.health.reasons]
+        lines = [f"{self.stream}: {reason.text}" for reason in (*self.health.reasons, *self.health.warnings)]
         error = self.status.error if self.status else None
         if error and self.health.red and error.get("next"):
             lines.append(f"  next: {error['next']}")

@@ -87,6 +87,11 @@ def log_to_stderr() -> None:
 
     import structlog
 
+    for plan_errors in (
+        "DataFrameQueryContextLogger",
+        "SQLQueryContextLogger",
+    ):  # PySpark's: the trace of each, as JSON
+        logging.getLogger(plan_errors).disabled = True
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -131,6 +136,7 @@ _STYLES = {
     "failing": "red",
     "failed": "red",
     "red:": "bold red",
+    "yellow:": "yellow",
     "dead": "red",
     "wrong": "bold red",
 }

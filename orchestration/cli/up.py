@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
 
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
 LIVE_RATE = 2000.0
 """Records per second of the feeder while a person watches: about three minutes for the year."""
 FED_TOPIC = "flights"
+
+_Result = TypeVar("_Result")
+
+
+class Wait(Protocol):
+    """Calls an action that the start needs; it says what becomes of a failure."""
+
+    def __call__(self, name: str, action: Callable[[], _Result], settings: Settings) -> _Result:
+        """The result of the action."""
 
 
 def up(
@@ -38,6 +49,7 @@ def up(
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.once import run_once
+    from orchestration.cli.retried import awaited
     from orchestration.cli.setup import fetch_jars, quick_checks, sole_use, warm_up_once
     from streaming_jobs.settings import demonstrate
 
@@ -49,16 +61,22 @@ def up(
     call.export()
     settings = call.settings
     say(", ".join(f"{name} {value}" for name, value in call.loaded.sources.items()))
-    with stop_signals_interrupt(), sole_use(settings):
+
+    def prepare() -> None:
         if call.demonstration:
             demonstrate(settings.home)  # commands after this one are about the same streams
         quick_checks(settings, ui=not once)
         fetch_jars(settings, broker=not settings.kafka.bootstrap_servers)
+
+    wait: Wait = _at_once if once else awaited
+    with stop_signals_interrupt(), ExitStack() as held:
+        wait("home", lambda: held.enter_context(sole_use(settings)), settings)
+        wait("preparations", prepare, settings)
         if not settings.kafka.bootstrap_servers:
             warm_up_once(settings)
         with Steps() as steps:
-            broker = _start_broker(settings, steps)
-            _topics(call)
+            broker = _start_broker(settings, steps, wait)
+            wait("topics", lambda: _topics(call), settings)
             if once:
                 raise typer.Exit(run_once(call, share=share, output=output))
             try:
@@ -72,7 +90,7 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
     from orchestration.cli.feed import FeederThread
     from orchestration.cli.kafka import restart_if_dead
     from orchestration.cli.observed import observe_all
-    from orchestration.cli.retried import Retried
+    from orchestration.cli.retried import Retried, awaited
     from orchestration.cli.screen import Screen
     from orchestration.local_dagster.processes import DagsterProcesses
 
@@ -81,7 +99,7 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
     processes = DagsterProcesses(settings)
     steps.add("streams and Dagster", processes.stop, processes.kill)
     say("starting Dagster; it takes some ten seconds")
-    url = processes.start()
+    url = awaited("Dagster", processes.start, settings)
     feeder = None
     if rate > 0 and FED_TOPIC in call.topology.topics:
         feeder = FeederThread(settings, rate=rate, share=share)
@@ -117,7 +135,12 @@ def what_to_open(settings: Settings, url: str) -> list[str]:
     ]
 
 
-def _start_broker(settings: Settings, steps: Steps) -> Broker | None:
+def _at_once(name: str, action: Callable[[], _Result], settings: Settings) -> _Result:  # noqa: ARG001 - see Wait
+    """Like `awaited`, but the first failure ends the command."""
+    return action()
+
+
+def _start_broker(settings: Settings, steps: Steps, wait: Wait) -> Broker | None:
     from streaming_jobs.platform.broker import Broker
 
     if settings.kafka.bootstrap_servers:
@@ -125,7 +148,7 @@ def _start_broker(settings: Settings, steps: Steps) -> Broker | None:
         return None
     broker = Broker(settings)
     steps.add("broker", broker.stop, broker.kill)
-    say(f"broker {broker.start()} (embedded)")
+    say(f"broker {wait('broker', broker.start, settings)} (embedded)")
     return broker
 
 
@@ -133,6 +156,7 @@ def _topics(call: Invocation) -> None:
     from orchestration.cli.kafka import create_topics
     from streaming_jobs.platform.broker import bootstrap_servers
 
-    created = create_topics(call.settings, call.topology, bootstrap_servers(call.settings))
+    own = not call.settings.kafka.bootstrap_servers or call.demonstration
+    created = create_topics(call.settings, call.topology, bootstrap_servers(call.settings), ours=own)
     if created:
         say(f"created topics: {', '.join(created)}")

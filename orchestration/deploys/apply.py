@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestration.deploys import history
 from orchestration.deploys.plan import StreamPlan
 from orchestration.deploys.starting import AT_WORK, code_of, progress, who_starts
 from streaming_jobs.settings import Settings
@@ -47,17 +46,16 @@ class _Watched:
     still_since: float | None = None
 
 
-def request(settings: Settings, plan: StreamPlan, by: str, newest: float) -> float:
-    """Record the deploy of a stream and ask for its start; the time from which it counts.
+def request(settings: Settings, stream: str, by: str, newest: float) -> float:
+    """Ask for the start of a stream whose deploy is recorded; the time from which it counts.
 
     A request that was made after the newest change on disk (`newest`, seconds since 1970) is not repeated, unless a
     session has begun since: one that has begun and failed does not look at it again.
     """
-    history.record(settings, plan.stream, plan.before, plan.after, by)
-    pending, status = start_request.request(settings, plan.stream), read_status(settings, plan.stream)
+    pending, status = start_request.request(settings, stream), read_status(settings, stream)
     if pending is not None and pending.since > max(newest, 0.0 if status is None else status.last_start):
         return pending.since
-    return start_request.ask(settings, plan.stream, f"recourse deploy ({by})").since
+    return start_request.ask(settings, stream, f"recourse deploy ({by})").since
 
 
 def wait(

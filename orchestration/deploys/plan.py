@@ -32,6 +32,7 @@ class StreamPlan:
     """One stream of a plan. `before` and `after` are hashes; `beside` are streams of the same process that run on.
 
     `since`: from when on the code on disk is another one (seconds since 1970), as its session has noticed.
+    `record`: it does not run, and its next start needs the record of this deploy (`stream.require_deploy`).
     """
 
     stream: str
@@ -44,6 +45,7 @@ class StreamPlan:
     beside: tuple[str, ...] = ()
     since: float | None = None
     note: str = ""
+    record: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,22 @@ class Plan:
         return [each for each in self.streams if each.action == "deploy"]
 
     @property
+    def due(self) -> list[StreamPlan]:
+        """Those that this deploy gives the code on disk: now, or at their next start."""
+        return [each for each in self.streams if each.action == "deploy" or each.record]
+
+    @property
     def refused(self) -> list[StreamPlan]:
-        """Touched ones that would not start."""
-        return [each for each in self.touched if each.refused]
+        """Those of them that would not start, or that a required gate has not let pass."""
+        return [each for each in self.due if each.refused]
+
+    def refusing(self, reasons: Mapping[str, str]) -> Plan:
+        """The plan that refuses these streams too, by name with the reason."""
+        streams = (
+            replace(each, refused=(*each.refused, reasons[each.stream])) if each.stream in reasons else each
+            for each in self.streams
+        )
+        return replace(self, streams=tuple(streams))
 
     @property
     def further_processes(self) -> int:
@@ -107,8 +122,11 @@ def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:
         return StreamPlan(stream.name, "recovering", before, after, note=f"is being recovered by plan {seen.plan}")
     failed = seen.status.state == "failed"
     if seen.stop is not None or (pid is None and not failed):
-        note = "has the code on disk at its next start"
-        return StreamPlan(stream.name, "not running" if before != after else "same", before, after, note=note)
+        if before == after:
+            return StreamPlan(stream.name, "same", before, after)
+        required = settings.for_stream(stream.name).require_deploy
+        note = "has the code on disk at its next start" + (", which needs this deploy" if required else "")
+        return StreamPlan(stream.name, "not running", before, after, note=note, record=required)
     if before == after and not seen.status.disk_settings:
         return StreamPlan(stream.name, "same", before, after, pid=pid)
     return StreamPlan(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from orchestration.deploys.plan import Plan
 from streaming_jobs.platform.processes.child import ChildCommand
@@ -16,18 +15,19 @@ from streaming_jobs.platform.processes.child import ChildCommand
 DEADLINE = 180.0
 
 
-def tried(plan: Plan, environment: Mapping[str, str], say: Callable[[str], None]) -> Plan:
-    """The plan with what a trial of the touched streams would refuse; without a verdict it is as it was."""
-    names = [each.stream for each in plan.touched if not each.refused]
+def tried(plan: Plan, environment: Mapping[str, str], say: Callable[[str], None], *, required: bool) -> Plan:
+    """The plan with what a trial of its streams would refuse; a trial without a verdict refuses them if `required`."""
+    names = [each.stream for each in plan.due if not each.refused]
     if not names:
         return plan
     verdicts = _verdicts(names, environment)
-    if verdicts is None:
-        say("the code could not be tried in Spark beforehand; its start shows whether it is refused")
-        return plan
-    refused = {name: f"{found['found']}: {found['next']}" for name, found in verdicts.items() if found}
-    streams = [replace(s, refused=(refused[s.stream],)) if s.stream in refused else s for s in plan.streams]
-    return replace(plan, streams=tuple(streams))
+    if verdicts is not None:
+        return plan.refusing({name: f"{found['found']}: {found['next']}" for name, found in verdicts.items() if found})
+    if required:
+        reason = "the trial in Spark gave no verdict: run `recourse doctor`, or deploy without it: --no-trial"
+        return plan.refusing(dict.fromkeys(names, reason))
+    say("the code could not be tried in Spark beforehand; its start shows whether it is refused")
+    return plan
 
 
 def _verdicts(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, dict[str, str] | None] | None:

@@ -35,7 +35,7 @@ from orchestration.sessions.decisions import IN_PROGRESS
 from orchestration.sessions.ownership import identity
 from orchestration.sessions.supervisor import GRACE, PARENT_VARIABLE
 from orchestration.sessions.tags import KIND_TAG, STOPPED_BY_TAG
-from streaming_jobs.errors import ConfigurationError, SetupError, TransientError
+from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.platform.processes.parent_death import terminated_with_parent
 from streaming_jobs.platform.processes.tree import ProcessTree
@@ -169,10 +169,14 @@ class DagsterProcesses:
             bounded = BoundedLog(self.settings.logs / f"dagster-{name}.log")
             self._children[name] = _DagsterProcess(name, command, self._environment(), bounded)
         # The others are only useful with it, and quieter when it is there.
-        self._children[CODE_SERVER].start()
-        self._children[WEBSERVER].start()
-        self._await_ready()
-        self._children[DAEMON].start()
+        try:
+            self._children[CODE_SERVER].start()
+            self._children[WEBSERVER].start()
+            self._await_ready()
+            self._children[DAEMON].start()
+        except (RecourseError, OSError):
+            self.kill()  # so that a second start finds their ports free
+            raise
         return self.url
 
     @property
@@ -229,6 +233,7 @@ class DagsterProcesses:
             "DAGSTER_DISABLE_TELEMETRY": "1",
             PARENT_VARIABLE: identity(),
             "RECOURSE_DAGSTER__OWN_INSTANCE": "true",
+            **({} if self.settings.quality.ui_url else {"RECOURSE_QUALITY__UI_URL": self.url}),
             **self.environment,
         }
 

@@ -27,7 +27,10 @@ from orchestration.quality.delivery import SENDERS, Failure, beat, receivers
 from orchestration.quality.rules import NAME as RULES
 from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Timing, Transition, by_stream
 from orchestration.quality.verdict import COMMAND, RUN
+from orchestration.quality.when import suites_of
 from orchestration.sessions.events import report_without_run
+from orchestration.sessions.ownership import job_tags
+from orchestration.sessions.tags import QUALITY_KIND
 from orchestration.sessions.verdicts import HEALTH, NOT_TOLD
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.disk_space import disk_space
@@ -40,6 +43,8 @@ LONGEST_DELIVERY = 15.0
 """Seconds after which the rest of what waits for a receiver is left to the next tick."""
 Sender = Callable[[Settings, Sequence[Transition]], Failure | None]
 _PLANNED = AssetCheckExecutionRecordStatus.PLANNED
+_NEWEST = 5
+"""Failed runs of suites that a tick looks at."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class CheckAlerts:
     def look(self, instance: dg.DagsterInstance, alerts: Alerts, now: float) -> tuple[Alerts, str]:
         """One tick: find what has changed, log it, send what waits. Returns the new state, and the tick in words."""
         quality = self.settings.quality
-        seen = [*by_stream(outcomes(instance, self.stream_of), HEALTH), of_disk(self.settings, now)]
+        seen = [*by_stream(outcomes(instance, self.stream_of, self.settings), HEALTH), of_disk(self.settings, now)]
         timing = Timing(quality.alert_after.total_seconds(), quality.remind_every.total_seconds())
         alerts, found = alerts.look(seen, receivers(quality), now, timing)
         for change in found:
@@ -133,9 +138,13 @@ def of_disk(settings: Settings, now: float) -> Seen:
     return Seen("disk", str(settings.home), int(now), state, space.text, now, command="recourse doctor", key="disk")
 
 
-def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str]) -> list[Seen]:
+def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str], settings: Settings) -> list[Seen]:
     """The newest outcome of each check that has one; a check that waits or runs has that of its execution before."""
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(stream_of))
+    if lost := _lost(instance, list(stream_of), settings, known):
+        for key, run in lost.items():
+            report_without_run(instance, _without_outcome(key, run))
+        known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(stream_of))
     failed_runs = _failed(instance, known.values())
     found = []
     for key, newest in known.items():
@@ -191,6 +200,25 @@ def _not_told(evaluation: dg.AssetCheckEvaluation) -> bool:
     """True for a stream that was stopped, is being recovered, or starts: its state before that counts meanwhile."""
     mark = evaluation.metadata.get("verdict")
     return not evaluation.passed and mark is not None and mark.value in NOT_TOLD
+
+
+def _lost(
+    instance: dg.DagsterInstance,
+    keys: Sequence[dg.AssetCheckKey],
+    settings: Settings,
+    known: Mapping[dg.AssetCheckKey, AssetCheckExecutionRecord],
+) -> dict[dg.AssetCheckKey, str]:
+    """The suites that a run of their job has not evaluated because it failed, with the run."""
+    failed = dg.RunsFilter(tags=job_tags(settings, QUALITY_KIND), statuses=[dg.DagsterRunStatus.FAILURE])
+    suites = [key for key in keys if key.name not in (HEALTH, RULES)]
+    lost: dict[dg.AssetCheckKey, str] = {}
+    for record in reversed(instance.get_run_records(failed, limit=_NEWEST)):
+        begun = int(record.start_time or record.create_timestamp.timestamp())  # storage has whole seconds of outcomes
+        chosen = suites_of(record.dagster_run, suites)
+        for key in suites:
+            if key.name in chosen and (key not in known or known[key].create_timestamp < begun):
+                lost[key] = record.dagster_run.run_id
+    return lost
 
 
 def _failed(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import structlog
@@ -32,6 +32,8 @@ TIMEOUT = 5.0
 """Seconds for each step of a delivery: connecting, writing, the answer."""
 _NOT_TAKEN = (400, 413, 422)
 """Answers to a request that is too long, or that the receiver cannot read: the same one would be refused again."""
+_DISCORD, _DISCORD_TAKES = ("discord.com", "discordapp.com"), 2000
+"""Hosts whose webhooks show the field `content`, and how many characters of it they take."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def payload(settings: Settings, found: Sequence[Transition]) -> dict[str, Any]:
-    """The body of the POST: `text`, which chat services show, and each change with its fields."""
+    """The body of the POST: `text`, which chat services show, and each change with its fields; Discord's own form."""
     where = _where(settings)
+    text = "\n".join(["\n".join(_lines(settings, t)) for t in found] + [f"host {where['host']}, home {where['home']}"])
+    if urlsplit(settings.quality.webhook.get_secret_value()).hostname in _DISCORD:
+        return {"content": text[:_DISCORD_TAKES] if len(found) == 1 else text}  # a longer one is refused, and halved
     return {
-        "text": "\n".join(
-            ["\n".join(_lines(settings, t)) for t in found] + [f"host {where['host']}, home {where['home']}"]
-        ),
+        "text": text,
         "alerts": [
             {
                 **asdict(t),

@@ -11,7 +11,10 @@ import dagster as dg
 from orchestration.quality import rules, when
 from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.rules import RuleChecks, RuleCount, RuleCounts, RuledTable
-from orchestration.quality.suites import JOB, STEP, RunSuite, SparkFactory, SuiteChecks, run_tags
+from orchestration.quality.suites import STEP, RunSuite, SparkFactory, SuiteChecks
+from orchestration.quality.when import JOB, OP
+from orchestration.sessions.ownership import job_tags
+from orchestration.sessions.tags import QUALITY_KIND
 from quality.suite_set import SuiteSet
 from quality.suites import Suite
 from quality.validation import Validation
@@ -74,7 +77,7 @@ def parts(
     writer = {table: stream.name for stream in topology.streams.values() for table in stream.table_names}
     suites = SuiteChecks(found.suites, settings, found.run)
     suites.refuse_misfits(list(writer), taken=[rules.NAME, *{key.name for key in health}])
-    ours = {JOB, STEP} if found.suites else set()
+    ours = {JOB, OP, STEP} if found.suites else set()
     if taken := sorted(ours & set(jobs)):
         raise ConfigurationError(f"resources.jobs.{taken[0]}: this name is that of the suites' job", "rename the job")
     row_rules = RuleChecks(found.ruled, settings, found.counts)
@@ -83,9 +86,11 @@ def parts(
     alerts = CheckAlerts({key: writer[key.asset_key.to_user_string()] for key in all_keys}, settings)
     return QualityParts(
         asset_checks=[*suites.definitions(), *row_rules.definitions()],
-        sensors=[*row_rules.sensors(), alerts.sensor(), *([when.on_write(keys, run_tags(settings))] if keys else [])],
+        sensors=[*row_rules.sensors(), alerts.sensor()],
         jobs=[suites.job()] if keys else [],
-        schedules=[when.schedule(JOB, keys, settings.quality.every, settings.tables)] if keys else [],
+        schedules=[when.schedule(keys, settings.quality.every, settings.tables, job_tags(settings, QUALITY_KIND))]
+        if keys
+        else [],
         resources=suites.resources(),
         keys=[*keys, *(ruled.key for ruled in found.ruled)],
     )

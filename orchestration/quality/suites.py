@@ -1,11 +1,13 @@
 """The check of each suite on the table that it is about, and the run that evaluates them.
 
     check          named as its suite, on the table's asset; executing it runs the suite
-    job `quality`  all of them; its runs are those of the schedule and of the launchpad (`when.py`)
+    job `quality`  all of them, or those that are named; its runs are those of the schedule and of the launchpad
+                   (`when.py`)
     session        Spark's, for suites that need it, one for each run (`spark_session.py`)
 
 An outcome is made to count as one without a run: Dagster counts the outcome of a run only until the table is
-materialised again, which a stream does each minute, and then shows the check as if it had never been executed.
+materialised again, which a stream does each minute, and then shows the check as if it had never been executed. And the
+job has no check in its plan: Dagster shows a planned check as being executed instead of red, from the queue on.
 
 (No postponed annotations here: Dagster looks at the type of a step's `context`.)
 """
@@ -20,12 +22,12 @@ from typing import Any, Protocol
 
 import dagster as dg
 import structlog
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from pydantic import Field
 
 from orchestration.quality.verdict import SuiteVerdict, of_exception, of_validation
-from orchestration.quality.when import when_written
+from orchestration.quality.when import JOB, OP
 from orchestration.recoveries.launchpad import LOCATION, location_of
-from orchestration.sessions.events import belongs_to_no_run
+from orchestration.sessions.events import belongs_to_no_run, report_without_run
 from orchestration.sessions.ownership import claim, job_tags
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.tags import QUALITY_KIND
@@ -37,13 +39,20 @@ from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()
 
-JOB, STEP = "quality", "suites"
-"""The job, and the step in it: Dagster wants two names."""
+STEP = "suites"
+"""The step of checks that are executed from their pages."""
 RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "3600"}
 """Sessions go first in the queue; a run that hangs is ended after an hour, so that it does not block the others."""
 NICENESS = 10
 SPARK = "quality_spark"
 """The resource."""
+
+
+class SuitesConfig(dg.Config):
+    """Which suites."""
+
+    suites: list[str] = Field(default=[], description="The suites to run; empty: all.")
+
 
 SparkFactory = Callable[[], Any]
 """Returns the run's Spark session; starts it at the first call."""
@@ -104,7 +113,6 @@ class SuiteChecks:
                     asset=key.asset_key,
                     description=suite.description or f"Suite {suite.name} on table {suite.table}.",
                     metadata={"file": dg.MetadataValue.path(str(suite.file))} if suite.file else None,
-                    automation_condition=when_written(self.settings.quality.every),
                 )
                 for key, suite in by_key.items()
             ],
@@ -113,16 +121,22 @@ class SuiteChecks:
         )
         def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             run_id = context.op_execution_context.run_id
-            claim(context.instance, run_id, self.settings, QUALITY_KIND)
-            spark = getattr(context.op_execution_context.resources, SPARK)
-            self.begin()
-            with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
-                for key in sorted(context.selected_asset_check_keys):
-                    verdict = self.evaluate(by_key[key], lambda: spark.spark_session, location_of(context.run))
-                    yield verdict.result(key, run_id)
-                    belongs_to_no_run(context.instance, key, run_id)
+            for key, verdict in self._verdicts(context.op_execution_context, sorted(context.selected_asset_check_keys)):
+                yield verdict.result(key, run_id)
+                belongs_to_no_run(context.instance, key, run_id)
 
         return [evaluate]
+
+    def _verdicts(
+        self, context: dg.OpExecutionContext, keys: Sequence[dg.AssetCheckKey]
+    ) -> Iterator[tuple[dg.AssetCheckKey, SuiteVerdict]]:
+        """Evaluates the suites of these checks, one after the other."""
+        claim(context.instance, context.run_id, self.settings, QUALITY_KIND)
+        spark = getattr(context.resources, SPARK)
+        self.begin()
+        with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
+            for key in keys:
+                yield key, self.evaluate(self.by_key[key], lambda: spark.spark_session, location_of(context.run))
 
     def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> SuiteVerdict:
         """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
@@ -145,14 +159,28 @@ class SuiteChecks:
 
         return {SPARK: quality_spark} if self.suites else {}
 
-    def job(self) -> UnresolvedAssetJobDefinition:
-        """All suites' checks, and nothing else."""
-        return dg.define_asset_job(
-            JOB,
-            selection=dg.AssetSelection.checks(*self.by_key),
+    def job(self) -> dg.JobDefinition:
+        """Runs suites and reports their checks; no check is in its plan."""
+
+        @dg.op(name=OP, description="Runs suites, one after the other.", required_resource_keys={SPARK})
+        def run_suites(context: dg.OpExecutionContext, config: SuitesConfig) -> None:
+            names = {suite.name for suite in self.suites}
+            if unknown := sorted(set(config.suites) - names):
+                raise dg.Failure(f"no suite is named {', '.join(unknown)}; they are: {', '.join(sorted(names))}")
+            chosen = [key for key in sorted(self.by_key) if not config.suites or key.name in config.suites]
+            for key, verdict in self._verdicts(context, chosen):
+                report_without_run(context.instance, verdict.evaluation(key, context.run_id))
+                context.log.info("%s: %s: %s", key.name, "passed" if verdict.passed else "failed", verdict.text)
+
+        @dg.job(
+            name=JOB,
             description=f"Runs the suites: {', '.join(suite.name for suite in self.suites)}",
             tags=run_tags(self.settings),
         )
+        def quality() -> None:
+            run_suites()
+
+        return quality
 
 
 def run_tags(settings: Settings) -> dict[str, str]:

@@ -41,14 +41,19 @@ class SuiteVerdict:
 
     def result(self, key: dg.AssetCheckKey, run: str) -> dg.AssetCheckResult:
         """The outcome as a step returns it; it names the run that it is of."""
-        return dg.AssetCheckResult(
-            asset_key=key.asset_key,
-            check_name=key.name,
-            passed=self.passed,
-            severity=self.severity,
-            description=self.text,
-            metadata={**self.metadata, RUN: dg.MetadataValue.dagster_run(run)},
-        )
+        return dg.AssetCheckResult(asset_key=key.asset_key, check_name=key.name, **self._fields(run))
+
+    def evaluation(self, key: dg.AssetCheckKey, run: str) -> dg.AssetCheckEvaluation:
+        """The outcome as it is stored without a run; it names the run that it is of."""
+        return dg.AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, **self._fields(run))
+
+    def _fields(self, run: str) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "severity": self.severity,
+            "description": self.text,
+            "metadata": {**self.metadata, RUN: dg.MetadataValue.dagster_run(run)},
+        }
 
 
 def of_validation(validation: Validation, *, location: str = LOCATION, show_rows: bool = True) -> SuiteVerdict:

@@ -1,20 +1,14 @@
-"""When suites are run: soon after their table was written, and in any case each `quality.every`, never doubled.
+"""When suites are run: each `quality.every`, never doubled.
 
-Two things start runs, and each suite is run about once in `quality.every`:
-
-    condition   a tick of the clock, if the table was materialised since the suite's last run
-    schedule    at each tick: suites that have not been run for `quality.every`, because nothing was written, or because
-                the stream runs without Dagster: table checks such as freshness fail when nothing happens. A table that
-                is being written is left to the condition, unless that is late
-
-`AutomationCondition.eager()` would start a run for each materialisation, so each minute; Great Expectations alone takes
-five seconds of CPU to import. Neither starts a suite that waits in the queue or runs: both read Dagster's storage.
+A schedule ticks about as often, and starts one run of the job for all suites that are due: table checks such as
+freshness fail when nothing happens, so a suite is run whether its table was written or not. A suite that waits in the
+queue or runs is left alone, which Dagster's storage shows.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,10 +18,13 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecord,
     AssetCheckExecutionRecordStatus,
 )
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
+JOB, OP = "quality", "run_suites"
+"""The job of suites, and its op."""
 PLANNED = AssetCheckExecutionRecordStatus.PLANNED
-EARLY, LATE = 0.9, 1.5
-"""Times `every`: a suite that was run so long ago is due (ticks vary by seconds), also while its table is written."""
+EARLY = 0.9
+"""Times `every`: a suite that was run so long ago is due (ticks vary by seconds)."""
 
 
 def cron_of(every: timedelta) -> str:
@@ -40,52 +37,48 @@ def cron_of(every: timedelta) -> str:
     return {1: "0 * * * *", 24: "0 0 * * *"}.get(step, f"0 */{step} * * *")
 
 
-def when_written(every: timedelta) -> dg.AutomationCondition[Any]:
-    """Run a check at a tick of the clock if its table was materialised since its last run, unless it waits or runs.
-
-    `AutomationCondition.on_cron` asks for a materialisation after the tick: one that is noticed together with the next
-    tick does not count, and with ticks each minute none may ever count.
-    """
-    cron = cron_of(every)
-    tick: dg.AutomationCondition[Any] = dg.AutomationCondition.cron_tick_passed(cron)
-    written: dg.AutomationCondition[Any] = dg.AutomationCondition.any_deps_updated()
-    condition = tick.since_last_handled() & written.since_last_handled() & ~dg.AutomationCondition.in_progress()
-    return condition.with_label(f"since its last run the clock ({cron}) has ticked and its table was written")
-
-
-def on_write(keys: Sequence[dg.AssetCheckKey], tags: dict[str, str]) -> dg.AutomationConditionSensorDefinition:
-    """The sensor that evaluates the checks' conditions; Dagster's daemon does so without the code server."""
-    return dg.AutomationConditionSensorDefinition(
-        "quality_when_written",
-        target=dg.AssetSelection.checks(*keys),
-        run_tags=tags,
-        minimum_interval_seconds=30,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Runs a suite soon after its table was written, at most once in quality.every.",
-    )
-
-
-def schedule(job: str, keys: Sequence[dg.AssetCheckKey], every: timedelta, tables: Path) -> dg.ScheduleDefinition:
-    """The schedule that runs what nothing else has run for `every`; `tables` is the folder of the tables."""
+def schedule(
+    keys: Sequence[dg.AssetCheckKey], every: timedelta, tables: Path, tags: Mapping[str, str]
+) -> dg.ScheduleDefinition:
+    """The schedule; `tables` is the folder of the tables, `tags` are those of runs of the job."""
 
     @dg.schedule(
-        name=f"schedule_{job}",
-        job_name=job,
+        name=f"schedule_{JOB}",
+        job_name=JOB,
         cron_schedule=cron_of(every),
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Runs the suites that have not been run for quality.every; skips those that wait or run.",
     )
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        due = due_checks(context.instance, keys, every, tables, time.time())
+        due = due_checks(context.instance, keys, every, tables, tags, time.time())
         if not due:
             return dg.SkipReason("every suite has been run lately, or waits, or runs, or has no table yet")
-        return dg.RunRequest(asset_check_keys=due)
+        return dg.RunRequest(run_config=run_config([key.name for key in due]))
 
     return tick
 
 
+def run_config(suites: Sequence[str]) -> dict[str, object]:
+    """The configuration of a run of these suites."""
+    return {"ops": {OP: {"config": {"suites": list(suites)}}}}
+
+
+def suites_of(run: dg.DagsterRun, keys: Iterable[dg.AssetCheckKey]) -> set[str]:
+    """The suites that a run of the job evaluates; none of another run, whose checks are in its plan."""
+    if run.job_name != JOB:
+        return set()
+    config: Mapping[str, Any] = run.run_config
+    chosen = config.get("ops", {}).get(OP, {}).get("config", {}).get("suites")
+    return set(chosen) if chosen else {key.name for key in keys}
+
+
 def due_checks(
-    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], every: timedelta, tables: Path, now: float
+    instance: dg.DagsterInstance,
+    keys: Sequence[dg.AssetCheckKey],
+    every: timedelta,
+    tables: Path,
+    tags: Mapping[str, str],
+    now: float,
 ) -> list[dg.AssetCheckKey]:
     """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970.
 
@@ -93,23 +86,17 @@ def due_checks(
     """
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
     unfinished = _unfinished(instance, known.values())
-    seconds = every.total_seconds()
-    written = _written_since(instance, keys, now - seconds)
+    at_work = instance.get_runs(dg.RunsFilter(tags=dict(tags), statuses=NOT_FINISHED_STATUSES))
+    running = set[str]().union(*(suites_of(run, keys) for run in at_work))
 
     def is_due(key: dg.AssetCheckKey) -> bool:
+        if key.name in running:
+            return False
         if (record := known.get(key)) is None:
             return (tables / key.asset_key.to_user_string() / "_delta_log").is_dir()
-        patience = seconds * (LATE if key.asset_key in written else EARLY)
-        return record.run_id not in unfinished and now - record.create_timestamp >= patience
+        return record.run_id not in unfinished and now - record.create_timestamp >= EARLY * every.total_seconds()
 
     return [key for key in keys if is_due(key)]
-
-
-def _written_since(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], moment: float) -> set[dg.AssetKey]:
-    """The tables that were materialised since."""
-    records = instance.get_asset_records(list({key.asset_key for key in keys}))
-    newest = {record.asset_entry.asset_key: record.asset_entry.last_materialization for record in records}
-    return {key for key, event in newest.items() if event is not None and event.timestamp >= moment}
 
 
 def _unfinished(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:

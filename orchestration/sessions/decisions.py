@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +14,8 @@ FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
 """Seconds before a session that ended is started again: the first time, and at most."""
 HEALTHY_AFTER = 120.0
 """Seconds a session has to last for the delay to begin anew."""
-
+FIRST_SESSION = 300.0
+"""Seconds after the code location was loaded in which the first session of a job has to have begun."""
 CLOCKS_DIFFER = 5.0
 """Seconds by which the clock that Dagster's storage uses may be ahead."""
 
@@ -64,10 +66,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Wait:
-    """Do nothing, for this reason. `for_good`: until a person acts."""
+    """Do nothing, for this reason. `for_good`: until a person acts. `beside`: what else an operator may ask about."""
 
     reason: str
     for_good: bool = False
+    beside: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """All of it."""
+        return "; ".join([self.reason, *self.beside])
 
 
 def keepalive(seen: JobSeen, now: float) -> Start | Wait:
@@ -75,7 +83,7 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
     runs = without_duplicates(seen.runs)
     newest = newest_session(seen.runs)
     if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
-        return Wait("; ".join([_in_progress(seen.runs[0], in_progress), *_recovering(seen)]))
+        return Wait(_in_progress(seen.runs[0], in_progress), beside=tuple(_recovering(seen)))
     if seen.recovering and seen.stopped_on_purpose.issuperset(seen.streams):
         return Wait("; ".join([*_recovering(seen), "the session starts when that is over"]))
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
@@ -149,14 +157,16 @@ def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
     return f"{state}; {waiting} in the queue for its end"
 
 
-def should_run(runs: Sequence[RunSeen], now: float, *, patience: float) -> bool | None:
+def should_run(runs: Sequence[RunSeen], now: float, *, patience: float, watched_since: float = math.inf) -> bool | None:
     """True if a driver ought to run a continuous job's streams and had `patience` seconds to begin.
 
-    False after an operator's stop. None if the runs do not tell: before the first session, while one is in progress or
-    about to start; then the streams' own files decide.
+    False after an operator's stop. None if the runs do not tell: while one is in progress or about to start, and before
+    the first one for `FIRST_SESSION` seconds from `watched_since`; then the streams' own files decide.
     """
     considered = without_duplicates(runs)
-    if not considered or any(run.status in IN_PROGRESS and run.status != "QUEUED" for run in considered):
+    if not considered:
+        return True if now - watched_since > FIRST_SESSION else None
+    if any(run.status in IN_PROGRESS and run.status != "QUEUED" for run in considered):
         return None
     newest = considered[0]
     if newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from orchestration.deploys.history import Deploy
 from orchestration.sessions.reasons import failure_text
 from streaming_jobs.durations import format_duration
 from streaming_jobs.settings import DagsterSettings
+from streaming_jobs.state.deploys import Deploy
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
 

@@ -17,8 +17,8 @@ from orchestration.sessions.events import NO_RUN
 
 HEALTH = "health"
 """The name of the check of a stream's tables that says whether the stream is well."""
-NOT_TOLD = ("stopped", "recovering", "restarting", "starting")
-"""Marks of verdicts that nobody has to be told: brought about on purpose, or not settled yet."""
+NOT_TOLD = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
+"""Marks of verdicts that nobody has to be told: brought about on purpose, not settled yet, or told for all streams."""
 AGAIN_AFTER, OTHER_WORDS_AFTER = 300.0, 60.0
 """Seconds after which a verdict that has not changed is reported again; one whose text has changed."""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from streaming_jobs.declared_names import checked_name
 from streaming_jobs.errors import LeaseBusy, TransientError, UsageError
 from streaming_jobs.files import private_folder
-from streaming_jobs.settings import Settings, StreamOverrides
+from streaming_jobs.settings import Settings
 from streaming_jobs.state import lease
 from streaming_jobs.state.stream_folder import StreamFolder
 
@@ -60,14 +60,13 @@ class Folders:
 
     def own(self) -> Settings:
         """The settings of the replay: its folders, one core, no savepoints and no maintenance."""
-        stream = self.settings.streams.get(self.stream, StreamOverrides()).model_copy(update={"max_restarts": 1})
+        settings = self.settings.with_stream(self.stream, max_restarts=1, require_deploy=False)
         spark = self.settings.spark
-        return self.settings.model_copy(
+        return settings.model_copy(
             update={
                 "state_dir": self.state / "replay",
                 "tables_dir": self.tables / "rebuilt",
                 "spark": spark.model_copy(update={"master": one_core(spark.master)}),
-                "streams": {**self.settings.streams, self.stream: stream},
                 "savepoint": self.settings.savepoint.model_copy(update={"every": timedelta(0)}),
                 "table": self.settings.table.model_copy(update={"compact_after_files": 0}),
             }

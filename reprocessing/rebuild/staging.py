@@ -29,7 +29,7 @@ from streaming_jobs.stream import Stream
 
 def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
     """The settings of the replay: those of the stream, with the plan's folders and without periodic savepoints."""
-    return settings.model_copy(
+    return settings.with_stream(plan.stream, require_deploy=False).model_copy(
         update={
             "state_dir": folder(settings, plan.id) / "state",
             "tables_dir": staging_folder(settings, plan),

@@ -163,7 +163,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     rebuilt = _compute(at, staged)
     difference = compare(at.made.table.name, staged.before(), staged.after(), (), staged.folder / "compared")
     if dry_run or not (difference.only_old or difference.only_new):
-        return at.report("dry run" if dry_run else "unchanged", None, rebuilt, difference)
+        return at.report(nothing_committed(difference, dry_run), None, rebuilt, difference)
     rows = {"before": difference.old_rows, "after": difference.new_rows}
     code = loaded_code(at.made.stream, at.tools.settings.flows)
     entry = entry_of(at.base, at.name, at.chosen, code, rows)
@@ -282,6 +282,13 @@ def _closed_base(tools: Tools, made: Sliceable, chosen: SliceRange) -> Base:
 
 def _name(made: Sliceable, attempt: int) -> str:
     return f"{made.table.name}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{attempt}"
+
+
+def nothing_committed(made: Difference, dry_run: bool) -> str:
+    """The outcome of a rebuild without a commit; a slice without a row is told apart from one that is right."""
+    if not (made.old_rows or made.new_rows or made.unknown):
+        return f"{'dry run' if dry_run else 'unchanged'}: no row is in the slice, before or after"
+    return "dry run" if dry_run else "unchanged"
 
 
 def difference_rows(report: SliceReport) -> Sequence[tuple[str, int]]:

@@ -273,11 +273,11 @@ class Broker:
         admin = None
         while True:
             if not self.running():
-                raise SetupError(f"the broker ended while it started: {self._last_words()}", self._look())
+                found = f"the broker ended while it started: {self._last_words()}"
+                raise SetupError(found, self._look(), may_pass=True)
             if time.monotonic() > deadline:
-                raise SetupError(
-                    f"the broker did not answer within {_READY_SECONDS:.0f} s: {self._last_words()}", self._look()
-                )
+                found = f"the broker did not answer within {_READY_SECONDS:.0f} s: {self._last_words()}"
+                raise SetupError(found, self._look(), may_pass=True)
             if admin is None and _accepts(broker.port):
                 admin = _admin(broker.bootstrap_servers)
             if admin is not None and _leads(admin):

@@ -11,6 +11,8 @@ import structlog
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify, named, report_of
+from streaming_jobs.preflight.deployed_code import not_deployed
+from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.batch import BatchPipeline
@@ -23,7 +25,7 @@ from streaming_jobs.runtime.retries import Retries
 from streaming_jobs.runtime.stream_queries import Queries, QueryHooks, RunningQuery
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import UNKNOWN_FOR
-from streaming_jobs.state import session_events
+from streaming_jobs.state import deploys, session_events
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
@@ -100,6 +102,10 @@ class StreamRunner:
     def preflight(self) -> StreamSnapshot:
         """Look at checkpoint, tables and topics; raises PreflightRefused or OffsetsLost."""
         checked = self.queries.preflight(self.stream)
+        if self.settings.for_stream(self.stream.name).require_deploy:
+            code = loaded_code(self.stream, self.settings.flows)
+            last = deploys.deploys(self.settings, self.stream.name)[-1:]
+            enforce(list(not_deployed(checked.snapshot, code, last[0] if last else None)))
         self.status.warnings = checked.warnings
         for warning in checked.warnings:
             log.warning(warning, stream=self.stream.name)

@@ -3,6 +3,7 @@
     health(settings, "orders").red          one look, one verdict; no Spark, no broker, no Dagster
 
 `look` reads the files, `judge` decides and reads nothing. A reason makes the stream red; a note does not.
+A disk that is filling up is a warning first: the stream is yellow.
 
 | reason | the stream |
 |---|---|
@@ -17,6 +18,7 @@
 | run_failed | is of a scheduled job whose newest run failed (Dagster's check says so) |
 | overdue | is of a scheduled job that nothing has started since the last tick (Dagster's check says so) |
 | blind | has not seen the end of its topics for `dagster.stale_after`: no broker answers |
+| disk | has a session, or is red, and the disk of home, state or tables is nearly full (`quality.free_disk_mb`) |
 
 Stopped on purpose, being recovered and never started are notes. A stream that was asked to start, or that ended less
 than `dagster.stale_after` ago, is `restarting`: neither red nor well. `settled` is False from a start until the stream
@@ -40,6 +42,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
 from streaming_jobs.spelling import counted
 from streaming_jobs.state import start_request, stop_request, stream_record, supervisors
+from streaming_jobs.state.disk_space import Space, disk_space
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -55,7 +58,18 @@ _AHEAD = 5.0
 """Seconds that a time stamp may be in the future."""
 
 Word = Literal[
-    "dead", "not_running", "silent", "failed", "failing", "stuck", "late", "blocked", "blind", "run_failed", "overdue"
+    "dead",
+    "not_running",
+    "silent",
+    "failed",
+    "failing",
+    "stuck",
+    "late",
+    "blocked",
+    "blind",
+    "run_failed",
+    "overdue",
+    "disk",
 ]
 
 
@@ -83,6 +97,7 @@ class Seen:
     start: Due | None = None
     supervisor: supervisors.Note | None = None
     """What Dagster's keepalive last said of the stream's job, if it looks at it."""
+    disk: Space | None = None
 
     @property
     def session(self) -> Owner | None:
@@ -136,6 +151,8 @@ class Health:
     asked_to_stop: bool = False
     settled: bool = True
     """False if a session runs the stream and has not shown yet that it works."""
+    warnings: tuple[Reason, ...] = ()
+    """What will make it red if nobody acts."""
 
     @property
     def red(self) -> bool:
@@ -144,10 +161,10 @@ class Health:
 
     @property
     def verdict(self) -> str:
-        """One of `well`, `red`, and the states that are neither (`NEITHER`)."""
+        """One of `well`, `yellow`, `red`, and the states that are neither well nor red (`NEITHER`)."""
         if self.red:
             return "red"
-        return self.state if self.state in NEITHER else "well"
+        return self.state if self.state in NEITHER else "yellow" if self.warnings else "well"
 
 
 def health(settings: Settings, stream: str, *, should_run: bool | None = None) -> Health:
@@ -163,7 +180,8 @@ def look(settings: Settings, stream: str) -> Seen:
         status = read_status(settings, stream)
     running_part = owner.alive() if owner is not None else None
     stop = stop_request.request(settings, stream)
-    seen = Seen(stream, now, status, owner, running_part, stop, supervisor=supervisors.newest(settings, stream))
+    note, disk = supervisors.newest(settings, stream), disk_space(settings)
+    seen = Seen(stream, now, status, owner, running_part, stop, supervisor=note, disk=disk)
     return seen if seen.session is not None else replace(seen, start=_due(settings, stream, status))
 
 
@@ -203,8 +221,13 @@ def judge(seen: Seen, limits: Limits, *, should_run: bool | None = None) -> Heal
         notes = (f"was stopped {_when(seen.at, seen.status.heartbeat)} by {seen.status.ended_by}",)
     if seen.stop is not None:
         notes = ("was asked to stop and stays so until it is started again",)
-    reasons = tuple(_reasons(seen, state, limits, should_run))
-    return Health(seen.stream, seen.at, state, reasons, notes, stop_requested, _settled(seen))
+    reasons = list(_reasons(seen, state, limits, should_run))
+    warnings: list[Reason] = []
+    if seen.disk is not None and seen.disk.colour != "green" and (reasons or seen.session is not None):
+        (reasons if seen.disk.colour == "red" else warnings).append(Reason("disk", seen.disk.text))
+    return Health(
+        seen.stream, seen.at, state, tuple(reasons), notes, stop_requested, _settled(seen), warnings=tuple(warnings)
+    )
 
 
 def _settled(seen: Seen) -> bool:
@@ -283,7 +306,8 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) ->
 def _not_running(seen: Seen) -> str:
     status = seen.status
     if status is None:
-        return f"it should run, and never did{_supervised(seen)}"
+        switch = "; start it: recourse up, or in your Dagster the sensor keepalive of its job"
+        return f"it should run, and never did{_supervised(seen) or switch}"
     ended = f"it ended {_when(seen.at, status.heartbeat)}, nobody asked for that, and no driver runs it"
     return f"{ended}{_supervised(seen) or '; start it: recourse up, or your Dagster'}"
 

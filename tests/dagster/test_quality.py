@@ -23,7 +23,7 @@ from orchestration.location import location
 from orchestration.quality.parts import Declared
 from orchestration.quality.rules import RuleCount, RuledTable
 from orchestration.quality.suites import run_tags
-from orchestration.quality.when import due_checks
+from orchestration.quality.when import due_checks, run_config
 from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
@@ -66,7 +66,7 @@ def definitions(settings: Settings, **found: Any) -> dg.Definitions:
     return location(bundle, Topology.of_settings(settings), settings, suites_and_rules=Declared(**values))
 
 
-def test_a_suite_is_a_check_of_its_table_with_a_job_a_schedule_and_a_condition(shop: Settings) -> None:
+def test_a_suite_is_a_check_of_its_table_with_a_job_and_a_schedule(shop: Settings) -> None:
     defs = definitions(shop)
     checks = {key.to_user_string() for key in defs.resolve_asset_graph().asset_check_keys}
     assert {"orders:orders_rows", "customers:rules", "orders:health"} <= checks
@@ -75,14 +75,13 @@ def test_a_suite_is_a_check_of_its_table_with_a_job_a_schedule_and_a_condition(s
     assert schedule.cron_schedule == "*/5 * * * *"  # type: ignore[union-attr]
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING  # type: ignore[union-attr]
     job = defs.resolve_job_def("quality")
-    assert set(job.asset_layer.asset_graph.asset_check_keys) == {CHECK}
-    assert [node.name for node in job.nodes] == ["suites"]
+    assert not job.asset_layer.asset_graph.asset_check_keys, "a planned check is shown as being executed"
+    assert [node.name for node in job.nodes] == ["run_suites"]
     assert run_tags(shop).items() <= job.tags.items()
     sensors = {s.name: s.default_status for s in defs.sensors or []}
-    assert {"quality_when_written", "row_rules", "check_alerts"} <= sensors.keys()
+    assert {"row_rules", "check_alerts"} <= sensors.keys()
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
     spec = defs.resolve_asset_graph().get(CHECK)
-    assert spec.automation_condition is not None
     assert spec.description == "Every order has a customer."
 
 
@@ -140,7 +139,9 @@ def test_a_session_launched_from_a_table_s_page_does_not_keep_suites_from_being_
         instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset(tables))
         planned = instance.event_log_storage.get_latest_asset_check_execution_by_key([CHECK])
         assert planned[CHECK].status.value == "PLANNED", "Dagster means to run the check when the session has ended"
-        assert due_checks(instance, [CHECK], timedelta(minutes=5), shop.tables, time.time() + 600) == [CHECK]
+        assert due_checks(instance, [CHECK], timedelta(minutes=5), shop.tables, run_tags(shop), time.time() + 600) == [
+            CHECK
+        ]
 
 
 def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
@@ -164,9 +165,9 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
                 context = dg.build_schedule_context(instance=instance, scheduled_execution_time=None)
                 request = schedule(context)  # type: ignore[operator]
                 assert isinstance(request, dg.RunRequest), request
-                assert request.asset_check_keys == [CHECK]
-                job = defs.resolve_job_def("quality").get_subset(asset_check_selection={CHECK})
-                assert job.execute_in_process(instance=instance).success
+                assert request.run_config == run_config(["orders_rows"])
+                job = defs.resolve_job_def("quality")
+                assert job.execute_in_process(request.run_config, instance=instance).success
                 alerts = next(s for s in defs.sensors or [] if s.name == "check_alerts")
                 result = alerts(dg.build_sensor_context(instance=instance, definitions=defs, cursor=cursor))
                 assert isinstance(result, dg.SensorResult)

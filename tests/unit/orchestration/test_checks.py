@@ -45,12 +45,14 @@ DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so
         (found("recovering", notes=("is being recovered",)), False, False, "WARN", "recovering"),
         (found("restarting", notes=("its session ended",)), False, False, "WARN", "restarting"),
         (found("never started"), True, True, "ERROR", "never started"),
+        (replace(found("running"), warnings=(Reason("disk", "..."),)), True, False, "WARN", "yellow: disk"),
+        (replace(DEAD, warnings=(Reason("disk", "..."),)), True, False, "ERROR", "red: dead"),
     ],
 )
 def test_the_verdict(health: Health, continuous: bool, passed: bool, severity: str, mark: str) -> None:
     outcome = verdict(health, continuous=continuous)
     assert (outcome.passed, outcome.severity.value, outcome.mark) == (passed, severity, mark)
-    for reason in health.reasons:
+    for reason in (*health.reasons, *health.warnings):
         assert reason.text in outcome.text
 
 
@@ -83,6 +85,11 @@ def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(
     runs: list[RunSeen], expected: bool | None
 ) -> None:
     assert should_run(runs, NOW, patience=60) is expected
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(299, None), (301, True), (-7200, None)])
+def test_a_job_that_never_starts_is_red(ago: float, expected: bool | None) -> None:
+    assert should_run([], NOW, patience=60, watched_since=NOW - ago) is expected
 
 
 TICK = NOW - 1000

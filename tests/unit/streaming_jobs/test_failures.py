@@ -91,6 +91,13 @@ def test_the_cause_is_kept_for_the_log(text: str) -> None:
     assert classify(cause).__cause__ is cause
 
 
+def test_a_python_process_that_was_killed_is_told_as_such() -> None:
+    """Spark reads the end of its socket, and an end of file has no message (`StreamingQueryException`)."""
+    text = "[STREAM_FAILED] Query [id = 835513ea, runId = 1] terminated with exception: (no cause message)"
+    error = classify(RuntimeError(text))
+    assert type(error) is TransientError and "killed or out of memory" in error.found and "835513ea" in error.found
+
+
 def test_a_long_text_is_cut_to_what_a_person_reads() -> None:
     trace = "\n".join(["[SOMETHING] it broke " + "x" * 5000, "second", "third", "at org.apache.spark.Very.deep"])
     text = classify(RuntimeError(trace)).found

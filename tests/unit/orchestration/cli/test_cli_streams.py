@@ -19,6 +19,7 @@ from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime.lag import lag_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
+from streaming_jobs.state.disk_space import Space
 from streaming_jobs.state.health import Seen, state_of
 from streaming_jobs.state.lease import Owner, acquire, take
 from streaming_jobs.state.status import Status, write_status
@@ -378,3 +379,14 @@ def test_accept_records_the_commit_and_the_reason(settings: Settings, capsys: py
     assert record.accepted[0].why == "removed on request"
     assert cli.main(["streams", "accept", "count", "--table", "none", "--version", "1", "--why", "x"]) == 2
     capsys.readouterr()
+
+
+def test_a_disk_that_fills_up_is_yellow_with_the_folder(
+    settings: Settings, held: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = Space("yellow", "1,000 MB are free on the disk of /data")
+    monkeypatch.setattr("streaming_jobs.state.health.disk_space", lambda _: space)
+    write_status(settings, running())
+    assert cli.main(["streams", "status", "count"]) == 0
+    said = capsys.readouterr()
+    assert "yellow: disk" in said.out and "count: 1,000 MB are free on the disk of /data" in said.out + said.err

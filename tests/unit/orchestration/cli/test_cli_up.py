@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -124,6 +124,27 @@ def _feeder(called: Events, options: dict[str, object]) -> SimpleNamespace:
     )
 
 
+def fails_first(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception) -> Events:
+    """Has one part of the start fail once; each try of it is in the list."""
+    where = {
+        "home": (sys.modules["orchestration.cli.setup"], "sole_use"),
+        "jars": (sys.modules["orchestration.cli.setup"], "fetch_jars"),
+        "broker": (FakeBroker, "start"),
+        "topics": (up, "_topics"),
+        "Dagster": (FakeProcesses, "start"),
+    }[part]
+    works, tries = getattr(*where), Events()
+
+    def attempt(*arguments: object, **named: object) -> object:
+        tries.append(part)
+        if len(tries) == 1:
+            raise error
+        return works(*arguments, **named)
+
+    monkeypatch.setattr(*where, attempt)
+    return tries
+
+
 def test_it_starts_in_order_restarts_a_dead_broker_and_ends_in_the_opposite_order(
     events: Events, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +239,80 @@ def test_a_full_disk_ends_nothing_and_is_told_with_its_path(
     assert cli.main(["up"]) == 0
     assert len(looks) == 2
     assert f"Dagster: REC-003 {tmp_path / '.recourse'}: No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["home", "jars", "broker", "topics", "Dagster"])
+def test_a_full_disk_at_the_first_start_is_waited_for(
+    events: Events, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    tries = fails_first(monkeypatch, part, OSError(errno.ENOSPC, "No space left on device"))
+    assert cli.main(["up"]) == 0
+    assert len(tries) == 2 and events[-1] == "broker stop"
+    said = capsys.readouterr().err
+    assert said.count("No space left on device") == 1 and "tried again in 1 s" in said and "works again" in said
+
+
+def test_a_broker_that_does_not_come_up_at_the_first_start_is_waited_for(
+    events: Events, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries = fails_first(monkeypatch, "broker", SetupError("the broker ended while it started", may_pass=True))
+    assert cli.main(["up"]) == 0
+    assert len(tries) == 2 and "broker: REC-003 the broker ended" in capsys.readouterr().err
+
+
+def test_what_a_person_has_to_mend_ends_the_first_start_unless_the_disk_is_full(
+    events: Events, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = SetupError("port 9092 is taken", "choose another one")
+    fails_first(monkeypatch, "broker", taken)
+    assert cli.main(["up"]) == 1
+    tries = fails_first(monkeypatch, "Dagster", SetupError("Dagster's webserver ended at once"))
+    assert cli.main(["--set", f"quality.free_disk_mb={2**40}", "up"]) == 0
+    assert len(tries) == 2
+    capsys.readouterr()
+
+
+def test_once_waits_for_nothing(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = fails_first(monkeypatch, "broker", OSError(errno.ENOSPC, "No space left on device"))
+    assert cli.main(["up", "--once"]) == 1
+    assert len(tries) == 1
+
+
+def test_topics_are_created_only_on_a_broker_of_ours(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: Events = []
+    there = SimpleNamespace(names=lambda: {"things"}, create=lambda name, partitions: created.append(name))
+    monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: there)
+    topology = SimpleNamespace(topics={"things": None, "thigns": None})
+    with pytest.raises(SetupError, match="kafka:9092 has no topic thigns"):
+        kafka.create_topics(settings(), topology, "kafka:9092", ours=False)  # type: ignore[arg-type]
+    assert created == []
+    assert kafka.create_topics(settings(), topology, "127.0.0.1:9", ours=True) == ["thigns"]  # type: ignore[arg-type]
+    assert created == ["thigns"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours"),
+    [
+        ([], True),
+        (["--set", "kafka.bootstrap_servers=kafka:9092"], True),
+        (["--set", "kafka.bootstrap_servers=kafka:9092", "--set", 'flows=["collections"]'], False),
+        (["--set", 'flows=["collections"]'], True),
+    ],
+)
+def test_whose_the_broker_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], ours: bool
+) -> None:
+    """The demonstration makes its own topic in any cluster."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[bool] = []
+    monkeypatch.setattr(kafka, "create_topics", lambda *_, ours: asked.append(ours) or [])
+    monkeypatch.setattr("streaming_jobs.platform.broker.bootstrap_servers", lambda _: "127.0.0.1:9")
+    call = Invocation(values=dict(each.split("=", 1) for each in arguments[1::2]))
+    call.demonstrate()
+    up._topics(call)
+    assert asked == [ours]
 
 
 def test_a_line_for_people_is_dropped_when_the_disk_of_the_log_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,18 +17,18 @@ def test_a_request_that_waits_is_not_repeated_and_one_that_a_failed_start_has_se
     settings: SettingsFactory,
 ) -> None:
     home = settings()
-    first = request(home, PLAN, "anna", newest=0.0)
-    assert request(home, PLAN, "anna", newest=0.0) == first
+    first = request(home, "orders", "anna", newest=0.0)
+    assert request(home, "orders", "anna", newest=0.0) == first
     write_status(home, Status("orders", state="failed", started_at=first + 0.001))
     time.sleep(0.02)
-    again = request(home, PLAN, "anna", newest=0.0)
+    again = request(home, "orders", "anna", newest=0.0)
     pending = start_request.request(home, "orders")
     assert again > first and pending is not None and pending.since == again
 
 
 def test_a_start_that_preflight_refuses_is_the_answer(settings: SettingsFactory) -> None:
     home = settings()
-    asked = request(home, PLAN, "anna", newest=0.0)
+    asked = request(home, "orders", "anna", newest=0.0)
     error = {"code": "REC-021", "found": "another writer", "next": "accept it", "permanent": True}
     write_status(home, Status("orders", state="failed", started_at=asked + 1, error=error))  # type: ignore[arg-type]
     (done,) = wait(home, [PLAN], {"orders": asked}, 3600.0, lambda _: None)

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.deploys import apply, history
+from orchestration.deploys import apply
 from orchestration.deploys.plan import StreamPlan, make_plan, refusals
 from orchestration.deploys.starting import ask, wait
 from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request, stop_request, stream_record
+from streaming_jobs.state import deploys, start_request, stop_request, stream_record
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -98,30 +98,28 @@ def test_other_tables_and_topics_would_be_refused(home: Settings) -> None:
 
 
 def test_a_deploy_is_recorded_once_and_a_torn_line_is_no_obstacle(home: Settings) -> None:
-    history.record(home, "plain", "a", "b", "anna")
-    history.record(home, "plain", "a", "b", "anna")
+    deploys.record(home, "plain", "a", "b", "anna")
+    deploys.record(home, "plain", "a", "b", "anna")
     path = StreamFolder.of(home, "plain").deploys
     with path.open("a") as file:
         file.write('{"at": 1, "fr')
-    history.record(home, "plain", "b", "c", "bob")
-    assert [(d.before, d.after, d.by) for d in history.deploys(home, "plain")] == [
+    deploys.record(home, "plain", "b", "c", "bob")
+    assert [(d.before, d.after, d.by) for d in deploys.deploys(home, "plain")] == [
         ("a", "b", "anna"),
         ("b", "c", "bob"),
     ]
 
 
 def test_a_deploy_that_was_killed_asks_for_no_second_start(home: Settings) -> None:
-    plan = StreamPlan("plain", "deploy", "a", "b")
-    asked = apply.request(home, plan, "anna", newest=time.time() - 60)
-    assert apply.request(home, plan, "anna", newest=time.time() - 60) == asked
-    assert len(history.deploys(home, "plain")) == 1
-    later = apply.request(home, plan, "anna", newest=time.time() + 60)
+    asked = apply.request(home, "plain", "anna", newest=time.time() - 60)
+    assert apply.request(home, "plain", "anna", newest=time.time() - 60) == asked
+    later = apply.request(home, "plain", "anna", newest=time.time() + 60)
     assert later > asked, "the code has changed since"
 
 
 def test_a_deploy_is_done_when_the_new_code_has_committed(home: Settings) -> None:
     plan = StreamPlan("plain", "deploy", "a", "b")
-    asked = apply.request(home, plan, "anna", newest=0.0)
+    asked = apply.request(home, "plain", "anna", newest=0.0)
     assert [o.result for o in apply.wait(home, [plan], {"plain": asked}, 0.3, lambda _: None)] == ["not yet"]
     now = time.time()
     status = Status("plain", "running", os.getpid(), heartbeat=now, started_at=now, begun_at=asked + 1)

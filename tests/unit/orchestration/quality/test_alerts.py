@@ -19,6 +19,7 @@ from orchestration.local_dagster.dagster_home import prepare
 from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.suites import run_tags
 from orchestration.quality.transitions import LONGEST_PAUSE, Alerts, Receiver, Transition
+from orchestration.quality.when import JOB, OP, run_config
 from orchestration.sessions.events import report_without_run
 from orchestration.sessions.ownership import identity
 from orchestration.sessions.runs import end_lost
@@ -48,7 +49,9 @@ class Ticks:
 
     def __init__(self, instance: dg.DagsterInstance, **quality: Any) -> None:
         given = {"free_disk_mb": 0, "alert_after": "0 seconds", "email_severity": "warning", **quality}
-        settings = Settings.load({f"quality.{name}": value for name, value in given.items()})
+        settings = Settings.load(
+            {"home": home(instance).home, **{f"quality.{name}": value for name, value in given.items()}}
+        )
         self.instance, self.alerts, self.cursor = instance, CheckAlerts({KEY: "orders"}, settings), ""
         self.later = 0.0
 
@@ -251,6 +254,27 @@ def test_a_check_whose_run_was_killed_is_red(instance: dg.DagsterInstance) -> No
     newest = instance.event_log_storage.get_latest_asset_check_execution_by_key([KEY])[KEY]
     assert newest.evaluation is not None
     assert "failed before it had evaluated" in str(newest.evaluation.description)
+
+
+@pytest.mark.parametrize(("suites", "told"), [([], True), (["orders_rows"], True), (["stock_rows"], False)])
+def test_a_suite_that_a_run_of_the_job_has_not_evaluated_is_red(
+    instance: dg.DagsterInstance, suites: list[str], told: bool
+) -> None:
+    @dg.op(name=OP, config_schema={"suites": [str]})
+    def run_suites() -> None:
+        raise MemoryError
+
+    @dg.job(name=JOB, tags=run_tags(home(instance)))
+    def quality() -> None:
+        run_suites()
+
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url)
+        failed = quality.execute_in_process(run_config(suites), instance=instance, raise_on_error=False)
+        ticks.tick()
+        ticks.tick()
+    assert states(hook) == ["failed"] * told
+    assert [alert["run"] for alert in hook.alerts] == [failed.run_id] * told
 
 
 def test_a_run_whose_process_lives_or_is_elsewhere_is_left_alone(instance: dg.DagsterInstance) -> None:

@@ -6,6 +6,7 @@ import smtplib
 import socket
 import ssl
 import threading
+from dataclasses import replace
 from email import message_from_string
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestration.quality import delivery
-from orchestration.quality.delivery import Failure, beat, mail, post, receivers
+from orchestration.quality.delivery import Failure, beat, mail, payload, post, receivers
 from orchestration.quality.transitions import Transition
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import QualitySettings
@@ -59,6 +60,15 @@ def test_the_webhook_gets_all_changes_in_one_request() -> None:
     assert (first["table"], first["stream"], first["check"], first["run"]) == ("orders", "orders", "health", "r1")
     assert first["time"] == "1970-01-12T13:46:40+00:00"
     assert receiver.headers[0]["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("host", ["discord.com", "discordapp.com"])
+def test_a_webhook_of_discord_gets_content_that_it_takes(host: str) -> None:
+    discord = settings(webhook=f"https://{host}/api/webhooks/1/{SECRET}")
+    assert payload(discord, [RED, GREEN]) == {"content": payload(settings(), [RED, GREEN])["text"]}
+    (content,) = payload(discord, [replace(RED, text="x" * 3000)]).values()
+    assert len(content) == 2000
+    assert "text" in payload(settings(webhook=f"https://hooks.example.com/{host}"), [RED])
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 404, 429, 500, 503])

@@ -17,7 +17,8 @@ import pytest
 
 from orchestration.quality import spark_session, suites
 from orchestration.quality.spark_session import CORES, HEAP_MB, QualitySpark, small
-from orchestration.quality.suites import JOB, SPARK, SuiteChecks, check_key, one_at_a_time, run_tags
+from orchestration.quality.suites import SPARK, SuiteChecks, check_key, one_at_a_time, run_tags
+from orchestration.quality.when import JOB, run_config
 from orchestration.sessions.events import NO_RUN
 from orchestration.sessions.tags import WORKER_TAG
 from quality.suites import Suite
@@ -52,29 +53,43 @@ class Runs:
     def begin(self) -> None:
         self.begun += 1
 
-    def execute(self, *only: Suite) -> dg.ExecuteInProcessResult:
-        defs = dg.Definitions(
+    @property
+    def defs(self) -> dg.Definitions:
+        return dg.Definitions(
             assets=[dg.AssetSpec("orders"), dg.AssetSpec("stock")],
             asset_checks=self.checks.definitions(),
             jobs=[self.checks.job()],
             resources=self.checks.resources(),
         )
-        job = defs.resolve_job_def(JOB)
-        if only:
-            job = job.get_subset(asset_check_selection={check_key(suite) for suite in only})
-        return job.execute_in_process(instance=self.instance, raise_on_error=False)
 
+    def execute(self, *only: str) -> dg.ExecuteInProcessResult:
+        """A run of the job."""
+        job = self.defs.resolve_job_def(JOB)
+        return job.execute_in_process(run_config(only), instance=self.instance, raise_on_error=False)
 
-def evaluations(done: dg.ExecuteInProcessResult) -> dict[str, tuple[bool, str]]:
-    return {e.check_name: (e.passed, e.severity.value) for e in done.get_asset_check_evaluations()}
+    def execute_from_page(self, suite: Suite) -> dg.ExecuteInProcessResult:
+        """A run of a check."""
+        job = self.defs.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={check_key(suite)})
+        return job.execute_in_process(instance=self.instance)
+
+    @property
+    def outcomes(self) -> dict[str, dg.AssetCheckEvaluation]:
+        """The newest outcome of each check, as Dagster shows it; a check that is planned has none."""
+        known = self.instance.event_log_storage.get_latest_asset_check_execution_by_key(list(self.checks.by_key))
+        assert {record.run_id for record in known.values()} == {NO_RUN}
+        return {key.name: record.evaluation for key, record in known.items() if record.evaluation}
+
+    @property
+    def passed(self) -> dict[str, tuple[bool, str]]:
+        return {name: (one.passed, one.severity.value) for name, one in self.outcomes.items()}
 
 
 def test_a_run_evaluates_each_suite_as_a_check_of_its_table(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     runs = Runs(tmp_path, instance, lambda suite, _: validation(BAD if suite is ROWS else GOOD))
     done = runs.execute()
     assert done.success, "a failed check does not fail its run"
-    assert evaluations(done) == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
-    assert {e.asset_key.to_user_string() for e in done.get_asset_check_evaluations()} == {"orders", "stock"}
+    assert runs.passed == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
+    assert {each.asset_key.to_user_string() for each in runs.outcomes.values()} == {"orders", "stock"}
     assert runs.begun == 1
     assert run_tags(runs.checks.settings).items() <= done.dagster_run.tags.items()
     run = instance.get_run_by_id(done.run_id)
@@ -84,8 +99,26 @@ def test_a_run_evaluates_each_suite_as_a_check_of_its_table(tmp_path: Path, inst
 
 def test_one_suite_can_be_run_alone(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     runs = Runs(tmp_path, instance, lambda *_: validation(GOOD))
-    assert list(evaluations(runs.execute(STOCK))) == ["stock_rows"]
-    assert runs.asked == ["stock_rows"]
+    assert runs.execute("stock_rows").success
+    assert (runs.asked, list(runs.passed)) == (["stock_rows"], ["stock_rows"])
+    assert not runs.execute("stock_row").success, "no suite has that name"
+
+
+def test_what_was_red_stays_red_while_it_is_evaluated_again(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """Dagster shows a check that a run plans as being executed, whatever its last outcome was."""
+    shown: list[dict[str, tuple[bool, str]]] = []
+
+    def outcome(*_: object) -> Validation:
+        if runs.asked == ["stock_rows"]:
+            return validation(BAD)
+        shown.append(runs.passed)
+        return validation(GOOD)
+
+    runs = Runs(tmp_path, instance, outcome)
+    assert runs.execute("stock_rows").success
+    assert runs.execute("stock_rows").success
+    assert shown == [{"stock_rows": (False, "ERROR")}]
+    assert runs.passed == {"stock_rows": (True, "ERROR")}
 
 
 def test_an_exception_of_one_suite_is_red_and_the_others_are_evaluated(
@@ -96,17 +129,19 @@ def test_an_exception_of_one_suite_is_red_and_the_others_are_evaluated(
             raise RuntimeError("the table's log is damaged")
         return validation(GOOD)
 
-    done = Runs(tmp_path, instance, outcome).execute()
-    assert evaluations(done) == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
-    red = next(e for e in done.get_asset_check_evaluations() if e.check_name == "orders_rows")
-    assert "the table's log is damaged" in str(red.description)
+    runs = Runs(tmp_path, instance, outcome)
+    runs.execute()
+    assert runs.passed == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
+    assert "the table's log is damaged" in str(runs.outcomes["orders_rows"].description)
 
 
+@pytest.mark.parametrize("from_page", [False, True])
 def test_the_outcome_counts_for_the_table_also_after_its_next_materialisation(
-    tmp_path: Path, instance: dg.DagsterInstance
+    tmp_path: Path, instance: dg.DagsterInstance, from_page: bool
 ) -> None:
     instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
-    done = Runs(tmp_path, instance, lambda *_: validation(BAD)).execute(ROWS)
+    runs = Runs(tmp_path, instance, lambda *_: validation(BAD))
+    done = runs.execute_from_page(ROWS) if from_page else runs.execute("orders_rows")
     instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
     key = check_key(ROWS)
     (newest,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)

@@ -119,7 +119,9 @@ def test_streams_stopped_on_purpose_are_left_alone_when_it_is_all_of_them() -> N
 def test_a_recovery_is_named_by_every_tick_that_starts_nothing() -> None:
     recovering = {"a": "is being recovered by plan a-0001"}
     beside = seen(run("STARTED"), stopped_on_purpose=frozenset({"a"}), recovering=recovering)
-    assert "; stream a is being recovered by plan a-0001" in waits(keepalive(beside, NOW))
+    waiting = keepalive(beside, NOW)
+    assert isinstance(waiting, Wait) and waiting.reason == "run run-1 is started"
+    assert waiting.words == "run run-1 is started; stream a is being recovered by plan a-0001"
     all_of_them = seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS), recovering=recovering)
     words = waits(keepalive(all_of_them, NOW))
     assert words == "stream a is being recovered by plan a-0001; the session starts when that is over"

@@ -93,6 +93,11 @@ def files(root: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+def test_a_preview_tries_code_that_nobody_has_deployed(life: Life) -> None:
+    settings = life.settings.with_stream(life.stream.name, require_deploy=True)
+    assert not Folders(settings, life.stream.name).own().for_stream(life.stream.name).require_deploy
+
+
 def test_the_same_rows_are_equal_and_nothing_of_the_stream_is_changed(life: Life) -> None:
     before = files(life.settings.home)
     made = run(life)

@@ -23,6 +23,12 @@ def test_a_replay_that_starts_over_replaces_everything(life: Life) -> None:
     assert not StreamFolder.of(replay_settings, STREAM.name).checkpoint(2).folder.exists()
 
 
+def test_a_replay_runs_code_that_nobody_has_deployed(life: Life) -> None:
+    settings = life.settings.with_stream(STREAM.name, require_deploy=True, max_restarts=2)
+    own = staging.settings_of(settings, planned(life, None)).for_stream(STREAM.name)
+    assert not own.require_deploy and own.max_restarts == 2
+
+
 def test_the_ledger_adopts_lines_once_and_those_of_packed_days_too(life: Life) -> None:
     plan = planned(life)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")

@@ -20,12 +20,15 @@ from streaming_jobs.errors import (
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
-from streaming_jobs.runtime.stream_queries import QueryHooks
+from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.stream_queries import Preflight, QueryHooks
 from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.state import deploys
+from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.testing import MemoryQuery
 from tests.conftest import SettingsFactory
-from tests.support.runners import SPARK, Clock, Make, ended, pipeline_of, queries_of, query_of, reported
-from tests.support.worlds import STREAM, TOPIC, TOPIC_ID, Disk, FakeTopics
+from tests.support.runners import SPARK, Clock, Make, Queries, ended, pipeline_of, queries_of, query_of, reported
+from tests.support.worlds import CODE, STREAM, TOPIC, TOPIC_ID, Disk, FakeTopics, parity, record, settled
 
 WORKER = """
   An exception was thrown from the Python worker. Please see the stack trace below.
@@ -360,3 +363,16 @@ def test_preflight_refuses_and_passes_warnings_on(make: Make, settings: Settings
 def test_the_status_names_the_trigger_of_the_session(make: Make) -> None:
     assert make().status.trigger == "continuous"
     assert make(trigger="available-now").status.trigger == "available-now"
+
+
+def test_a_crash_deploys_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `stream.require_deploy` the start after it is refused until somebody has deployed the code on disk."""
+    ran = replace(settled(7), record=record(code=(CodeSince(CODE.hash, CODE.package, 1, 0, 1.7e9),)))
+    monkeypatch.setattr(Queries, "preflight", lambda *_: Preflight(ran, []))
+    running = make(require_deploy=True)
+    running.start(SPARK)
+    error = running.status.error
+    assert running.status.state == "failed" and error is not None and error["permanent"]
+    assert f"recourse deploy {STREAM}" in str(error["next"])
+    deploys.record(running.settings, STREAM, CODE.hash, loaded_code(parity, running.settings.flows).hash, "anna")
+    assert running.preflight() == ran == make(require_deploy=False).preflight()

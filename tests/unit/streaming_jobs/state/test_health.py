@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from streaming_jobs.state import start_request, stop_request
+from streaming_jobs.state.disk_space import Space
 from streaming_jobs.state.health import Due, Limits, Seen, health, judge, look
 from streaming_jobs.state.lease import Owner, acquire
 from streaming_jobs.state.status import Status, write_status
@@ -227,3 +228,33 @@ def test_an_open_transaction_is_named_at_once() -> None:
     (note,) = verdict.notes
     assert not verdict.red
     assert "a transaction is open in topic payments partition 3 since " in note and "1 more partition" in note
+
+
+FULL, FILLING, FREE = (Space(colour, f"{colour} disk of /data") for colour in ("red", "yellow", "green"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("what", "disk", "verdict", "words"),
+    [
+        (seen(), FREE, "well", []),
+        (seen(), FILLING, "yellow", []),
+        (seen(), FULL, "red", ["disk"]),
+        (seen(owner=None), FILLING, "red", ["dead"]),
+        (seen(owner=None), FULL, "red", ["dead", "disk"]),
+        (seen(owner=None, state="stopped", ended_by="anna"), FULL, "stopped", []),
+        (seen(owner=None, state="stopped", stop=BY_HAND), FULL, "stopped", []),
+        (seen(owner=None, stop=RECOVERY), FULL, "recovering", []),
+        (NEVER, FULL, "never started", []),
+    ],
+)
+def test_a_disk_that_fills_up_is_a_reason_while_the_stream_should_run(
+    what: Seen, disk: Space, verdict: str, words: list[str]
+) -> None:
+    found = judge(replace(what, disk=disk), Limits())
+    assert (found.verdict, [reason.word for reason in found.reasons]) == (verdict, words)
+    assert all(each.text == "yellow disk of /data" for each in found.warnings)
+
+
+def test_a_look_measures_the_free_space(settings: SettingsFactory) -> None:
+    disk = look(settings({"quality.free_disk_mb": 2**40}), "orders").disk
+    assert disk is not None and disk.colour == "red" and "MB are free on the disk of" in disk.text
