@@ -182,7 +182,9 @@ class SparkSettings(_Section):
     """The session's JVM."""
 
     master: Annotated[str, AfterValidator(_checked_master)] = Field(
-        "local[*]", description="local[N], local-cluster[...] or spark://host:port"
+        "local[*]",
+        description="local[N], local-cluster[...] or spark://host:port; its executors share the driver's folders of "
+        "tables and state",
     )
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
     shuffle_partitions: int = Field(0, ge=0, description="0: one per core; pinned by the first start of a stream")
