@@ -216,6 +216,11 @@ class KafkaSettings(_Section):
         repr=False,
         description="further properties of librdkafka, for every client (docs/secure.md)",
     )
+    group_prefix: str = Field(
+        "",
+        description="commit each stream's offsets to the consumer group of this prefix and its name, for lag exporters "
+        "and Kafka's tools; no other group may begin with it; empty: none",
+    )
     timeout: Duration = Field(timedelta(seconds=15), description="for one request to the cluster")
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
     AclBinding,
     AclOperation,
@@ -27,12 +28,13 @@ from tests.support.topic_flows import copied
 from tests.support.topic_reader import committed
 
 IN, OUT = "acl-in", "acl-out"
-TOPIC, ID = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+TOPIC, ID, GROUP = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourceType.GROUP
 RIGHTS = [
     (TOPIC, IN, ResourcePatternType.LITERAL, ["DESCRIBE", "READ"]),
     (TOPIC, OUT, ResourcePatternType.LITERAL, ["DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE"]),
     (TOPIC, "__recourse.", ResourcePatternType.PREFIXED, ["DESCRIBE", "DESCRIBE_CONFIGS", "CREATE", "READ", "WRITE"]),
     (ID, "recourse.", ResourcePatternType.PREFIXED, ["DESCRIBE", "WRITE"]),
+    (GROUP, "shown.", ResourcePatternType.PREFIXED, ["READ"]),
 ]
 
 
@@ -54,6 +56,7 @@ def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_top
         "kafka.sasl_mechanism": "PLAIN",
         "kafka.sasl_username": "jo",
         "kafka.sasl_password": "jos",
+        "kafka.group_prefix": "shown.",
     }
     open_home = Bench(settings({"kafka.bootstrap_servers": administrator}), administrator, spark)
     for name in (IN, OUT):
@@ -68,6 +71,12 @@ def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_top
         assert running.status.state == "stopped", running.status.error
         assert len(committed(administrator, OUT, 1)) == so_far
         produce(administrator, IN, (thing(i) for i in range(so_far, so_far + 100)))
+    assert home.shown is not None
+    home.shown.close(30)
+    asked = [ConsumerGroupTopicPartitions(f"shown.{flow.name}")]
+    admin = AdminClient({"bootstrap.servers": administrator})
+    for future in admin.list_consumer_group_offsets(asked).values():
+        assert [(p.topic, p.partition, p.offset) for p in future.result(30).topic_partitions] == [(IN, 0, 600)]
 
 
 def grant(administrator: str) -> None:
