@@ -344,7 +344,9 @@ class TableSettings(_Section):
     unread_retention: Duration = Field(
         timedelta(days=1), description="of versions, and their files, that a stream reading the table has not read yet"
     )
-    unread_versions: int = Field(2_000, gt=0, description="such versions kept at most; a slower reader is refused")
+    unread_max_mb: int = Field(
+        2_048, gt=0, description="of their commits and of files that only they hold, MB; a slower reader is refused"
+    )
     deleted_file_retention: Duration = Field(timedelta(hours=1), description="of files no version of the table lists")
     deleted_files_max_mb: int = Field(4096, ge=0, description="of such files, MB; above it the oldest go earlier")
     checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")
