@@ -37,6 +37,7 @@ from streaming_jobs.runtime import parent, restart_in_place, session_options
 from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.code_watch import ERROR, as_line, versions
 from streaming_jobs.runtime.fresh_starts import FreshStarts
+from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.handover import Handover
 from streaming_jobs.runtime.query_stop import LINGERING
 from streaming_jobs.runtime.session_leases import let_go_all, take_all
@@ -104,7 +105,7 @@ class Session:
         self.answers = dict(answers or {})
         self.handover = handover
         self.runtime: Runtime = runtime or LocalSpark(settings)
-        self.queries: Queries = queries or SparkQueries(settings, replan)
+        self.queries: Queries = queries or SparkQueries(settings, replan, shown=GroupOffsets.of(settings))
         self.leases: Leases = leases or FileLeases(settings)
         self.patience = patience or Patience()
         self.stop_all = threading.Event()

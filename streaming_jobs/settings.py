@@ -81,7 +81,9 @@ _NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURS
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_\w+)?$")
 """Kubernetes sets such variables in every pod of a namespace that has a service named recourse, or recourse-..."""
 _PATHS = ("home", "state_dir", "tables_dir", "jars_dir", "java_home", "jobs")
-_SECRET = re.compile(r"(?i)secret|passw|token|credential|jaas|(access|account|api)[._-]?key|[._]key$|sas[._]")
+_SECRET = re.compile(
+    r"(?i)secret|passw|passphrase|[.]pem$|token|credential|jaas|(access|account|api)[._-]?key|[._]key$|sas[._]"
+)
 
 
 class Settings(BaseSettings):
@@ -123,10 +125,6 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        kafka = self.kafka
-        by_password = kafka.sasl_mechanism == "PLAIN" or kafka.sasl_mechanism.startswith("SCRAM")
-        if kafka.security_protocol.startswith("SASL") and by_password and not kafka.sasl_username:
-            raise ValueError(f"kafka.sasl_username is empty, and {kafka.security_protocol} needs a user")
         webhook = self.quality.webhook.get_secret_value()
         if webhook and not re.match(r"https?://[^/\s]+", webhook):
             raise ValueError("quality.webhook is no URL; it begins with https:// or http://")
@@ -401,7 +399,7 @@ def _origins(settings: Settings, layers: list[tuple[str, dict[str, Any]]]) -> It
         origin = next((name for name, layer in reversed(layers) if _has(layer, location)), "default")
         if location[0] == "streams" and value is None:
             continue
-        if location[:2] == ("spark", "extra") and value and _SECRET.search(".".join(location[2:])):
+        if location[1:2] == ("extra",) and value and _SECRET.search(".".join(location[2:])):
             shown = "(hidden)"
         elif isinstance(value, SecretStr):
             shown = "(hidden)" if value.get_secret_value() else ""

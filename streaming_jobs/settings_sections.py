@@ -153,6 +153,39 @@ Trigger = Annotated[str, AfterValidator(checked_trigger)]
 Start = Annotated[str, AfterValidator(_checked_start)]
 
 
+_GUARANTEED = re.compile(
+    r"acks|request\.required\.acks|auto\.(commit|offset)\..*|offset\.store\..*|check\.crcs|group\..*|isolation\.level"
+    r"|enable\.(auto\.commit|auto\.offset\.store|gapless\.guarantee|idempotence|partition\.eof)|transaction.*"
+    r"|max\.in\.flight.*|message\.(send\.max\.retries|timeout\.ms)|delivery\..*|retries|partitioner|consume\..*"
+    r"|(msg_)?partitioner.*|.*_cb|plugin\.library\.paths|test\..*"
+)
+"""What is read exactly once, written exactly once and by which key depends on the values that Recourse gives these."""
+_HAVE_SETTINGS = {
+    "bootstrap.servers": "kafka.bootstrap_servers",
+    "metadata.broker.list": "kafka.bootstrap_servers",
+    "security.protocol": "kafka.security_protocol",
+    "socket.timeout.ms": "kafka.timeout",
+    "compression.type": "topic_sink.compression",
+    "compression.codec": "topic_sink.compression",
+    "linger.ms": "topic_sink.linger",
+    "queue.buffering.max.ms": "topic_sink.linger",
+    "batch.size": "topic_sink.batch_kb",
+    "message.max.bytes": "topic_sink.max_record_kb",
+}
+
+
+def _free_for_the_user(extra: dict[str, str]) -> dict[str, str]:
+    """Properties that Recourse does not need for itself; raises ValueError for others."""
+    for name in extra:
+        as_setting = f"kafka.{name.replace('mechanisms', 'mechanism').replace('.', '_')}"
+        own = as_setting.removeprefix("kafka.") in KafkaSettings.model_fields
+        if (setting := as_setting if own else _HAVE_SETTINGS.get(name)) is not None:
+            raise ValueError(f"'{name}' has a setting of its own: {setting}")
+        if _GUARANTEED.fullmatch(name):
+            raise ValueError(f"'{name}' is for Recourse to choose: its exactly-once delivery rests on it")
+    return extra
+
+
 class KafkaSettings(_Section):
     """The connection of Spark and confluent-kafka to the cluster. Empty servers mean the embedded broker."""
 
@@ -160,15 +193,49 @@ class KafkaSettings(_Section):
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="how connections to the cluster are protected, as Kafka names it"
     )
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field(
         "SCRAM-SHA-512", description="how a user logs in, with the two SASL protocols"
     )
-    sasl_username: str = Field("", description="the user, with the two SASL protocols")
+    sasl_username: str = Field("", description="the user, with the two SASL protocols; not for OAUTHBEARER")
     sasl_password: SecretStr = Field(SecretStr(""), description="the user's password; never shown")
+    sasl_oauthbearer_token_endpoint_url: str = Field(
+        "", description="address that issues tokens to clients (OAuth 2.0 client credentials), for OAUTHBEARER"
+    )
+    sasl_oauthbearer_client_id: str = Field("", description="the client's name there")
+    sasl_oauthbearer_client_secret: SecretStr = Field(SecretStr(""), description="the client's secret; never shown")
+    sasl_oauthbearer_scope: str = Field("", description="scope of the token, if the address asks for one")
+    sasl_oauthbearer_extensions: str = Field(
+        "", description="name=value,... sent with the token: logicalCluster and identityPoolId of Confluent Cloud"
+    )
     ssl_ca_location: Path | None = Field(None, description="PEM file of the certificate authority")
     ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
     ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
+    ssl_key_password: SecretStr = Field(SecretStr(""), description="password of that key, if it has one; never shown")
+    extra: Annotated[dict[str, str], AfterValidator(_free_for_the_user)] = Field(
+        default_factory=dict,
+        repr=False,
+        description="further properties of librdkafka, for every client (docs/secure.md)",
+    )
+    group_prefix: str = Field(
+        "",
+        description="commit each stream's offsets to the consumer group of this prefix and its name, for lag exporters "
+        "and Kafka's tools; no other group may begin with it; empty: none",
+    )
     timeout: Duration = Field(timedelta(seconds=15), description="for one request to the cluster")
+
+    @model_validator(mode="after")
+    def _can_log_in(self) -> Self:
+        if not self.security_protocol.startswith("SASL"):
+            return self
+        if self.sasl_mechanism != "OAUTHBEARER":
+            if not self.sasl_username:
+                raise ValueError(f"kafka.sasl_username is empty, and {self.security_protocol} needs a user")
+        elif not any(name.startswith("sasl.oauthbearer.") for name in self.extra):  # another way to a token
+            for name in ("token_endpoint_url", "client_id", "client_secret"):
+                value = getattr(self, key := f"sasl_oauthbearer_{name}")
+                if not (value.get_secret_value() if isinstance(value, SecretStr) else value):
+                    raise ValueError(f"kafka.{key} is empty, and OAUTHBEARER needs it")
+        return self
 
 
 class BrokerSettings(_Section):
@@ -182,7 +249,9 @@ class SparkSettings(_Section):
     """The session's JVM."""
 
     master: Annotated[str, AfterValidator(_checked_master)] = Field(
-        "local[*]", description="local[N], local-cluster[...] or spark://host:port"
+        "local[*]",
+        description="local[N], local-cluster[...] or spark://host:port; its executors share the driver's folders of "
+        "tables and state",
     )
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
     shuffle_partitions: int = Field(0, ge=0, description="0: one per core; pinned by the first start of a stream")
@@ -279,7 +348,9 @@ class TableSettings(_Section):
     unread_retention: Duration = Field(
         timedelta(days=1), description="of versions, and their files, that a stream reading the table has not read yet"
     )
-    unread_versions: int = Field(2_000, gt=0, description="such versions kept at most; a slower reader is refused")
+    unread_max_mb: int = Field(
+        2_048, gt=0, description="of their commits and of files that only they hold, MB; a slower reader is refused"
+    )
     deleted_file_retention: Duration = Field(timedelta(hours=1), description="of files no version of the table lists")
     deleted_files_max_mb: int = Field(4096, ge=0, description="of such files, MB; above it the oldest go earlier")
     checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")

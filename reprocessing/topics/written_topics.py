@@ -210,9 +210,11 @@ class KafkaWrittenTopics:
         timeout = self.settings.kafka.timeout.total_seconds()
         until, admin, found = time.monotonic() + timeout, AdminClient(self._config), list[GroupPosition]()
         try:
-            names = [g.group_id for g in admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid]
+            listed = admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid
         except (KafkaException, TimeoutError) as error:
             raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
+        shown = self.settings.kafka.group_prefix  # those of streams, which a plan takes along as streams
+        names = [g.group_id for g in listed if not (shown and g.group_id.startswith(shown))]
         for number in range(0, len(names), _AT_ONCE):
             if time.monotonic() > until:
                 raise TransientError(

@@ -11,6 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+UNREAD = "_unread"
+"""The folder below a table with commits that have left its log, and that streams have not read (`unread_log.py`)."""
+
+
+def commit_actions(table: Path, number: int) -> list[dict[str, Any]]:
+    """The actions of a version, also of one that is kept for readers only. Raises as `actions` does.
+
+    A commit may be moved at any moment, so the log comes first.
+    """
+    name = f"_delta_log/{number:020d}.json"
+    try:
+        return list(actions(table / name))
+    except FileNotFoundError:
+        return list(actions(table / UNREAD / name))
+
 
 def actions(commit: Path, containing: str = "") -> Iterator[dict[str, Any]]:
     """The actions of one commit file, in order.

@@ -21,6 +21,7 @@ from streaming_jobs.errors import SetupError, TransientError
 from streaming_jobs.platform import spark
 from streaming_jobs.platform.class_data import RECORD_SECONDS
 from streaming_jobs.platform.processes.exit_status import jvm_gone
+from streaming_jobs.platform.shared_folders import SparkExecutors, check_shared, in_this_process
 from streaming_jobs.platform.spark import Launched
 from streaming_jobs.settings import Settings
 
@@ -49,7 +50,8 @@ class Runtime(Protocol):
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
         """Return the session. A JVM that is started for it inherits the descriptors (the leases).
 
-        Raises SetupError if there is no Spark to use.
+        Raises SetupError if there is no Spark to use, PermanentError if executors on other machines do not share the
+        folders of tables and state with the driver.
         """
 
     def failure(self, patience: float = 0.0) -> TransientError | None:
@@ -102,6 +104,7 @@ class LocalSpark:
         except BaseException:
             self.process = None  # the start has failed and has ended it: the error tells why, its exit code would not
             raise
+        _check_executors(self.settings, self._session, spark.profile(self.settings)["spark.master"])
         return self._session
 
     def failure(self, patience: float = 0.0) -> TransientError | None:
@@ -163,6 +166,7 @@ class ExistingSpark:
         java = self._ours._jvm
         assert java is not None
         self.jvm = int(java.java.lang.ProcessHandle.current().pid())
+        _check_executors(self.settings, self._ours, str(self._ours.sparkContext.master))
         return self._ours
 
     def failure(self, patience: float = 0.0) -> TransientError | None:  # noqa: ARG002 - it answers, or it does not
@@ -207,3 +211,8 @@ class ExistingSpark:
                 log.warning("a query of this session did not stop", reason=str(error)[:200])
                 stopped = False
         return stopped
+
+
+def _check_executors(settings: Settings, session: SparkSession, master: str) -> None:
+    if not in_this_process(master):
+        check_shared(settings, SparkExecutors(session))

@@ -20,7 +20,7 @@ import structlog
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import BrokerUnreachable, OffsetsLost, TransientError
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.positions import TopicOffsets, ends_of
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
@@ -28,7 +28,8 @@ from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.connection import Connection
-from streaming_jobs.runtime.lag import EndOffsets, Ends
+from streaming_jobs.runtime.group_offsets import GroupOffsets
+from streaming_jobs.runtime.lag import EndOffsets, Ends, position_in
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.client_file import client_file
@@ -171,7 +172,7 @@ class SparkQueries:
 
     `archives` have what topics no longer have; by default those of the settings.
     With `until`, queries with the trigger available-now end at these offsets instead of at their topics' ends, and read
-    no record past them.
+    no record past them. `shown`: the consumer groups that show the streams' offsets, if there are any.
     """
 
     settings: Settings
@@ -180,6 +181,7 @@ class SparkQueries:
     archives: Archives | None = None
     until: TopicOffsets | None = None
     topic_sinks: TopicSinks | None = None
+    shown: GroupOffsets | None = None
     _ends: EndOffsets | None = field(default=None, init=False)
     _client: Path | None = field(default=None, init=False)
 
@@ -228,7 +230,7 @@ class SparkQueries:
             trigger=hooks.trigger,
             stop=hooks.stop,
             before_commit=self.before_commit(stream),
-            report=hooks.report,
+            report=self._reporting(stream, hooks.report, position_in(snapshot)),
             replan=self.replan,
             archives=self._archives,
             until=self.until,
@@ -236,6 +238,21 @@ class SparkQueries:
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
         return start(built, hooks)
+
+    def _reporting(
+        self, stream: Stream, report: Callable[[BatchReport], None], position: TopicOffsets | None
+    ) -> Callable[[BatchReport], None]:
+        """`report`; the offsets of the start and of each batch are shown too."""
+        if (shown := self.shown) is None:
+            return report
+        if position is not None:
+            shown.show(stream, position)
+
+        def report_and_show(done: BatchReport) -> None:
+            report(done)
+            shown.show(stream, ends_of(done.entry.offsets))
+
+        return report_and_show
 
     def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
         """The check that runs when the rows of a batch are ready: the topics are still the ones it was read from."""
@@ -258,6 +275,8 @@ class SparkQueries:
         """Stop the thread that looks at the topics, and remove the files that the processes of Spark read."""
         if self.topic_sinks is not None:
             self.topic_sinks.close()
+        if self.shown is not None:
+            self.shown.close()
         if self._ends is not None:
             self._ends.close()
         if self._client is not None:

@@ -7,6 +7,7 @@ A wrong password, or plain text sent to a TLS port, should be reported at once. 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,11 @@ if TYPE_CHECKING:  # the planner and the workers import this module, and setting
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
 _DISCONNECTED = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 _REFUSAL_HINTS = ("security.protocol", "handshake failed")
+_AWAITED = "SASL OAUTHBEARER token"
+_TOKEN_REFUSED = re.compile(
+    r"(invalid|unauthorized)_client|invalid_(request|grant|scope)|unsupported_grant_type|access_denied|HTTP\D*40[0134]"
+)
+"""RFC 6749, 5.2. Whatever else keeps a token away, such as an address that does not answer, may pass."""
 _GRACE = 2.0
 LIBRDKAFKA = logging.getLogger("recourse.librdkafka")
 """The logger of Kafka's client, which otherwise writes to stderr, into progress bars."""
@@ -40,9 +46,7 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
         "logger": LIBRDKAFKA,
     }
     if kafka.security_protocol.startswith("SASL_"):
-        config["sasl.mechanism"] = kafka.sasl_mechanism
-        config["sasl.username"] = kafka.sasl_username
-        config["sasl.password"] = kafka.sasl_password.get_secret_value()
+        config |= {"sasl.mechanism": kafka.sasl_mechanism, **_log_in(kafka)}
     if kafka.security_protocol.endswith("SSL"):
         for key, path in (
             ("ssl.ca.location", kafka.ssl_ca_location),
@@ -51,7 +55,26 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
         ):
             if path is not None:
                 config[key] = str(path)
-    return config
+        if password := kafka.ssl_key_password.get_secret_value():
+            config["ssl.key.password"] = password
+    return config | kafka.extra
+
+
+def _log_in(kafka: KafkaSettings) -> dict[str, str]:
+    """Of a user with a password, or of a client that fetches tokens; librdkafka renews them by itself."""
+    if kafka.sasl_mechanism != "OAUTHBEARER":
+        return {"sasl.username": kafka.sasl_username, "sasl.password": kafka.sasl_password.get_secret_value()}
+    if not kafka.sasl_oauthbearer_token_endpoint_url:
+        return {}
+    values = {
+        "method": "oidc",
+        "token.endpoint.url": kafka.sasl_oauthbearer_token_endpoint_url,
+        "client.id": kafka.sasl_oauthbearer_client_id,
+        "client.secret": kafka.sasl_oauthbearer_client_secret.get_secret_value(),
+        "scope": kafka.sasl_oauthbearer_scope,
+        "extensions": kafka.sasl_oauthbearer_extensions,
+    }
+    return {f"sasl.oauthbearer.{name}": value for name, value in values.items() if value}
 
 
 class Failures:
@@ -73,7 +96,9 @@ class Failures:
         self._last = error.str()
         if error.code() in _DISCONNECTED:
             self.disconnected = True
-        if error.code() in _REFUSALS or any(hint in self._last for hint in _REFUSAL_HINTS):
+        if _AWAITED in self._last and not _TOKEN_REFUSED.search(self._last):
+            self.disconnected = True
+        elif error.code() in _REFUSALS or any(hint in self._last for hint in _REFUSAL_HINTS):
             self._refused = self._last
 
     def begin(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.platform.delta_log import UNREAD, commit_actions
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.stored import Commit
 
 
 def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]:
@@ -17,8 +20,7 @@ def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]
     Compaction removes no rows, and upkeep goes on also while the writer waits for a person.
     """
     removed: set[str] = set()
-    while (file := commit_file(table, number := number + 1)).exists():
-        commit = list(actions(file))
+    while commit := _commit(table, number := number + 1):
         entry = LedgerEntry.decode(info_of(commit).get("userMetadata"))
         if entry is None or entry.stream != writer:
             removed |= _removed(commit)
@@ -33,10 +35,8 @@ def replaced_since(table: Path, writer: str | None, start: int) -> list[tuple[in
     A reader of versions passes over what they have made of rows that it read before. `writer` is None for a table
     that no stream of ours writes.
     """
-    from streaming_jobs.sinks.delta.log import walk
-
     found = []
-    for commit in walk(table):
+    for commit in whole_walk(table):
         if commit.version < start:
             break
         entry = commit.entry
@@ -50,9 +50,17 @@ def replaced_since(table: Path, writer: str | None, start: int) -> list[tuple[in
     return found
 
 
-def commit_file(table: Path, number: int) -> Path:
-    """The file of a version's commit."""
-    return table / "_delta_log" / f"{number:020d}.json"
+def whole_walk(table: Path, version: int | None = None) -> Iterator[Commit]:
+    """`walk`, and after it the commits that are kept for readers only."""
+    from streaming_jobs.sinks.delta.log import walk
+
+    before = None if version is None else version + 1
+    for root in (table, table / UNREAD):
+        for commit in walk(root, None if before is None else before - 1):
+            if root != table and before is not None and commit.version != before - 1:
+                return
+            before = commit.version
+            yield commit
 
 
 def info_of(commit: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -67,9 +75,16 @@ def name_on_disk(path: str) -> str:
 
 def _rewrites(table: Path, number: int) -> bool:
     try:
-        return bool(_removed(actions(commit_file(table, number))))
+        return bool(_removed(commit_actions(table, number)))
     except FileNotFoundError:  # cleaned up since it was listed
         return False
+
+
+def _commit(table: Path, number: int) -> list[dict[str, Any]]:
+    try:
+        return commit_actions(table, number)
+    except FileNotFoundError:
+        return []
 
 
 def _removed(commit: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.platform.delta_log import UNREAD, commit_actions
 from streaming_jobs.positions import Place, by_place, ends_of
-from streaming_jobs.table_sources.later_commits import commit_file, info_of, name_on_disk, undone_after
+from streaming_jobs.table_sources.later_commits import info_of, name_on_disk, undone_after, whole_walk
 
 if TYPE_CHECKING:
+    from streaming_jobs.sinks.delta.table_files import TableFile
     from streaming_jobs.sinks.stored import Commit
 
 _NO_ROWS = ("upkeep", "fence", "schema", "slice")
@@ -90,16 +91,23 @@ class TableVersions:
 
     def newest(self) -> int | None:
         """The newest version; None if there is no table."""
-        return max(self._numbers(), default=None)
+        return max(self._numbers(self.table), default=None)
 
-    def _numbers(self) -> list[int]:
-        """The versions whose commits the log has, in order; one listing."""
-        log = self.table / "_delta_log"
+    @property
+    def _roots(self) -> tuple[Path, Path]:
+        """The table, and the log of what is kept for readers only."""
+        return self.table, self.table / UNREAD
+
+    @staticmethod
+    def _numbers(root: Path) -> list[int]:
+        """The versions whose commits a log has, in order; one listing."""
+        log = root / "_delta_log"
         return sorted(int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
 
     def has(self, number: int) -> bool:
-        """True if the log has that version's commit."""
-        return self._commit_file(number).exists()
+        """True if that version's commit is there."""
+        name = f"_delta_log/{number:020d}.json"
+        return any((root / name).exists() for root in self._roots)
 
     def first(self) -> int:
         """The first version from which on every commit is in the log, and every file that one of them adds is there.
@@ -113,7 +121,7 @@ class TableVersions:
         removed: set[str] = set()
         for number in range(newest, -1, -1):
             try:
-                commit = list(actions(self._commit_file(number)))
+                commit = commit_actions(self.table, number)
             except FileNotFoundError:
                 return number + 1
             files = (action["add"]["path"] for action in commit if action.get("add"))
@@ -133,7 +141,7 @@ class TableVersions:
     def version(self, number: int) -> Version:
         """The rows that one version added; raises OffsetsLost, ForeignWrite or PreflightRefused (`versions.py`)."""
         try:
-            commit = list(actions(self._commit_file(number)))
+            commit = commit_actions(self.table, number)
         except FileNotFoundError:
             raise self.gone(number, number + 1) from None
         info = info_of(commit)
@@ -152,11 +160,9 @@ class TableVersions:
 
     def content(self, number: int) -> Version:
         """All rows of the table at a version; raises OffsetsLost if the log no longer reaches back to it."""
-        from streaming_jobs.sinks.delta.table_files import table_files  # it needs deltalake
-
         try:
-            listed = table_files(self.table, number)
-            info = info_of(actions(self._commit_file(number)))
+            listed = self._listed(number)
+            info = info_of(commit_actions(self.table, number))
         except (FileNotFoundError, PreflightRefused):
             raise self.gone(number, number + 1) from None
         files = sorted(listed.values(), key=lambda file: (file.modified, file.path))
@@ -173,21 +179,28 @@ class TableVersions:
         ]
         return Version(number, _time(info, adds), tuple(self._file(add) for add in adds))
 
+    def _listed(self, number: int) -> dict[str, TableFile]:
+        from streaming_jobs.sinks.delta.table_files import table_files  # it needs deltalake
+
+        try:
+            return table_files(self.table, number)
+        except PreflightRefused:
+            return table_files(self.table / UNREAD, number)
+
     def time_of(self, number: int) -> int:
         """The time of a version's commit, milliseconds since 1970; raises FileNotFoundError if it is gone."""
-        commit = list(actions(self._commit_file(number)))
+        commit = commit_actions(self.table, number)
         info = info_of(commit)
         return _time(info, [a["add"] for a in commit if a.get("add")])
 
     def commits_of_others(self) -> Iterator[Commit]:
         """The commits without a ledger entry, newest first."""
-        from streaming_jobs.sinks.delta.log import walk
-
-        return (commit for commit in walk(self.table) if commit.entry is None)
+        return (commit for commit in whole_walk(self.table) if commit.entry is None)
 
     def time_of_next(self, start: int) -> int | None:
         """The time of the first commit from a version on that the log still has; None without any."""
-        for number in (number for number in self._numbers() if number >= start):
+        there = sorted({number for root in self._roots for number in self._numbers(root) if number >= start})
+        for number in there:
             with suppress(FileNotFoundError):  # cleaned up since it was listed
                 return self.time_of(number)
         return None
@@ -241,9 +254,7 @@ class TableVersions:
 
     def _read_before(self, number: int, stream: str) -> dict[Place, int] | None:
         """The offsets up to which the writer had read before a publish; None if the log does not show it any more."""
-        from streaming_jobs.sinks.delta.log import walk
-
-        for commit in walk(self.table, number - 1):
+        for commit in whole_walk(self.table, number - 1):
             entry = commit.entry
             if entry is not None and entry.stream == stream and entry.kind in ("batch", "publish"):
                 return by_place(ends_of(entry.offsets))
@@ -299,9 +310,6 @@ class TableVersions:
         return OffsetsLost(
             f"file {path} of table {self.name} was deleted before it was read", "see `recourse streams status`"
         )
-
-    def _commit_file(self, number: int) -> Path:
-        return commit_file(self.table, number)
 
 
 def gone_words(table: str, start: int, end: int) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
     AclBinding,
     AclOperation,
@@ -18,51 +19,31 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from pyspark.sql import SparkSession
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.platform import broker as broker_module
-from streaming_jobs.platform import ports
-from streaming_jobs.platform.broker import Broker
-from streaming_jobs.platform.broker_config import server_properties
-from streaming_jobs.settings import Settings
 from tests.broker.test_topic_sink import to_topic
 from tests.conftest import SettingsFactory
 from tests.support.driver import Bench, produce
+from tests.support.secured_broker import secured_broker
 from tests.support.things import thing
 from tests.support.topic_flows import copied
 from tests.support.topic_reader import committed
 
 IN, OUT = "acl-in", "acl-out"
-TOPIC, ID = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+TOPIC, ID, GROUP = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourceType.GROUP
 RIGHTS = [
     (TOPIC, IN, ResourcePatternType.LITERAL, ["DESCRIBE", "READ"]),
     (TOPIC, OUT, ResourcePatternType.LITERAL, ["DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE"]),
     (TOPIC, "__recourse.", ResourcePatternType.PREFIXED, ["DESCRIBE", "DESCRIBE_CONFIGS", "CREATE", "READ", "WRITE"]),
     (ID, "recourse.", ResourcePatternType.PREFIXED, ["DESCRIBE", "WRITE"]),
+    (GROUP, "shown.", ResourcePatternType.PREFIXED, ["READ"]),
 ]
 
 
 @pytest.fixture
 def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
     """The addresses of a broker with ACLs: for its administrator, and for the user `jo`."""
-    port = ports.free_port()
-
-    def properties(data: Path, plain: int, controller: int) -> Mapping[str, str]:
-        usual = server_properties(data, plain, controller)
-        listener = f",SECURE://{ports.HOST}:{port}"
-        return usual | {
-            "listeners": usual["listeners"] + listener,
-            "advertised.listeners": usual["advertised.listeners"] + listener,
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SECURE:SASL_PLAINTEXT",
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.secure.plain.sasl.jaas.config": (
-                'org.apache.kafka.common.security.plain.PlainLoginModule required user_jo="jos";'
-            ),
-        }
-
-    monkeypatch.setattr(broker_module, "server_properties", properties)
-    with Broker(Settings.load({"home": tmp_path / "broker"})) as broker:
-        yield broker.start(), f"{ports.HOST}:{port}"
+    plain = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_jo="jos";'
+    with secured_broker(tmp_path / "broker", monkeypatch, "PLAIN", plain) as addresses:
+        yield addresses
 
 
 def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_topics(
@@ -75,6 +56,7 @@ def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_top
         "kafka.sasl_mechanism": "PLAIN",
         "kafka.sasl_username": "jo",
         "kafka.sasl_password": "jos",
+        "kafka.group_prefix": "shown.",
     }
     open_home = Bench(settings({"kafka.bootstrap_servers": administrator}), administrator, spark)
     for name in (IN, OUT):
@@ -89,6 +71,12 @@ def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_top
         assert running.status.state == "stopped", running.status.error
         assert len(committed(administrator, OUT, 1)) == so_far
         produce(administrator, IN, (thing(i) for i in range(so_far, so_far + 100)))
+    assert home.shown is not None
+    home.shown.close(30)
+    asked = [ConsumerGroupTopicPartitions(f"shown.{flow.name}")]
+    admin = AdminClient({"bootstrap.servers": administrator})
+    for future in admin.list_consumer_group_offsets(asked).values():
+        assert [(p.topic, p.partition, p.offset) for p in future.result(30).topic_partitions] == [(IN, 0, 600)]
 
 
 def grant(administrator: str) -> None:

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.runtime.connection import Connection
+from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
@@ -113,13 +114,14 @@ class Bench:
     def __post_init__(self) -> None:
         kafka = self.settings.kafka
         self.topics = Topics.of(kafka, self.bootstrap)
+        self.shown = GroupOffsets.of(self.settings)
         quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
         self.connection = Connection(client_file(self.settings, self.bootstrap), self.topics, quick)
 
     def start(self, stream: Stream, trigger: str = "available-now") -> StreamRunner:
         """Start a stream; the caller ends it with `finish`."""
         lease = acquire(self.settings, stream.name, purpose="test", wait=5)
-        queries = SparkQueries(self.settings, connection=self.connection)
+        queries = SparkQueries(self.settings, connection=self.connection, shown=self.shown)
         running = StreamRunner(stream, self.settings, queries, lease, Status(stream.name), trigger)
         try:
             running.preflight()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ _BESIDE = re.compile(r"(\d{20})\.(?:crc|(?:json|checkpoint\.parquet)#\d+)|\d{20}
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file of a log; `version` is the last one that it covers, `modified` in seconds since 1970.
+    """One file of a log; `version` is the last one that it covers, `modified` in seconds since 1970, `size` on disk.
 
     A part of a checkpoint is of kind `beside`: only checkpoints in one file count as complete.
     """
@@ -33,6 +33,7 @@ class LogFile:
     kind: Literal["commit", "checkpoint", "beside"]
     version: int
     modified: float
+    size: int = 0
 
 
 def log_files(log: Path) -> Iterator[LogFile]:
@@ -47,11 +48,11 @@ def log_files(log: Path) -> Iterator[LogFile]:
             elif not (match := _PART.fullmatch(file.name) or _BESIDE.fullmatch(file.name)):
                 continue
             try:
-                modified = file.stat().st_mtime
+                status = file.stat()
             except FileNotFoundError:
                 continue
             version = int(match[1] or match[2])
-            yield LogFile(Path(file.path), kind, version, modified)
+            yield LogFile(Path(file.path), kind, version, status.st_mtime, status.st_blocks * 512)
 
 
 def expired(
@@ -61,13 +62,11 @@ def expired(
     retention: timedelta,
     versions: int,
     needed: int | None,
-    unread: int | None = None,
-) -> list[Path]:
+) -> list[LogFile]:
     """The files that may be removed, oldest first.
 
     A version stays while it is younger than `retention` and among the newest `versions` (0: no such bound). The version
-    `needed`, `unread` and all later ones stay in any case, and so does the checkpoint that the oldest of them starts
-    from.
+    `needed` and all later ones stay in any case, and so does the checkpoint that the oldest of them starts from.
     """
     files = sorted(files, key=lambda file: (file.version, file.path.name))
     commits = [file for file in files if file.kind == "commit"]
@@ -78,22 +77,36 @@ def expired(
     keep = next(young, newest)
     if versions:
         keep = max(keep, newest - versions + 1)
-    keep = min([keep, *(each for each in (needed, unread) if each is not None)])
+    keep = keep if needed is None else min(keep, needed)
     starts = [file.version for file in files if file.kind == "checkpoint" and file.version <= keep]
-    return [file.path for file in files if file.version < max(starts)] if starts else []
+    return [file for file in files if file.version < max(starts)] if starts else []
 
 
 def bounded(
-    files: Iterable[LogFile], needs: Iterable[Need], *, now: float, retention: timedelta, versions: int
+    commits: Sequence[LogFile],
+    needs: Iterable[Need],
+    *,
+    now: float,
+    retention: timedelta,
+    max_bytes: int,
+    removed: Callable[[LogFile], int],
 ) -> int | None:
-    """The first version that stays for readers: younger than `retention`, and among the newest `versions`.
+    """The first version that stays for readers: younger than `retention`, and within `max_bytes`.
 
-    None if no reader needs any. One that reads an older version next cannot go on, whatever stays: it does not count.
+    `commits` are the newest first, without a gap; `removed` are the bytes of the files that one took out of the table,
+    which stay for readers of the versions before it. None if no reader needs any. One that reads an older version next
+    cannot go on, whatever stays: it does not count.
     """
-    commits = sorted((file.version, file.modified) for file in files if file.kind == "commit")
-    if not commits:
+    needs = list(needs)
+    if not commits or not needs:
         return None
-    newest = commits[-1][0]
-    young = next((version for version, modified in commits if modified >= now - retention.total_seconds()), newest)
-    oldest = max(young, newest - versions + 1)
+    oldest, held = commits[0].version, 0
+    for commit in commits:
+        held += commit.size
+        if commit.version < commits[0].version and (
+            held > max_bytes or commit.modified < now - retention.total_seconds()
+        ):
+            break
+        oldest = commit.version
+        held += removed(commit)
     return min((max(need.first, oldest) for need in needs if need.then is None or need.then >= oldest), default=None)

@@ -25,6 +25,7 @@ from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded, expired, log_files
 from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.unread_log import UnreadLog
 from streaming_jobs.sinks.stored import Unread, no_readers
 
 log = structlog.get_logger()
@@ -64,7 +65,7 @@ class TableMaintenance:
 
     `forgets` is the time for which a table of remembered deletes keeps them; None for any other table. `unread` gives
     the versions that each stream that reads the table still needs: they and their files stay, within
-    `unread_retention` and `unread_versions`.
+    `unread_retention` and `unread_max_mb`.
     """
 
     sink: DeltaSink
@@ -74,10 +75,14 @@ class TableMaintenance:
     unread: Unread = no_readers
     put_off: Mapping[str, str] = field(default_factory=dict)
     """Tasks that failed when they were last tried: name -> a sentence with the reason."""
+    _kept: UnreadLog = field(init=False)
     _commits: int = 0
     _removed_bytes: int = 0
     _sweep_at: float = field(default_factory=lambda: time.monotonic() + _SWEEP_EVERY)
     _forget_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._kept = UnreadLog(self.sink.path)
 
     def after_commit(self) -> None:
         """Every 50 commits: compact if there are enough small files, shorten the log, remove unlisted files.
@@ -157,18 +162,21 @@ class TableMaintenance:
     def _shorten_log(self) -> int:
         place, _ = newest(self.sink.path, self.sink.stream)
         files = list(log_files(self.sink.path / "_delta_log"))
+        first = self._first_unread(files)
         gone = expired(
             files,
             now=time.time(),
             retention=self.settings.log_retention,
             versions=self.settings.log_versions,
             needed=0 if place is None else place.version,
-            unread=self._unread(files),
         )
         if gone:
             self._sync_checkpoints()
-        for path in gone:
-            path.unlink(missing_ok=True)
+        self._kept.keep(gone, first)
+        for file in gone:
+            file.path.unlink(missing_ok=True)
+        left = set(files).difference(gone)
+        self._kept.trim(first, min((file.version for file in left if file.kind == "commit"), default=0))
         return len(gone)
 
     def remove_unlisted(self) -> int:
@@ -194,16 +202,27 @@ class TableMaintenance:
             log.info("removed unlisted files", table=self.sink.name, files=len(gone), of=len(files))
         return len(gone)
 
-    def _unread(self, files: Iterable[LogFile]) -> int | None:
+    def _first_unread(self, files: Iterable[LogFile]) -> int | None:
         """The first version that stays for streams that read the table, within the bounds of the settings."""
-        bounds = (self.settings.unread_retention, self.settings.unread_versions)
-        return bounded(files, self.unread(), now=time.time(), retention=bounds[0], versions=bounds[1])
+        needs = self.unread()
+        if not needs:
+            return None
+        return bounded(
+            self._kept.before(files),
+            needs,
+            now=time.time(),
+            retention=self.settings.unread_retention,
+            max_bytes=self.settings.unread_max_mb << 20,
+            removed=lambda commit: self._kept.removal(commit).size,
+        )
 
     def _kept_for_readers(self) -> frozenset[str]:
         """The files that have left the table and that a stream has not read yet."""
-        log = self.sink.path / "_delta_log"
-        first = self._unread(log_files(log))
-        return frozenset() if first is None else orphan_files.removed_after(log, first)
+        files = list(log_files(self.sink.path / "_delta_log"))
+        if (first := self._first_unread(files)) is None:
+            return frozenset()
+        later = (commit for commit in self._kept.before(files) if commit.version > first)
+        return frozenset().union(*(self._kept.removal(commit).names for commit in later))
 
     def _sync_checkpoints(self) -> None:
         """Have the log's checkpoints on disk before the commits that they replace are deleted."""

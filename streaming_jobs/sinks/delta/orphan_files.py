@@ -45,8 +45,8 @@ def find(table: Path, live: Iterable[str]) -> list[Unlisted]:
 
     Raises OSError or ValueError if the log cannot be read: then no file may be deleted.
     """
-    listed = {name for path in live for name in _names(path)}
-    removals = {name: at for path, at in _removals(table / "_delta_log").items() for name in _names(path)}
+    listed = {name for path in live for name in names_on_disk(path)}
+    removals = {name: at for path, at in _removals(table / "_delta_log").items() for name in names_on_disk(path)}
     unlisted = []
     for path, status in _data_files(table):
         name = path.relative_to(table).as_posix()
@@ -123,17 +123,6 @@ def _removals(log: Path) -> dict[str, float]:
     return removals
 
 
-def removed_after(log: Path, version: int) -> frozenset[str]:
-    """The files that commits after a version took out of the table, by the names that they may have on disk."""
-    gone: set[str] = set()
-    for file in log_files(log):
-        if file.kind == "commit" and file.version > version:
-            for action in actions(file.path, containing='"remove"'):
-                if (removal := action.get("remove")) is not None:
-                    gone |= _names(str(removal["path"]))
-    return frozenset(gone)
-
-
-def _names(path: str) -> set[str]:
+def names_on_disk(path: str) -> set[str]:
     """The names that a path of the log may have on disk: writers differ in how often they percent-encode it."""
     return {path, unquote(path), unquote(unquote(path))} if "%" in path else {path}

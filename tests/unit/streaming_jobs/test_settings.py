@@ -301,6 +301,13 @@ def test_a_home_with_a_tilde_is_absolute_when_it_is_read() -> None:
     assert load({"home": "~/rec"}).settings.home == Path.home() / "rec"
 
 
+OAUTH = {
+    "kafka.security_protocol": "SASL_SSL",
+    "kafka.sasl_mechanism": "OAUTHBEARER",
+    "kafka.sasl_oauthbearer_token_endpoint_url": "https://login.example.com/token",
+    "kafka.sasl_oauthbearer_client_id": "recourse",
+    "kafka.sasl_oauthbearer_client_secret": "hush",
+}
 REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"topic_sink.prefix": "a b/ü!"}, "topic_sink.prefix"),
     ({"topic_sink.transaction_timeout": "2 hours"}, "above 15 minutes"),
@@ -309,6 +316,15 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"dagster.keep_runs": "0 s"}, "longer than 0"),
     ({"dagster.stale_after": "0 s"}, "longer than 0"),
     ({"kafka.security_protocol": "SASL_SSL"}, "kafka.sasl_username is empty"),
+    ({**OAUTH, "kafka.sasl_oauthbearer_client_secret": ""}, "kafka.sasl_oauthbearer_client_secret is empty"),
+    *(
+        ({"kafka.extra": {name: "1"}}, f"kafka.extra .*'{name}' is for Recourse to choose")
+        for name in ("isolation.level", "enable.auto.commit", "transactional.id", "acks", "group.id", "partitioner")
+    ),
+    ({"kafka.extra": {"enable.idempotence": "false"}}, "'enable.idempotence' is for Recourse to choose"),
+    ({"kafka.extra": {"sasl.password": "x"}}, "a setting of its own: kafka.sasl_password"),
+    ({"kafka.extra": {"sasl.mechanisms": "PLAIN"}}, "a setting of its own: kafka.sasl_mechanism"),
+    ({"kafka.extra": {"linger.ms": "5"}}, "a setting of its own: topic_sink.linger"),
     ({"quality.webhook": "hooks.example.com"}, "quality.webhook is no URL"),
 ]
 
@@ -324,6 +340,20 @@ def test_secrets_among_sparks_properties_are_hidden() -> None:
     shown = {o.key: o.value for o in load({"spark.extra": extra}).origins}
     assert shown["spark.extra.spark.hadoop.fs.s3a.secret.key"] == "(hidden)"
     assert shown["spark.extra.spark.executor.cores"] == "2"
+
+
+def test_secrets_among_properties_of_kafkas_client_are_hidden() -> None:
+    secrets = ("ssl.key.pem", "ssl.keystore.password", "sasl.oauthbearer.assertion.private.key.passphrase")
+    loaded = load({"kafka.extra": dict.fromkeys(secrets, "TOPSECRET") | {"client.rack": "eu-1a"}})
+    shown = {o.key: o.value for o in loaded.origins}
+    assert [shown[f"kafka.extra.{name}"] for name in secrets] == ["(hidden)"] * 3
+    assert shown["kafka.extra.client.rack"] == "eu-1a" and "TOPSECRET" not in repr(loaded.settings)
+
+
+def test_a_token_may_come_in_another_way_than_by_a_clients_secret() -> None:
+    other = {"sasl.oauthbearer.metadata.authentication.type": "azure_imds", "sasl.oauthbearer.method": "oidc"}
+    chosen = {"kafka.security_protocol": "SASL_SSL", "kafka.sasl_mechanism": "OAUTHBEARER", "kafka.extra": other}
+    assert load(chosen).settings.kafka.extra == other
 
 
 def test_the_file_that_is_watched_is_the_one_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,7 @@ class There:
 
     stopped: Callable[[], bool] = lambda: False
     queries: list[SimpleNamespace] = field(default_factory=list)
+    sparkContext: Any = field(default_factory=lambda: SimpleNamespace(master="local[2]"))
 
     def __post_init__(self) -> None:
         handle = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 17))
@@ -173,6 +174,34 @@ class There:
 
     def newSession(self) -> There:
         return self
+
+
+class NoCluster(SimpleNamespace):
+    """Refuses whatever is asked of executors."""
+
+    def parallelize(self, *_: object) -> None:
+        raise ConnectionError("executors are asked")
+
+
+@pytest.mark.parametrize("kind", ["started", "existing"])
+def test_executors_of_other_machines_are_asked_before_the_session_is_used(
+    settings: SettingsFactory, launches: list[Launch], kind: str
+) -> None:
+    master = "spark://there:7077"
+    registered = SimpleNamespace(getExecutorMemoryStatus=lambda: SimpleNamespace(size=lambda: 3))
+    context = NoCluster(master=master, defaultParallelism=2, _jsc=SimpleNamespace(sc=lambda: registered))
+    there: Any = There(sparkContext=context)
+    launch = Launch()
+    launches.append(launch)
+
+    def launching(*arguments: Any, **asked: Any) -> Any:
+        return SimpleNamespace(**{**vars(launch(*arguments, **asked)), "session": lambda: there})
+
+    runtime: Runtime = ExistingSpark(settings(), there)
+    if kind == "started":
+        runtime = LocalSpark(settings({"spark.master": master}), launch=launching)
+    with pytest.raises(ConnectionError, match="executors are asked"):
+        runtime.start("tests")
 
 
 @pytest.mark.parametrize("in_time", [True, False])

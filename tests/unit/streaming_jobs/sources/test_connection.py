@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 from pydantic import SecretStr
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
@@ -32,6 +32,61 @@ def test_a_log_in_is_spelt_as_librdkafka_wants_it() -> None:
     assert (config["sasl.username"], config["sasl.password"]) == ("jo", 'p"a\\ss')
 
 
+OAUTH = KafkaSettings(
+    security_protocol="SASL_SSL",
+    sasl_mechanism="OAUTHBEARER",
+    sasl_oauthbearer_token_endpoint_url="https://login.example.com/token",
+    sasl_oauthbearer_client_id="recourse",
+    sasl_oauthbearer_client_secret=SecretStr("hush"),
+    sasl_oauthbearer_extensions="logicalCluster=lkc-1,identityPoolId=pool-1",
+)
+
+
+def test_a_client_that_fetches_tokens_is_spelt_as_librdkafka_wants_it() -> None:
+    config = client_config(OAUTH, "h:1")
+    assert {key.removeprefix("sasl."): value for key, value in config.items() if key.startswith("sasl.")} == {
+        "mechanism": "OAUTHBEARER",
+        "oauthbearer.method": "oidc",
+        "oauthbearer.token.endpoint.url": "https://login.example.com/token",
+        "oauthbearer.client.id": "recourse",
+        "oauthbearer.client.secret": "hush",
+        "oauthbearer.extensions": "logicalCluster=lkc-1,identityPoolId=pool-1",
+    }
+    Producer({**config, "error_cb": lambda _: None}).flush(0)  # librdkafka was built with what these need
+
+
+def test_further_properties_are_in_every_client() -> None:
+    assert client_config(KafkaSettings(extra={"client.rack": "eu-1a"}), "h:1")["client.rack"] == "eu-1a"
+
+
+def test_a_property_that_librdkafka_does_not_have_is_a_wrong_setting() -> None:
+    with pytest.raises(ConfigurationError, match="client.rak"):
+        Topics.of(KafkaSettings(extra={"client.rak": "eu-1a"}), "h:1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        ('{"error":"invalid_client"}', True),
+        ("Failed to connect to login.example.com port 443: Could not connect to server", False),
+        ("Could not resolve host: login.example.com", False),
+    ],
+)
+def test_a_token_that_is_refused_is_an_error_and_one_that_is_late_is_not(
+    monkeypatch: pytest.MonkeyPatch, answer: str, refused: bool
+) -> None:
+    monkeypatch.setattr(connection, "_GRACE", 0.0)
+    failures = Failures("h:1")
+    text = f"Failed to acquire SASL OAUTHBEARER token: {answer}"
+    failures(KafkaError(KafkaError._AUTHENTICATION, text))
+    if refused:
+        with pytest.raises(ConfigurationError, match="invalid_client"):
+            failures.check()
+    else:
+        failures.check()
+        assert answer in failures.unreachable("describe", timedelta(seconds=1)).found
+
+
 def test_certificates_are_paths(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
     kafka = KafkaSettings(
@@ -39,8 +94,10 @@ def test_certificates_are_paths(tmp_path: Path) -> None:
         ssl_ca_location=files["ca"],
         ssl_certificate_location=files["cert"],
         ssl_key_location=files["key"],
+        ssl_key_password=SecretStr("hush"),
     )
     config = client_config(kafka, "h:1")
+    assert config["ssl.key.password"] == "hush"
     keys = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
     assert [config[key] for key in keys] == [str(files[name]) for name in ("ca", "cert", "key")]
 

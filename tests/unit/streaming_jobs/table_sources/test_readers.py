@@ -29,12 +29,12 @@ HOUR = timedelta(hours=1)
 
 
 def log(newest: int) -> list[LogFile]:
-    """A log of versions 0 to `newest`, one second apart."""
-    return [LogFile(Path(str(v)), "commit", v, 1000.0 - newest + v) for v in range(newest + 1)]
+    """The commits of versions `newest` to 0, one second apart, of one byte each."""
+    return [LogFile(Path(str(v)), "commit", v, 1000.0 - newest + v, 1) for v in range(newest, -1, -1)]
 
 
 @pytest.mark.parametrize(
-    ("needs", "retention", "versions", "stays"),
+    ("needs", "retention", "size", "stays"),
     [
         ([], HOUR, 1000, None),
         ([Need(40, 41)], HOUR, 1000, 40),
@@ -49,9 +49,19 @@ def log(newest: int) -> list[LogFile]:
     ],
 )
 def test_what_each_reader_needs_stays_within_both_bounds_and_nothing_for_one_that_is_beyond_them(
-    needs: list[Need], retention: timedelta, versions: int, stays: int | None
+    needs: list[Need], retention: timedelta, size: int, stays: int | None
 ) -> None:
-    assert bounded(log(100), needs, now=1000.0, retention=retention, versions=versions) == stays
+    found = bounded(log(100), needs, now=1000.0, retention=retention, max_bytes=size, removed=lambda _: 0)
+    assert found == stays
+
+
+def test_files_that_left_the_table_count_for_the_versions_before() -> None:
+    def removed(commit: LogFile) -> int:
+        return 500 if commit.version == 95 else 0
+
+    for most, stays in ((500, 95), (600, 60)):
+        found = bounded(log(100), [Need(60, 98)], now=1000.0, retention=HOUR, max_bytes=most, removed=removed)
+        assert found == stays
 
 
 def batch_of(settings: Settings, stream: str, number: int, start: int, end: int) -> None:
@@ -120,9 +130,19 @@ def test_upkeep_leaves_the_versions_and_the_files_that_a_reader_needs(
         os.utime(file, (time.time(), time.time()))
     versions = TableVersions(table.path, "count")
     files = {number: versions.version(number).files[0].path for number in (2, 3, 4, 5)}
+    content = versions.content(3)
     upkeep = maintenance(home, unread)
     upkeep.remove_unlisted()
     upkeep.shorten_log()
     assert {n: (table.path / path).exists() for n, path in files.items()} == dict.fromkeys((2, 3, 4, 5), there)
     assert versions.has(3) is there and versions.has(compacted + 1)
     assert (versions.first() <= 3) is there
+    log = table.path / "_delta_log"
+    assert not (log / f"{5:020d}.json").exists(), "the log is short in any case"
+    if there:
+        assert versions.content(3) == content and [v.number for v in versions.between(4, 7)] == [4, 5, 6]
+        assert versions.time_of_next(3) == versions.time_of(3)
+        upkeep.unread = list
+        upkeep.shorten_log()
+    assert not (table.path / "_unread").exists() and not versions.has(3)
+    assert DeltaTable(table.path).version() == versions.newest()
