@@ -51,9 +51,9 @@ class DeltaSource:
         if (self.event_time is None) != (self.lateness is None):
             raise UsageError(f"table {self.name}: event_time and lateness go together", "set both, or neither")
         object.__setattr__(self, "owners", checked_names(f"table {self.name}", "owners", self.owners))
-        for duration in (self.lateness, self.max_ahead):
-            if duration is not None:
-                parse_duration(duration)
+        for option in ("lateness", "max_ahead"):
+            if (duration := getattr(self, option)) is not None:
+                parse_duration(duration, f"table {self.name}: {option}")
         if self.schema is None:
             return
         fields = self.schema.fieldNames()

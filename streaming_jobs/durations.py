@@ -31,8 +31,8 @@ _UNITS = {
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
-def parse_duration(text: str) -> timedelta:
-    """Read ``"6 hours"`` or ``"1 day 30 minutes"``; raises ConfigurationError for anything else."""
+def parse_duration(text: str, of: str = "") -> timedelta:
+    """Read ``"6 hours"`` or ``"1 day 30 minutes"``; raises ConfigurationError for anything else, that names `of`."""
     total, position = timedelta(), 0
     while match := _PART.match(text, position):
         unit = _UNITS.get(match[2].lower())
@@ -42,7 +42,8 @@ def parse_duration(text: str) -> timedelta:
         position = match.end()
     if position == 0 or position != len(text):
         raise ConfigurationError(
-            f"'{text}' is not a duration", "write a number and a unit, such as '500 ms', '6 hours' or '2 days'"
+            f"{of}{': ' if of else ''}'{text}' is not a duration",
+            "write a number and a unit, such as '500 ms', '6 hours' or '2 days'",
         )
     return total
 

@@ -65,10 +65,9 @@ class KafkaTopic:
         if self.tombstones not in (allowed := ("dead_letter", "keep")):
             raise UsageError(f"topic {self.name}: tombstones='{self.tombstones}'", instead(self.tombstones, allowed))
         object.__setattr__(self, "owners", checked_names(f"topic {self.name}", "owners", self.owners))
-        if self.lateness is not None:
-            parse_duration(self.lateness)
-        if self.max_ahead is not None:
-            parse_duration(self.max_ahead)
+        for option in ("lateness", "max_ahead"):
+            if (duration := getattr(self, option)) is not None:
+                parse_duration(duration, f"topic {self.name}: {option}")
         self._check_event_time(f"topic {self.name}")
         if SOURCE_COLUMN in self.records.schema.fieldNames():
             raise UsageError(f"topic {self.name}: the field name {SOURCE_COLUMN} is taken", "rename the field")

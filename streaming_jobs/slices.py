@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import instead
+from streaming_jobs.spelling import instead, nearest_zone
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -51,13 +51,13 @@ class Slices:
             ZoneInfo(self.zone)
         except (KeyError, ValueError, OSError) as error:
             raise UsageError(
-                f"slices of {self.column}: '{self.zone}' is not a time zone", "such as Europe/Berlin"
+                f"slices of {self.column}: '{self.zone}' is not a time zone", nearest_zone(self.zone)
             ) from error
 
     @property
     def distance(self) -> timedelta:
         """`reach` as a duration."""
-        return parse_duration(self.reach)
+        return parse_duration(self.reach, f"slices of {self.column}: reach")
 
     @property
     def calendar(self) -> ZoneInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import zoneinfo
 from collections.abc import Iterable
 
 
@@ -17,6 +18,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     names = {each.lower(): each for each in known}
     matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     return names[matches[0]] if matches else None
+
+
+def nearest_zone(zone: str) -> str:
+    """The next step of an error about a time zone that there is not."""
+    near = nearest(zone, zoneinfo.available_timezones())
+    return f"did you mean '{near}'?" if near is not None else "such as UTC or Europe/Berlin"
 
 
 def instead(name: str, known: Iterable[str]) -> str:

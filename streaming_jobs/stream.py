@@ -87,7 +87,7 @@ class DeltaTable:
         if (self.order_by or self.delete_when) and not self.keys:
             raise UsageError(f"table {self.name}: order_by and delete_when are for upserts", "name the keys")
         checked_columns(self.name, self.keys)
-        if parse_duration(self.deletes_kept) <= timedelta(0):
+        if parse_duration(self.deletes_kept, f"table {self.name}: deletes_kept") <= timedelta(0):
             raise UsageError(f"table {self.name}: deletes_kept is {self.deletes_kept}", "name a time above zero")
         taken = {POSITION_COLUMN, DELETED_AT_COLUMN} & {*self.keys, *self.order_by} if self.order_by else set()
         if taken:

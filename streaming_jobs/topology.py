@@ -87,9 +87,15 @@ class Topology:
             if here != str(Path.cwd()):  # Spark's Python processes have the working directory only
                 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         streams: dict[int, Stream] = {}
+        modules = list(modules)
         for name in modules:
             for module in modules_of(name):
                 streams.update((id(v), v) for v in vars(module).values() if isinstance(v, Stream))
+        if modules and not streams:
+            raise UsageError(
+                f"`flows` declares no stream: none of {', '.join(modules)} has a function with @stream",
+                "decorate one at the top level of a module with @stream(source=..., sink=...), or name another module",
+            )
         return cls.of(streams.values())
 
     def __getitem__(self, name: str) -> Stream:

@@ -55,8 +55,13 @@ def read_yaml(path: Path) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        what = "is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise ConfigurationError(f"{place}: {what}", "correct the place named above") from error
+        told = [getattr(error, "context", None), getattr(error, "problem", None)]  # str(error) repeats the place
+        what = ", ".join(each for each in told if each) or " ".join(str(error).split())
+        if isinstance(error, RecursionError):
+            what = "is nested too deeply"
+        raise ConfigurationError(
+            f"{place}: {what}", "look at that line and the one above: indent with spaces, `key: value`, close quotes"
+        ) from error
 
 
 def place(file: Path, path: str) -> str:

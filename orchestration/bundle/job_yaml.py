@@ -19,6 +19,7 @@ from orchestration.bundle.job import RUN_REFERENCE, Bundle, Continuous, Job, Par
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings, project_folder
+from streaming_jobs.spelling import nearest_zone
 
 FILE_NAME = "databricks.yml"
 ENTRY_POINT = "recourse-session"
@@ -152,7 +153,7 @@ def _trigger(entry: Section) -> Continuous | Schedule | None:
     try:
         ZoneInfo(zone)
     except (OSError, ValueError, KeyError) as error:
-        raise schedule.error(f"timezone_id: no time zone '{zone}'", "such as UTC or America/New_York") from error
+        raise schedule.error(f"timezone_id: no time zone '{zone}'", nearest_zone(zone)) from error
     return Schedule(quartz, cron, zone, _paused(schedule))
 
 

@@ -47,12 +47,18 @@ def streams() -> None:
 
 @app.command("list", short_help="Print the declared streams.")
 def list_streams(context: typer.Context, output: OutputOption = Output.text) -> None:
-    """Print the declared streams with their topics, tables and triggers."""
+    """Print the declared streams: the topics and tables that they read, those that they write, and the trigger."""
     call = invocation(context)
     summaries = [_summary(stream, call.settings) for stream in call.topology.streams.values()]
-    columns = ["stream", "topics", "tables", "trigger", "description"]
+    columns = ["stream", "reads", "writes", "trigger", "description"]
     rows = [
-        [f["stream"], ", ".join(f["topics"]), ", ".join(f["tables"]), f["trigger"], f["description"].partition("\n")[0]]
+        [
+            f["stream"],
+            ", ".join([*f["topics"], *(f"table {name}" for name in f["tables_read"])]),
+            ", ".join([*f["tables"], *(f"topic {name}" for name in f["writes_topics"])]),
+            f["trigger"],
+            f["description"].partition("\n")[0],
+        ]
         for f in summaries
     ]
     show(output, summaries, lambda: print_table(columns, rows))
@@ -73,6 +79,8 @@ def run(
     """
     from orchestration.cli.children import Terminal, attend, session_driver
     from orchestration.cli.kafka import broker_for_command
+    from streaming_jobs.errors import LeaseBusy
+    from streaming_jobs.state.lease import busy, holder
 
     asked_at = time.time()
     log_to_stderr()
@@ -82,6 +90,10 @@ def run(
         driver = session_driver(selected, call.environment(), Terminal(), trigger=trigger, asked_at=asked_at)
         driver.start()
         code = attend(driver, _patience(call.settings, selected), say)
+    if code == LeaseBusy.exit_code:
+        for name in selected:
+            if (owner := holder(call.settings, name)) is not None:
+                say(str(busy(name, owner)))
     if code < 0:
         say(f"the driver was killed by {signal.Signals(-code).name}")
     raise typer.Exit(code if code >= 0 else FAILED)

@@ -94,6 +94,7 @@ def make_plan(settings: Settings, topology: Topology, names: Collection[str] = (
     plans = [
         _of(settings, topology.streams.get(name), seen[name]) for name in sorted(seen) if not names or name in names
     ]
+    plans = [_renamed(settings, topology, each) if each.action == "new" else each for each in plans]
     plans = [each for each in plans if each.action != "removed" or seen[each.stream].session is not None]
     touched = {each.stream for each in plans if each.action == "deploy"}
     plans = [replace(each, beside=_beside(seen, each, touched)) for each in plans]
@@ -139,6 +140,21 @@ def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:
         pid=pid,
         since=seen.status.disk_code_since,
     )
+
+
+def _renamed(settings: Settings, topology: Topology, new: StreamPlan) -> StreamPlan:
+    """The plan of a new stream; it names the stream that wrote one of its tables and is no longer declared."""
+    tables = set(topology[new.stream].table_names)
+    for name in sorted(set(streams_of(settings)) - topology.streams.keys()):
+        record = stream_record.load(settings, name)
+        shared = sorted(tables & {bound.name for bound in record.tables}) if record is not None else []
+        if shared:
+            note = (
+                f"table {shared[0]} belongs to stream {name}, which is no longer declared, so {new.stream} would not "
+                f"start. If it was renamed: set name='{name}' in @stream. Otherwise: give {new.stream} another table"
+            )
+            return replace(new, note=note)
+    return new
 
 
 def _changes(settings: Settings, stream: Stream, before: str, after: str, *, settings_too: bool) -> Iterator[str]:

@@ -289,7 +289,8 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) ->
     status = seen.status
     if state == "dead":
         pid = f" (pid {status.pid})" if status is not None and status.pid else ""
-        yield Reason("dead", f"its session{pid} ended without saying so{_ago(seen, status)}")
+        next_start = _supervised(seen) or "; a `recourse up` or Dagster that runs starts it again in a minute or two"
+        yield Reason("dead", f"its session{pid} ended without saying so{_ago(seen, status)}{next_start}")
     elif state == "silent" and seen.session is not None:
         yield Reason("silent", f"process {seen.session.pid} lives and has not written its status{_ago(seen, status)}")
     elif state == "failed" and status is not None:

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from streaming_jobs.failures import classify
 from streaming_jobs.platform.runtime import ExistingSpark
 from tests.conftest import SettingsFactory
 
@@ -72,3 +76,15 @@ def test_spark_starts_again_in_a_process_in_which_it_has_ended(tmp_path: Path) -
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=180).stdout
     counts, jvms = zip(*(line.split() for line in out.splitlines()), strict=True)
     assert counts == ("3", "3") and len(set(jvms)) == 2
+
+
+def test_an_expression_that_fails_on_a_record_is_told_with_its_line(spark: SparkSession) -> None:
+    numbers_ = spark.range(3).select(F.col("id").cast("string").alias("text"))
+    line = sys._getframe().f_lineno + 1
+    second = F.split("text", ",")[1]
+    with pytest.raises(PySparkException) as raised:
+        numbers_.select(second.alias("place")).collect()
+    assert f"({__file__}:{line})" in classify(raised.value).found
+    with pytest.raises(PySparkException) as raised:
+        numbers_.select(F.expr("1 / (length(text) - 1)").alias("place")).collect()
+    assert "(in the SQL 1 / (length(text) - 1))" in classify(raised.value).found

@@ -18,6 +18,7 @@ from streaming_jobs.declared_names import checked_name
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.event_times import ComputedTime, EpochMillis
+from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
 from tests.support.worlds import OUTPUT, THINGS, TIMED, NoBytes
@@ -203,6 +204,21 @@ def test_a_column_that_cannot_be_quoted_or_is_ours_is_refused(name: str) -> None
 def test_a_lateness_that_is_no_duration_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="'a while' is not a duration"):
         KafkaTopic("t", value=NoBytes(), lateness="a while", event_time="n")
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda: KafkaTopic("t", NoBytes(TIMED), event_time="at", lateness="ten minutes"), "topic t: lateness: "),
+        (lambda: KafkaTopic("t", NoBytes(), max_ahead="ten minutes"), "topic t: max_ahead: "),
+        (lambda: DeltaSource("t", event_time="at", lateness="ten minutes"), "table t: lateness: "),
+        (lambda: DeltaTable("t", keys=["k"], deletes_kept="ten minutes"), "table t: deletes_kept: "),
+        (lambda: Slices("at", reach="ten minutes"), "slices of at: reach: "),
+    ],
+)
+def test_what_is_no_duration_is_named_with_its_topic_or_table_and_option(make: Declare, place: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^REC-002 {place}'ten minutes' is not a duration"):
+        make()
 
 
 def test_the_delay_is_the_lateness_as_a_duration() -> None:

@@ -147,7 +147,12 @@ def test_a_job_without_continuous_and_schedule_is_started_by_hand(folder: Path) 
         (
             "continuous: {pause_status: UNPAUSED}",
             "schedule: {quartz_cron_expression: '0 0 1 * * ?', timezone_id: Mars/Olympus}",
-            "timezone_id: no time zone 'Mars/Olympus'",
+            "timezone_id: no time zone 'Mars/Olympus'\n  next: such as UTC or Europe/Berlin",
+        ),
+        (
+            "continuous: {pause_status: UNPAUSED}",
+            "schedule: {quartz_cron_expression: '0 0 1 * * ?', timezone_id: Europe/Berlinn}",
+            "no time zone 'Europe/Berlinn'\n  next: did you mean 'Europe/Berlin'?",
         ),
         (
             "continuous: {pause_status: UNPAUSED}",
@@ -205,6 +210,14 @@ def test_a_value_that_yaml_cannot_make_is_refused_with_file_and_line(folder: Pat
     assert expected in text
     line = next(n for n, written in enumerate(path.read_text().split("\n"), 1) if f"default: {value}" in written)
     assert text.startswith(f"REC-002 {path}:{line}: " if "nested" not in expected else f"REC-002 {path}: ")
+
+
+def test_a_wrong_indentation_is_told_in_one_line_with_what_to_look_at(folder: Path) -> None:
+    path = edited(folder, "default: 100", "default: 100\n   more: 1", "databricks.yml")
+    text = refused(path)
+    assert "while parsing a block mapping, expected <block end>, but found" in text
+    assert str(path) not in text.removeprefix(f"REC-002 {path}:") and "<unicode string>" not in text
+    assert "indent with spaces" in text
 
 
 @pytest.mark.parametrize("pattern", ["", "/etc/j/*.yml", ".", "./", "a**.yml"])

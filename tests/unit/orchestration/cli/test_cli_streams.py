@@ -6,13 +6,16 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestration import cli
 from orchestration.cli.observed import observe, observe_all, with_lag
+from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.take_snapshot import ledger_file
@@ -102,6 +105,42 @@ def test_list_prints_every_stream(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "How often each word was said." in text
     assert "And more of it" not in text
+
+
+def test_list_prints_all_that_a_stream_reads_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    further = """
+from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, stream
+
+LOUD = KafkaTopic("loud", value=Json({"word": "string"}))
+
+@stream(
+    source=DeltaSource("all_words", schema=LOUD.value.schema),
+    sink={"told": DeltaTable("told"), "loud": KafkaSink(LOUD)},
+)
+def tell(words):
+    return words
+"""
+    (tmp_path / "cli_further_flows.py").write_text(further)
+    monkeypatch.setenv("RECOURSE_FLOWS", '["cli_test_flows", "cli_further_flows"]')
+    assert cli.main(["streams", "list"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0].split() == ["stream", "reads", "writes", "trigger", "description"]
+    (line,) = [line for line in lines if line.startswith("tell")]
+    assert "table all_words" in line and "told, topic loud" in line
+
+
+def test_run_of_a_stream_that_another_process_runs_says_which_and_what_to_do(
+    held: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orchestration.cli.kafka.broker_for_command", lambda settings: nullcontext())
+    monkeypatch.setattr("orchestration.cli.children.session_driver", lambda *_, **__: SimpleNamespace(start=int))
+    monkeypatch.setattr("orchestration.cli.children.attend", lambda *_: LeaseBusy.exit_code)
+    assert cli.main(["streams", "run", "count"]) == LeaseBusy.exit_code
+    told = capsys.readouterr().err
+    assert f"REC-011 stream count is held by process {os.getpid()} (session, since " in told
+    assert "next: stop it first: recourse streams stop count" in told
 
 
 def test_describe_prints_the_topology_as_text_and_the_schemas_as_json(capsys: pytest.CaptureFixture[str]) -> None:

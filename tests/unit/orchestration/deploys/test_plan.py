@@ -89,6 +89,21 @@ def test_streams_that_are_stopped_new_or_gone_are_not_touched(home: Settings) ->
     assert make_plan(home, Topology.of([new]), ["fresh"]).streams[0].action == "new"
 
 
+def test_a_stream_that_took_over_a_table_may_be_a_renamed_one(home: Settings) -> None:
+    bound = stream_record.BoundTable(plain.primary.name, "an id", "primary")
+    stream_record.save(home, replace(stream_record.first("plain"), tables=(bound,)))
+    renamed = replace(plain, name="simple")
+    (new,) = [e for e in make_plan(home, Topology.of([parity, renamed])).streams if e.action == "new"]
+    assert (
+        f"table {plain.primary.name} belongs to stream plain" in new.note and "set name='plain' in @stream" in new.note
+    )
+    other = replace(plain, name="fresh", sinks={"fresh": DeltaTable("fresh")})
+    (new,) = [e for e in make_plan(home, Topology.of([parity, other])).streams if e.action == "new"]
+    assert "belongs to" not in new.note
+    (new,) = [e for e in make_plan(home, Topology.of([plain, parity, other])).streams if e.action == "new"]
+    assert "belongs to" not in new.note
+
+
 def test_other_tables_and_topics_would_be_refused(home: Settings) -> None:
     tables = (stream_record.BoundTable("before", "id", "primary"),)
     topics = (stream_record.BoundTopic("elsewhere", "id", {0: 0}),)

@@ -118,6 +118,14 @@ def test_a_stream_that_nobody_asked_to_stop_is_restarting_and_then_red_with_what
     assert "recourse up" in judge(gone, Limits()).reasons[0].text
 
 
+def test_a_dead_stream_is_told_with_who_starts_it() -> None:
+    dead = seen(owner=None, heartbeat=NOW - 20)
+    (red,) = judge(dead, Limits()).reasons
+    assert red.word == "dead" and "a `recourse up` or Dagster that runs starts it again" in red.text
+    note = Note("shop", ("orders",), "starts a session", NOW, starts=True)
+    assert judge(replace(dead, supervisor=note), Limits()).reasons[0].text.endswith("job shop: starts a session")
+
+
 def test_between_the_publish_of_a_plan_and_the_restart_a_stream_is_restarting_for_a_while() -> None:
     ended = seen(owner=None, state="stopped", heartbeat=NOW - 9000)
     due = replace(ended, start=Due("recovery orders-0001", NOW - 30))
