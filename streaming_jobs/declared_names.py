@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import UsageError
@@ -32,6 +32,12 @@ def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
         raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
     return items
+
+
+def checked_choice(what: str, option: str, value: object, allowed: Sequence[str]) -> None:
+    """Raise UsageError for a value that the option does not have."""
+    if value not in allowed:
+        raise UsageError(f"{what}: {option}='{value}'", instead(str(value), allowed))
 
 
 def check_event_time(source: str, column: object, schema: StructType, kind: str, otherwise: str) -> None:

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 Mode = Literal["append", "upsert"]
 
+Emit = Literal["update", "close"]
+"""When an operator with state emits: at each change of a result, or once, when the watermark has closed it.
+
+Spark calls these the output modes update and append.
+"""
+
 
 class DeclaredTable(Protocol):
     """A sink as it was declared, with the options of `DeltaTable`."""
@@ -56,6 +62,10 @@ class DeclaredTable(Protocol):
         """The people or teams that answer for it."""
 
     @property
+    def emit(self) -> Emit | None:
+        """When an operator with state emits; None: at each change if the table has keys, else on close."""
+
+    @property
     def mode(self) -> Mode:
         """`upsert` when the table has keys."""
 
@@ -73,6 +83,11 @@ class DeclaredTable(Protocol):
 
 _OPTIONS = tuple(name for name, value in vars(DeclaredTable).items() if isinstance(value, property))
 _MISSING = object()
+
+
+def emits(table: DeclaredTable) -> Emit:
+    """When the results of an operator with state are written to the table."""
+    return table.emit or ("update" if table.mode == "upsert" else "close")
 
 
 def is_declared_table(part: object) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN
-from streaming_jobs.declared_table import is_declared_table
+from streaming_jobs.declared_names import checked_choice
+from streaming_jobs.declared_table import Emit, is_declared_table
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import instead
 
 if TYPE_CHECKING:
     from streaming_jobs.stream import KafkaTopic
@@ -42,8 +42,8 @@ class KafkaSink:
     `unknown_topic="dead_letter"` becomes a dead letter.
 
     `delivery`: `exactly_once` for readers of committed records, in one transaction per batch; `at_least_once` is
-    quicker, and a batch that is repeated after a failure is in the topic twice. `output_mode` matters for aggregations
-    only: `append` writes final results, `update` every change. `shards`: batches that do not pass through the driver
+    quicker, and a batch that is repeated after a failure is in the topic twice. `emit` matters for operators with state
+    only: `close` writes final results, `update` every change. `shards`: batches that do not pass through the driver
     are written by the executors, in so many transactions side by side.
     """
 
@@ -54,7 +54,7 @@ class KafkaSink:
     route: str | None = None
     unknown_topic: Literal["fail", "dead_letter"] = "fail"
     delivery: Delivery = "exactly_once"
-    output_mode: Literal["append", "update"] = "append"
+    emit: Emit = "close"
     shards: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,8 +66,7 @@ class KafkaSink:
                 f"write KafkaSink(KafkaTopic({self.topic!r}, value=...))",
             )
         for option, allowed in _CHOICES.items():
-            if (value := getattr(self, option)) not in allowed:
-                raise UsageError(f"topic {self.topic.name}: {option}='{value}'", instead(str(value), allowed))
+            checked_choice(f"topic {self.topic.name}", option, getattr(self, option), allowed)
         if not hasattr(self.topic.value, "writer"):
             raise UsageError(
                 f"topic {self.topic.name}: its format {type(self.topic.value).__name__} only reads",
@@ -119,7 +118,7 @@ class KafkaSink:
     @property
     def options(self) -> dict[str, str]:
         """The options that are set, by name: they are part of the code's version."""
-        names = ("key", "headers", "timestamp", "route", "unknown_topic", "delivery", "output_mode")
+        names = ("key", "headers", "timestamp", "route", "unknown_topic", "delivery", "emit")
         set_here = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {**set_here, "tombstones": self.topic.tombstones}
 
@@ -136,7 +135,7 @@ _TAKEN = frozenset(
 _CHOICES: Mapping[str, Sequence[str]] = {
     "unknown_topic": ("fail", "dead_letter"),
     "delivery": ("exactly_once", "at_least_once"),
-    "output_mode": ("append", "update"),
+    "emit": get_args(Emit),
 }
 
 

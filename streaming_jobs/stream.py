@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from streaming_jobs.column_types import checked_keys, checked_types
 from streaming_jobs.columns import (
@@ -29,8 +29,8 @@ from streaming_jobs.columns import (
     checked_columns,
     checked_order,
 )
-from streaming_jobs.declared_names import checked_name, checked_names, checked_parts
-from streaming_jobs.declared_table import DeclaredTable, Mode
+from streaming_jobs.declared_names import checked_choice, checked_name, checked_names, checked_parts
+from streaming_jobs.declared_table import DeclaredTable, Emit, Mode
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
@@ -65,7 +65,8 @@ class DeltaTable:
     new in it is added to the table at the next start. Code that only lacks columns of the table, as after a deploy that
     was taken back, leaves them null in its rows. Any other change is refused. Column comments show in the UI. Without a
     schema, the table gets the columns that the function returns in the first run. With `slices`, a range of its rows
-    can be rebuilt alone (`slices.py`).
+    can be rebuilt alone (`slices.py`). `emit` says when an operator with state emits: `update`, at each change of a
+    result, is the default with keys and needs them; `close`, once the watermark has closed it, is the other default.
     """
 
     name: str
@@ -78,6 +79,7 @@ class DeltaTable:
     description: str = ""
     owners: Sequence[str] = ()
     slices: Slices | None = None
+    emit: Emit | None = None
 
     def __post_init__(self) -> None:
         checked_name("table", self.name)
@@ -86,6 +88,14 @@ class DeltaTable:
             object.__setattr__(self, option, checked_names(f"table {self.name}", option, getattr(self, option)))
         if (self.order_by or self.delete_when) and not self.keys:
             raise UsageError(f"table {self.name}: order_by and delete_when are for upserts", "name the keys")
+        if self.emit is not None:
+            checked_choice(f"table {self.name}", "emit", self.emit, get_args(Emit))
+        if self.emit == "update" and not self.keys:
+            raise UsageError(
+                f"table {self.name}: emit='update' writes a result again at each change, and without keys every one of "
+                "these rows would stay",
+                "name the keys, or write emit='close' for final results",
+            )
         checked_columns(self.name, self.keys)
         if parse_duration(self.deletes_kept, f"table {self.name}: deletes_kept") <= timedelta(0):
             raise UsageError(f"table {self.name}: deletes_kept is {self.deletes_kept}", "name a time above zero")

@@ -51,7 +51,7 @@ def windowed(payments: DataFrame) -> DataFrame:
     return totals.select(F.unix_millis("window.start").alias("start"), "account", "count", "total")
 
 
-@stream(source=PAYMENTS, sink=KafkaSink(_output("running", TOTAL), key="account", output_mode="update"))
+@stream(source=PAYMENTS, sink=KafkaSink(_output("running", TOTAL), key="account", emit="update"))
 def running(payments: DataFrame) -> DataFrame:
     """Count and sum by account so far, whenever they change."""
     return payments.groupBy("account").agg(F.count(F.lit(1)).alias("count"), F.sum("amount").alias("total"))

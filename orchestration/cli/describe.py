@@ -49,6 +49,7 @@ def describe(
 
 
 def _description(stream: Stream) -> dict[str, Any]:
+    from streaming_jobs.declared_table import emits
     from streaming_jobs.stream import KafkaTopic
 
     return {
@@ -72,6 +73,7 @@ def _description(stream: Stream) -> dict[str, Any]:
                 "table": table.name,
                 "role": "primary" if table is stream.primary else "secondary",
                 "mode": table.mode,
+                "emit": emits(table),
                 "keys": list(table.keys),
                 "order_by": list(table.order_by),
                 "delete_when": table.delete_when,

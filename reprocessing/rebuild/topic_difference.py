@@ -1,7 +1,7 @@
 """The difference that a recovery makes to a topic: the records that counted before, and those that count afterwards.
 
 Both are written to tables in staging, decoded by the topic's format, and compared as tables are. Of a topic with the
-changes of an aggregation (`output_mode="update"`) the last record of each key is compared: how many changes there are
+changes of an aggregation (`emit="update"`) the last record of each key is compared: how many changes there are
 between depends on where batches end.
 """
 
@@ -48,7 +48,7 @@ def _difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
     ends = decode_partitions(settled["ends"][sink.name])
     appended = decode(context.found("replay")["appended"])[sink.name]
     folder = staging_folder(context.settings, context.plan) / "_topics" / sink.name
-    keyed = sink.output_mode == "update" and sink.key is not None
+    keyed = sink.emit == "update" and sink.key is not None
     counted = {
         "published": _table(context, sink, folder / "published", _spans(begins, ends), before, keyed=keyed),
         "rebuilt": _table(context, sink, folder / "rebuilt", _spans(begins, appended), after, keyed=keyed),

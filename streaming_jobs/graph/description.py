@@ -34,9 +34,10 @@ def _block(stream: Stream, graph: Graph) -> str:
     for position, sink in enumerate(stream.sinks.values()):
         keys = f" by {', '.join(sink.keys)}" if sink.keys else ""
         partitions = f", partitioned by {', '.join(sink.partition_by)}" if sink.partition_by else ""
+        emit = f", emit on {sink.emit}" if sink.emit else ""
         role = "primary" if position == 0 else "secondary"
         readers = _streams("read by", graph.after(Node("table", sink.name)))
-        lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions}){readers}")
+        lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions}{emit}){readers}")
         lines += [f"       {rule.on_fail}: {rule.words}" for rule in stream.rules_of(sink.name).rules]
     for topic in stream.topic_sinks.values():
         key = f", key {topic.key}" if topic.key else ""

@@ -47,14 +47,21 @@ def _declared(stream: Stream) -> list[object]:
     ]
     sinks = [
         (name, s.name, s.keys, s.order_by, s.delete_when, s.partition_by, s.schema and s.schema.simpleString())
+        + ((s.emit,) if s.emit is not None else ())
         for name, s in stream.sinks.items()
     ]
     rules = {name: rules for name, rules in stream.rules.items() if rules}
     written = [
-        (name, s.name, *s.options.items(), type(s.topic.value).__name__, s.topic.value.schema.json())
+        (name, s.name, *map(_option, s.options.items()), type(s.topic.value).__name__, s.topic.value.schema.json())
         for name, s in stream.topic_sinks.items()
     ]
     return [[*topics, *tables], sinks, *([rules] if rules else []), *([written] if written else [])]
+
+
+def _option(option: tuple[str, str]) -> tuple[str, str]:
+    """An option of a topic by its name in scheme 1, in which `emit` had Spark's names."""
+    name, value = option
+    return ("output_mode", "append" if value == "close" else value) if name == "emit" else option
 
 
 def _function_tree(stream: Stream) -> str:

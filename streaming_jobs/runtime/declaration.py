@@ -88,7 +88,7 @@ def _declared(stream: Stream) -> Iterator[tuple[str, str]]:
     for table in stream.sinks.values():
         place = f"table {table.name}"
         yield place, table.mode
-        for name in ("keys", "order_by", "delete_when", "partition_by"):
+        for name in ("keys", "order_by", "delete_when", "partition_by", "emit"):
             if value := getattr(table, name):
                 yield f"{place}: {name}", value if isinstance(value, str) else ", ".join(value)
         for field in table.schema.fields if table.schema is not None else ():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.archives.readable_topics import Archives
+from streaming_jobs.declared_table import Emit, emits
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
 from streaming_jobs.positions import OffsetRange, TopicOffsets
@@ -32,7 +33,7 @@ from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_options import resolve_start, triggered
-from streaming_jobs.runtime.query_plan import PlanTraits, set_to, state_fingerprint, traits
+from streaming_jobs.runtime.query_plan import EMIT, PlanTraits, has_aggregate, set_to, state_fingerprint, traits
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_sources import sources_of
@@ -111,10 +112,11 @@ class QueryBuilder:
         return self.archives is not None and self.archives.settings.tables != self.settings.tables
 
     @property
-    def _writes_updates(self) -> bool:
+    def _emit(self) -> Emit:
+        """When an operator with state emits; a stream with state has one sink."""
         if self.stream.topics_only:
-            return any(sink.output_mode == "update" for sink in self.stream.topic_sinks.values())
-        return self.stream.primary.mode == "upsert"
+            return next(iter(self.stream.topic_sinks.values())).emit
+        return emits(self.stream.primary)
 
     @property
     def limits(self) -> Limits:
@@ -167,7 +169,7 @@ class QueryBuilder:
                 by_name[reading].build_only(name, used)
         else:
             frame = next(iter(frames.values()))
-        updates = plan_traits.stateful and self._writes_updates
+        updates = plan_traits.stateful and self._emit == "update"
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
@@ -300,10 +302,14 @@ class QueryBuilder:
         self, record: StreamRecord, outputs: Mapping[str, DataFrame], *, keeps_state: bool
     ) -> dict[str, str]:
         fingerprint = state_fingerprint(next(iter(outputs.values())))
-        if keeps_state and dict(record.state_fingerprint) != fingerprint:
+        before = record.state_fingerprint
+        if has_aggregate(fingerprint):
+            fingerprint[EMIT] = self._emit
+            if has_aggregate(before) and not self.stream.topics_only:  # before `emit`, the table's keys decided
+                before = {EMIT: "update" if self.stream.primary.mode == "upsert" else "close", **before}
+        if keeps_state and (changes := differences(before, fingerprint)):
             raise PreflightRefused(
-                f"the state of stream {self.stream.name} was built by another aggregation: "
-                f"{differences(record.state_fingerprint, fingerprint)}",
+                f"the state of stream {self.stream.name} was built by another aggregation: {changes}",
                 f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
             )
         return fingerprint

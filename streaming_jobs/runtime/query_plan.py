@@ -7,15 +7,21 @@ executors, where neither does harm, unless the setting `path` is driver.
 The state fingerprint is that text for every stateful node, with the expressions of the columns it groups by (only they
 have the length of a window), without generated ids and without the watermark delay. It changes when an aggregation, a
 grouping or a window changes; existing state would then be silently wrong. Filters and other columns may change.
+For a function of the user's with state it has the keys, the declared state and the modes, and a processor's name. The
+columns that the function gets are left out; fingerprints of the first scheme had them, so that text is kept beside
+(`0 formerly`), and `comparable` compares fingerprints of both schemes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
+
+from streaming_jobs.runtime import processors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +34,12 @@ _KEYS = re.compile(r"\[(.*?)\]")
 _DECODED = "_record"
 _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 _STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
+_BY_BATCH = ("FlatMapGroupsInPandas", "FlatMapGroupsInArrow")
+"""Functions on the groups of one batch: no state, although their names begin like those of operators that have it."""
+_WITH_STATE = "FlatMapGroupsInPandasWithState"
+EMIT = "emit"
+"""The entry of a fingerprint with an aggregation that says when its results are emitted; the sink declares it."""
+_FORMERLY = " formerly"
 _MULTIPLIES = ("Generate", "Expand", "Join", "MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMap")
 _PLAIN = (
     "Project",
@@ -84,14 +96,17 @@ def traits(frame: DataFrame) -> PlanTraits:
 
 def state_fingerprint(frame: DataFrame) -> dict[str, str]:
     """Every stateful node of the plan, in a form that changes only with its meaning; empty without state."""
-    return fingerprint_of(analysed(frame))
+    plan = analysed(frame)
+    known = processors.NODE in plan
+    declared = processors.declared_processors(frame._jdf.queryExecution().analyzed()) if known else ()
+    return fingerprint_of(plan, declared)
 
 
 def traits_of(plan: str) -> PlanTraits:
     """The traits of a plan given as text."""
     nodes = streaming_nodes(plan)
     sources = sum(1 for name, _ in nodes if name.startswith(_SOURCE))
-    stateful = any(name.startswith(_STATEFUL) or (name == "Join" and sources > 1) for name, _ in nodes)
+    stateful = any(_keeps_state(name) or (name == "Join" and sources > 1) for name, _ in nodes)
     multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
     unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)} | _repeated_references(nodes)))
     joins = [line for name, line in nodes if name == "Join" and sources > 1]
@@ -116,17 +131,66 @@ def not_row_by_row(nodes: Iterable[str], sources: int) -> tuple[str, ...]:
 
     With several `sources` a join may be one of two streams, which keeps state.
     """
-    stateful = (*_STATEFUL, *(["Join"] if sources > 1 else []))
-    return tuple(sorted(name for name in nodes if not _is_known(name) or name.startswith(stateful)))
+    stateful = (name for name in nodes if _keeps_state(name) or (sources > 1 and name.startswith("Join")))
+    return tuple(sorted({*stateful, *(name for name in nodes if not _is_known(name))}))
 
 
-def fingerprint_of(plan: str) -> dict[str, str]:
-    """The fingerprint of a plan given as text."""
+def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:
+    """The fingerprint of a plan given as text, and of the processors in it, in their order."""
     if not traits_of(plan).stateful:
         return {}
-    known = definitions(plan)
-    stateful = [line for name, line in streaming_nodes(plan) if name.startswith((*_STATEFUL, "Join"))]
-    return {str(index): _meaning(line.lstrip(" :+|-~"), known) for index, line in enumerate(stateful)}
+    known, waiting = definitions(plan), iter(declared)
+    nodes = [(name, line.lstrip(" :+|-~")) for name, line in streaming_nodes(plan)]
+    fingerprint: dict[str, str] = {}
+    for (name, line), (_, below) in zip(nodes, [*nodes[1:], ("", "")], strict=True):
+        if not (_keeps_state(name) or name.startswith("Join")):
+            continue
+        index = str(sum(not key.endswith(_FORMERLY) for key in fingerprint))
+        meaning = _meaning(line, known)
+        if name in (processors.NODE, _WITH_STATE):
+            fingerprint[index + _FORMERLY] = meaning
+            meaning = _of_processor(line, below, known) if name == processors.NODE else _of_function(line, known)
+        fingerprint[index] = "; ".join([meaning, *islice(waiting, name == processors.NODE)])
+    return fingerprint
+
+
+def comparable(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Two fingerprints without what only one of their schemes has."""
+    both = [{key: text for key, text in each.items() if not text.startswith(_STATELESS_ONCE)} for each in (one, other)]
+    first_scheme = [not any(key.endswith(_FORMERLY) for key in each) for each in both]
+    emits = all(EMIT in each for each in both)
+    in_common = []
+    for each in both:
+        keys = [key for key in each if not key.endswith(_FORMERLY) and key != EMIT]
+        suffix = _FORMERLY if any(first_scheme) else ""
+        numbered = {str(index): each.get(key + suffix, each[key]) for index, key in enumerate(keys)}
+        in_common.append({**numbered, **({EMIT: each[EMIT]} if emits else {})})
+    return in_common[0], in_common[1]
+
+
+_STATELESS_ONCE = tuple(f"{name} " for name in _BY_BATCH)
+"""Such nodes are in fingerprints of the first scheme."""
+
+
+def has_aggregate(fingerprint: Mapping[str, str]) -> bool:
+    """True if there is state of an aggregation, whose results are emitted at each change or when they are final."""
+    return any(text.startswith("Aggregate ") for text in fingerprint.values())
+
+
+def _of_processor(node: str, below: str, known: dict[str, str]) -> str:
+    """The meaning of a processor's node: its keys are the first columns of the projection below it."""
+    name, _, rest = node.partition(" ")
+    _, count, _, output_mode, time_mode, *_ = (part.strip() for part in parts(rest))
+    columns = parts(below[below.find("[") + 1 : below.rfind("]")])[: int(count)]
+    keys = ", ".join(column.strip() for column in columns)
+    return _meaning(f"{name} [{keys}], {output_mode}, {time_mode}", known)
+
+
+def _of_function(node: str, known: dict[str, str]) -> str:
+    """The meaning of a function that keeps state of its own, without the columns that it gets and returns."""
+    name, _, rest = node.partition(" ")
+    call, keys, _, *state = (part.strip() for part in parts(rest))
+    return _meaning(f"{name} {call.partition('(')[0]} {keys}, {', '.join(state)}", known)
 
 
 def streaming_nodes(plan: str) -> list[tuple[str, str]]:
@@ -142,6 +206,10 @@ def _repeated_references(nodes: list[tuple[str, str]]) -> set[str]:
     """
     named = [match[1] for _, line in nodes if (match := _REFERENCE.search(line))]
     return set() if len(named) == len(set(named)) else {"CTERelationRef"}
+
+
+def _keeps_state(name: str) -> bool:
+    return name.startswith(_STATEFUL) and name not in _BY_BATCH
 
 
 def _is_known(name: str) -> bool:

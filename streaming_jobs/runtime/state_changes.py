@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from streaming_jobs.runtime.query_plan import parts
+from streaming_jobs.runtime.query_plan import EMIT, comparable, parts
 
 _AGGREGATE = re.compile(r"(\w+) \[(.*?)\], \[(.*)\]", re.DOTALL)
 _NAMED = re.compile(r"(.*) AS (\S+)", re.DOTALL)
@@ -22,8 +22,12 @@ _UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_00
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The changes from the first state to the second, in one line; empty if the states are the same."""
-    if dict(before) == dict(after):
+    """The changes from the first state to the second, in one line; empty if the states are the same.
+
+    What only one of two schemes of fingerprints knows is no change.
+    """
+    before, after = comparable(before, after)
+    if before == after:
         return ""
     if not before or not after:
         return "there was no state, and now there is" if after else "there was state, and now there is none"
@@ -39,6 +43,9 @@ def _labelled(state: Mapping[str, str]) -> dict[tuple[str, str, str], str]:
     """The parts of a state: (operator, kind of part, its name) -> its definition."""
     by_label: dict[tuple[str, str, str], str] = {}
     for index, text in state.items():
+        if index == EMIT:
+            by_label[(EMIT, EMIT, "")] = text
+            continue
         node, *definitions = text.split("; ")
         for kind, name, value in (*_node(node), *map(_definition, definitions)):
             by_label[(index, kind, name)] = value
@@ -92,7 +99,7 @@ def _span(microseconds: int) -> str:
 def _changed(label: tuple[str, str, str], old: str, new: str) -> str:
     _, kind, name = label
     old, new = _around(old, new)
-    start = {"keys": "grouped by ", "window": f"{name}: ", "made of": f"{name}: "}.get(kind, "")
+    start = {"keys": "grouped by ", "window": f"{name}: ", "made of": f"{name}: ", EMIT: "emit: "}.get(kind, "")
     return f"{start}{old} -> {new}"
 
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from pyspark.sql.types import StructType
 
-from streaming_jobs.declared_table import DeclaredTable, Mode
+from streaming_jobs.declared_table import DeclaredTable, Emit, Mode
 from streaming_jobs.errors import OutputMismatch, PreflightRefused
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.ledger import LedgerEntry, Txn
@@ -60,6 +60,7 @@ class MemoryDeclaration:
     order_by: Sequence[str] = field(default=(), init=False)
     delete_when: str | None = field(default=None, init=False)
     deletes_kept: str = field(default="7 days", init=False)
+    emit: Emit | None = field(default=None, init=False)
 
     @property
     def mode(self) -> Mode:

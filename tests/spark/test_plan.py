@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.runtime.batch_path import choose_path
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
+from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
@@ -93,6 +97,54 @@ def test_the_shipped_streams_keep_the_drivers_path(spark: SparkSession, stream: 
         each = traits(output)
         assert each.unknown == ()
         assert choose_path(StreamSettings(), each, records=1000, bytes_per_record=512, died_before=False) == "driver"
+
+
+class Totals(StatefulProcessor):
+    """A processor that is only declared here."""
+
+    def __init__(self, of: StructType | str, *, broken: bool = False) -> None:
+        self.of, self.broken = of, broken
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", self.of, ttlDurationMs=1000)
+        self.seen = handle.getMapState("seen", "n bigint", StructType([StructField("name", StringType())]))
+        if self.broken:
+            raise ConnectionError("no such service")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Any]:
+        yield from ()
+
+
+class Sums(Totals):
+    """Another processor of the same state."""
+
+
+def kept(ticks: DataFrame, key: str = "n1", processor: Totals | None = None) -> DataFrame:
+    processor = processor or Totals("n bigint")
+    return ticks.groupBy(key).transformWithState(processor, "n1 bigint", "Append", "EventTime")
+
+
+def test_a_processor_is_known_by_what_its_init_declares(ticks: DataFrame) -> None:
+    first, plain = Totals("n bigint"), kept(ticks)
+    variables = "map seen: struct<n:bigint> -> struct<name:string>; value total: struct<n:bigint> with a time to live"
+    assert state_fingerprint(plain)["0"].endswith(f"; processor Totals; {variables}")
+    assert "init" not in vars(first) and not hasattr(first, "total"), "only a copy is asked"
+    same = kept(ticks.withColumn("more", F.lit(1)), processor=Totals(StructType([StructField("n", LongType())])))
+    assert differences(state_fingerprint(plain), state_fingerprint(same)) == ""
+    for other, words in (
+        (kept(ticks, "n2"), "n2"),
+        (kept(ticks, processor=Sums("n bigint")), "new: processor Sums"),
+        (kept(ticks, processor=Totals("n int")), "new: value total: struct<n:int>"),
+        (kept(ticks.withColumn("n1", F.col("n1") + 1)), "n1"),
+    ):
+        assert words in differences(state_fingerprint(plain), state_fingerprint(other))
+    broken = state_fingerprint(kept(ticks, processor=Totals("n bigint", broken=True)))
+    assert broken == state_fingerprint(plain), "what it has declared before it failed"
+
+
+def test_a_function_on_the_groups_of_a_batch_keeps_no_state(ticks: DataFrame) -> None:
+    by_batch = ticks.groupBy("n1").applyInPandas(lambda group: group, ticks.schema)
+    assert not traits(by_batch).may_keep_state and state_fingerprint(by_batch) == {}
 
 
 def test_reading_a_plan_leaves_the_session_as_it_was(spark: SparkSession, ticks: DataFrame) -> None:

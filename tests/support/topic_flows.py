@@ -59,7 +59,7 @@ def both(things: DataFrame) -> Mapping[str, DataFrame]:
     return {"table": rows.where("n % 2 = 0").drop("_source"), "topic": rows.where("n % 2 = 1")}
 
 
-@stream(source=THINGS, sink=KafkaSink(TOTALS, key="k", output_mode="update"))
+@stream(source=THINGS, sink=KafkaSink(TOTALS, key="k", emit="update"))
 def total_changes(things: DataFrame) -> DataFrame:
     """Counts by key, each change of one."""
     return things.groupBy("k").agg(F.count(F.lit(1)).alias("c"))

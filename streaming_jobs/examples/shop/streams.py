@@ -64,7 +64,7 @@ def stock_changes(orders: DataFrame) -> DataFrame:
     return orders.select("product", change.cast("int").alias("pieces"), "at", "_source")
 
 
-@stream(source=CHANGES, sink=KafkaSink(LEVELS, key="product", output_mode="update"))
+@stream(source=CHANGES, sink=KafkaSink(LEVELS, key="product", emit="update"))
 def stock(changes: DataFrame) -> DataFrame:
     """The stock of each product, whenever it has changed."""
     return changes.groupBy("product").agg(F.sum("pieces").alias("pieces"), F.count("*").alias("changes"))

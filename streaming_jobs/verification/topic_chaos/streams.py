@@ -72,7 +72,7 @@ def numbers_copied_again(copied: DataFrame) -> DataFrame:
     return copied.select("key", "number", "at", "source_partition", "source_offset", "_source")
 
 
-@stream(source=NUMBERS, sink=KafkaSink(FIGURES, key="key", output_mode="update"))
+@stream(source=NUMBERS, sink=KafkaSink(FIGURES, key="key", emit="update"))
 def numbers_added_up(numbers: DataFrame) -> DataFrame:
     """Minimum, maximum, total and count of each key, whenever they have changed."""
     return numbers.groupBy("key").agg(
@@ -90,7 +90,7 @@ def number_differences(figures: DataFrame) -> DataFrame:
     return figures.select("key", difference.alias("difference"), average.alias("average"), "count", "_source")
 
 
-@stream(source=COPIED, sink=KafkaSink(WINDOWS, key="key", output_mode="update"))
+@stream(source=COPIED, sink=KafkaSink(WINDOWS, key="key", emit="update"))
 def numbers_in_windows(copied: DataFrame) -> DataFrame:
     """How many numbers each key has in each window of event time, whenever that has changed."""
     counted = copied.groupBy("key", F.window("at", f"{WINDOW} seconds")).agg(F.count("*").alias("count"))

@@ -62,6 +62,7 @@ def test_tables_and_topics_of_one_mapping_are_told_apart_and_a_table_is_primary(
         (lambda: KafkaSink(ORDERS, shards=2, route="r"), "has shards, and a route"),
         (lambda: KafkaSink(ORDERS, shards=2, delivery="at_least_once"), "has shards, and delivery='at_least_once'"),
         (lambda: KafkaSink(ORDERS, delivery="exactly-once"), "delivery='exactly-once'"),  # type: ignore[arg-type]
+        (lambda: KafkaSink(ORDERS, emit="append"), "emit='append'"),  # type: ignore[arg-type]
         (lambda: KafkaSink(ORDERS, unknown_topic="skip"), "unknown_topic='skip'"),  # type: ignore[arg-type]
         (lambda: KafkaSink(ORDERS, headers="customer"), "is a field of the value"),
         (lambda: KafkaSink(ORDERS, key="k", route="k"), "route and key are both"),
@@ -107,7 +108,8 @@ def test_the_topology_reads_as_text_with_its_topics() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"key": "id"}, {"delivery": "at_least_once"}, {"topic": KafkaTopic("orders", value=Raw())}]
+    "change",
+    [{"key": "id"}, {"emit": "update"}, {"delivery": "at_least_once"}, {"topic": KafkaTopic("orders", value=Raw())}],
 )
 def test_another_sink_is_another_version_of_the_code(change: Mapping[str, Any]) -> None:
     first = Stream("both", pairs, {"raw": RAW}, {"out": SINK})  # type: ignore[dict-item]

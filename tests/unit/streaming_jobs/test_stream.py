@@ -15,12 +15,16 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.declared_names import checked_name
+from streaming_jobs.declared_table import emits
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.event_times import ComputedTime, EpochMillis
+from streaming_jobs.graph.description import describe
+from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
+from streaming_jobs.topology import Topology
 from tests.support.worlds import OUTPUT, THINGS, TIMED, NoBytes
 
 PRICES = KafkaTopic("prices", value=NoBytes())
@@ -261,6 +265,24 @@ def test_how_far_ahead_an_event_time_may_lie_is_declared_with_it() -> None:
     assert KafkaTopic("t", value=NoBytes()).ahead is None, "there is no event time"
     with pytest.raises(ConfigurationError, match="is not a duration"):
         replace(made, max_ahead="soon")
+
+
+def test_results_are_emitted_as_the_sink_declares_and_by_default_as_its_keys_suggest() -> None:
+    assert emits(DeltaTable("t")) == emits(DeltaTable("t", emit="close")) == "close"
+    assert emits(DeltaTable("t", keys=["k"])) == emits(DeltaTable("t", keys=["k"], emit="update")) == "update"
+    final = DeltaTable("t", keys=["k"], emit="close")
+    assert emits(final) == "close" and final.mode == "upsert"
+    assert "-> table t (primary, upsert by k, emit on close)" in describe(Topology.of([declare(sink=final)]))
+    assert code_version(declare(sink=final), ()) != code_version(declare(sink=DeltaTable("t", keys=["k"])), ())
+
+
+def test_an_emit_that_makes_no_sense_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match="without keys every one of these rows would stay") as refused:
+        DeltaTable("t", emit="update")
+    assert refused.value.next_step == "name the keys, or write emit='close' for final results"
+    with pytest.raises(UsageError, match="table t: emit='closed'") as misspelt:
+        DeltaTable("t", emit="closed")  # type: ignore[arg-type]
+    assert misspelt.value.next_step == "did you mean 'close'?"
 
 
 def test_any_declaration_of_a_table_is_a_sink_and_nothing_else_is() -> None:

@@ -11,7 +11,9 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from streaming_jobs.errors import ConfigurationError, FunctionRaised, UsageError
+from streaming_jobs.errors import ConfigurationError, FunctionRaised, PreflightRefused, UsageError
+from streaming_jobs.formats.json import Json
+from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.runtime.query_builder import QueryBuilder, next_batch
 from streaming_jobs.runtime.query_handle import QueryHandle
@@ -19,8 +21,8 @@ from streaming_jobs.runtime.query_options import resolve_start, triggered
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.state import stream_record
-from streaming_jobs.state.stream_record import BoundTopic
-from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.state.stream_record import BoundTopic, first
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from tests.conftest import SettingsFactory
 from tests.support.worlds import THINGS, TIMED, TOPIC, FakeTopics, NoBytes, checkpoint_world, opened, parity, settled
 
@@ -105,6 +107,36 @@ def test_a_full_outer_join_that_would_match_null_with_null_is_refused_with_the_c
     assert "left.key.isNotNull()" in refused.value.next_step
     mended = plan.replace("(k#1 = k#2)", "((k#1 = k#2) AND isnotnull(k#1))")
     assert assembly(settings(), both)._checked_traits({"t": with_plan(mended)}).joins_streams
+
+
+SUMS = "~Aggregate [k#1], [k#1, sum(v#2) AS s#3]\n+- ~StreamingRelationV2 kafka"
+
+
+@pytest.mark.parametrize(
+    ("sink", "stored", "refused"),
+    [
+        (DeltaTable("t", keys=["k"]), {}, ""),
+        (DeltaTable("t", keys=["k"], emit="close"), {}, "emit: update -> close"),  # the keys decided
+        (DeltaTable("t", keys=["k"], emit="close"), {"emit": "close"}, ""),
+        (DeltaTable("t", keys=["k"]), {"emit": "close"}, "emit: close -> update"),
+        (DeltaTable("t"), {"emit": "close"}, ""),
+        (KafkaSink(KafkaTopic("sums", value=Json(TIMED)), emit="update"), {}, ""),  # it is not known what it was
+        (KafkaSink(KafkaTopic("sums", value=Json(TIMED))), {"emit": "update"}, "emit: update -> close"),
+    ],
+)
+def test_state_of_an_aggregation_is_read_on_only_with_the_emit_that_it_was_built_with(
+    settings: SettingsFactory, sink: Any, stored: dict[str, str], refused: str
+) -> None:
+    sums = Stream("sums", lambda things: things, {"things": THINGS}, {"t": sink})
+    outputs = {"t": with_plan(SUMS)}
+    record = replace(first("sums"), state_fingerprint={"0": "Aggregate [k], [k, sum(v) AS s]", **stored})
+    if not refused:
+        kept = assembly(settings(), sums)._checked_state(record, outputs, keeps_state=True)
+        assert kept["emit"] == assembly(settings(), sums)._emit
+        return
+    with pytest.raises(PreflightRefused, match=f"was built by another aggregation: {refused}"):
+        assembly(settings(), sums)._checked_state(record, outputs, keeps_state=True)
+    assert assembly(settings(), sums)._checked_state(record, outputs, keeps_state=False)["emit"] != stored.get("emit")
 
 
 @pytest.mark.parametrize(
