@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import and_
 
 import numpy as np
 import pyarrow as pa
@@ -32,19 +34,31 @@ from streaming_jobs.sinks.delta.upsert_order import (
 
 
 def remembered(sink: DeltaSink, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The remembered deletes of the rows' keys, in the rows' types, nullable. Files are read one after the other."""
+    """The remembered deletes of the rows' keys, in the rows' types, nullable.
+
+    Files are read one after the other; those whose keys are all below or above the rows' keys are not read.
+    """
     keys = sink.declared.keys
     wanted = pa.schema([rows.schema.field(column).with_nullable(True) for column in columns])
     if not rows.num_rows or not sink.handle.get_add_actions().num_rows:
         return wanted.empty_table()
     parts = []
-    # Without a filter, so that no file is skipped by its statistics.
-    for batch in dataset(sink.handle, sink.path).to_batches(columns=list(columns)):
+    for batch in dataset(sink.handle, sink.path).to_batches(columns=list(columns), filter=_near(sink, rows)):
         part = pa.Table.from_batches([batch]).cast(wanted)
         for key in keys:
             part = part.filter(pc.is_in(part[key], value_set=rows[key].combine_chunks()))
         parts.append(part)
     return pa.concat_tables(parts) if parts else wanted.empty_table()
+
+
+def _near(sink: DeltaSink, rows: pa.Table) -> pc.Expression | None:
+    """The range of the rows' keys, for keys with bounds that are exact in every file; None without any."""
+    ranges = []
+    for key in sink.declared.keys:
+        if key in sink.bounded and not rows[key].null_count:
+            least, greatest = pc.min_max(rows[key]).values()
+            ranges.append((pc.field(key) >= least) & (pc.field(key) <= greatest))
+    return reduce(and_, ranges) if ranges else None
 
 
 def split(rows: pa.Table, sink: DeltaSink, order: Order) -> tuple[pa.Table, pa.Table]:

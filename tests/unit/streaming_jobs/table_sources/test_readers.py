@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -111,6 +112,23 @@ def maintenance(home: Settings, unread: int | None) -> TableMaintenance:
     sink = open_sink(home, Declared("numbers"), "count")
     assert isinstance(sink, DeltaSink)
     return TableMaintenance(sink, home.table, 1, unread=lambda: [] if unread is None else [Need(unread, unread)])
+
+
+def test_a_reader_keeps_no_more_than_the_bytes_of_files_that_left_the_table(settings: SettingsFactory) -> None:
+    home = settings({"table.log_versions": 2, "table.log_retention": "0 seconds", "table.unread_max_mb": 1})
+    home.tables.mkdir(parents=True)
+    table = WrittenTable(home.tables / "numbers").make()
+    for number in range(1, 6):
+        table.batch(number)
+    commit = table.path / "_delta_log" / f"{table.compact():020d}.json"
+    table.batch(7)
+    DeltaTable(table.path).create_checkpoint()
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    for line in lines:
+        line.get("remove", {})["size"] = 1 << 20
+    commit.write_text("\n".join(map(json.dumps, lines)))
+    maintenance(home, 3).shorten_log()
+    assert not TableVersions(table.path, "count").has(3)
 
 
 @pytest.mark.parametrize(("unread", "there"), [(3, True), (None, False)])

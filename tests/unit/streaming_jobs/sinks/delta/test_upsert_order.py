@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given
@@ -241,6 +242,22 @@ def test_a_batch_without_rows_reads_no_remembered_deletes(
     monkeypatch.setattr(DeltaTable, "to_pyarrow_dataset", None)
     staged = merged(tables.sink, rows.slice(0, 0), tables.kept, by_position=True)
     assert staged.rows == 0 and staged.deletes is not None and staged.deletes.rows == 0
+
+
+def test_only_files_that_may_hold_a_key_of_the_batch_are_read(settings: SettingsFactory) -> None:
+    tables = Tables.make(settings())
+
+    def events(*keys: int, delete: bool = True) -> pa.Table:
+        return arrow([(n, Event(key, 5.0, None, delete, 0)) for n, key in enumerate(keys)], by_position=False)
+
+    for keys in ((1, 3), (1000, 1003), (2000, 2003)):
+        tables.upsert(events(*keys), by_position=False)
+    (away,) = (file for file in tables.kept.handle.file_uris() if pq.read_table(file)["k"].to_pylist() == [1, 3])
+    Path(away).unlink()
+    late = events(1003, 2500, delete=False)
+    assert remembered_deletes.remembered(tables.kept, late, ["k"])["k"].to_pylist() == [1003]
+    with pytest.raises(FileNotFoundError):
+        remembered_deletes.remembered(tables.kept, events(2, 1003), ["k"])
 
 
 def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFactory) -> None:
