@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import UsageError
@@ -40,10 +40,20 @@ def checked_choice(what: str, option: str, value: object, allowed: Sequence[str]
         raise UsageError(f"{what}: {option}='{value}'", instead(str(value), allowed))
 
 
-def check_event_time(source: str, column: object, schema: StructType, kind: str, otherwise: str) -> None:
+def checked_schema(what: str, schema: StructType | Mapping[str, object] | None) -> StructType | None:
+    """The schema, also of a mapping of names to types; raises UsageError for anything else."""
+    if schema is None:
+        return None
+    from streaming_jobs.formats.schemas import schema_of  # here: declared without Spark
+
+    try:
+        return schema_of(schema)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error.found}", error.next_step) from error
+
+
+def check_event_time(source: str, column: str, schema: StructType, kind: str, otherwise: str) -> None:
     """Raise UsageError if a source has no such column, or one of no timestamps; `otherwise` says how to make one."""
-    if not isinstance(column, str):
-        raise UsageError(f"{source}: event_time is {column!r}, not a name", otherwise.format("..."))
     names = schema.fieldNames()
     if column not in names:
         raise UsageError(f"{source}: event_time '{column}' is not a {kind}", instead(column, names))

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.declared_names import check_event_time, checked_name, checked_names
+from streaming_jobs.declared_names import check_event_time, checked_name, checked_names, checked_schema
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 
@@ -48,12 +48,15 @@ class DeltaSource:
 
     def __post_init__(self) -> None:
         checked_name("table", self.name)
+        object.__setattr__(self, "schema", checked_schema(f"table {self.name}", self.schema))
         if (self.event_time is None) != (self.lateness is None):
             raise UsageError(f"table {self.name}: event_time and lateness go together", "set both, or neither")
         object.__setattr__(self, "owners", checked_names(f"table {self.name}", "owners", self.owners))
         for option in ("lateness", "max_ahead"):
             if (duration := getattr(self, option)) is not None:
                 parse_duration(duration, f"table {self.name}: {option}")
+        if self.event_time is not None and not isinstance(self.event_time, str):
+            raise UsageError(f"table {self.name}: event_time is {self.event_time!r}, not a column", _MADE.format("..."))
         if self.schema is None:
             return
         fields = self.schema.fieldNames()

@@ -81,6 +81,8 @@ class KafkaTopic:
                     f"{what}: its value has a field '{self.event_time.column}' already",
                     "name the column of the event time otherwise: column='...'",
                 )
+        elif self.event_time is not None and not isinstance(self.event_time, str):
+            raise UsageError(f"{what}: event_time is {self.event_time!r}, not a field", _MADE.format("..."))
         elif self.event_time is not None:
             check_event_time(what, self.event_time, self.value.schema, "field of its value", _MADE)
 

@@ -29,7 +29,7 @@ from streaming_jobs.columns import (
     checked_columns,
     checked_order,
 )
-from streaming_jobs.declared_names import checked_choice, checked_name, checked_names, checked_parts
+from streaming_jobs.declared_names import checked_choice, checked_name, checked_names, checked_parts, checked_schema
 from streaming_jobs.declared_table import DeclaredTable, Emit, Mode
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.durations import parse_duration
@@ -83,6 +83,7 @@ class DeltaTable:
 
     def __post_init__(self) -> None:
         checked_name("table", self.name)
+        object.__setattr__(self, "schema", checked_schema(f"table {self.name}", self.schema))
         check_slices(self.name, self.slices, self.schema, upsert=bool(self.keys))
         for option in ("keys", "order_by", "partition_by", "owners"):
             object.__setattr__(self, option, checked_names(f"table {self.name}", option, getattr(self, option)))

@@ -166,6 +166,12 @@ def topic_of(value: Any) -> KafkaTopic:
             "(?s)event_time is <function.*ComputedTime",
         ),
         (
+            lambda: DeltaSource("t", event_time=EpochMillis("n"), lateness="1 h"),  # type: ignore[arg-type]
+            "(?s)table t: event_time is EpochMillis.*let the stream that writes the table",
+        ),
+        (lambda: DeltaTable("t", schema={"k": "strng"}), "(?s)table t: field 'k' has.*'string'"),  # type: ignore[arg-type]
+        (lambda: DeltaSource("t", schema="k string"), "(?s)table t: 'k string' is no schema"),  # type: ignore[arg-type]
+        (
             lambda: DeltaSource("t", schema=OUTPUT, event_time="n", lateness="1 h"),
             "(?s)table t: event_time 'n' is bigint, not a timestamp.*timestamp_millis\\('n'\\)",
         ),

@@ -16,8 +16,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats import Json
+from streaming_jobs.stream import DeltaTable
 
 
 def test_a_mapping_is_a_schema() -> None:
@@ -45,6 +47,8 @@ def test_a_mapping_is_a_schema() -> None:
     ]
     assert made.schema == StructType(expected)
     assert made == Json(StructType(expected))
+    assert DeltaTable("t", schema={"id": "bigint not null"}).schema == StructType(expected[:1])  # type: ignore[arg-type]
+    assert DeltaSource("t", schema={"note": "string"}).columns == StructType(expected[1:2])  # type: ignore[arg-type]
     assert made.read(b'{"id": 1, "legs": [2]}')["legs"] == [2]
 
 
