@@ -18,6 +18,7 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.refused_plans import remedy
 
 _E = TypeVar("_E", bound=RecourseError)
 _LOST = re.compile(
@@ -97,7 +98,7 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
             OffsetsLost(f"records the stream still needs are gone: {summary}", "see `recourse streams status`"), error
         )
     if kind in ("AnalysisException", "ParseException"):
-        return _caused(ConfigurationError(f"Spark refuses the stream's plan: {summary}", "correct the function"), error)
+        return _caused(ConfigurationError(f"Spark refuses the stream's plan: {summary}", remedy(text)), error)
     if _PERMANENT.search(text):
         return _caused(PermanentError(summary, "see docs/operate.md, 'A stream that will not start'"), error)
     if _GONE.search(text):
