@@ -19,6 +19,7 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.refused_plans import remedy
 
 _E = TypeVar("_E", bound=RecourseError)
 _LOST = re.compile(
@@ -108,9 +109,7 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         place = _context(text) or _in_users_code(
             [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
         )
-        return _caused(
-            ConfigurationError(f"Spark refuses the stream's plan: {summary}{place}", "correct the function"), error
-        )
+        return _caused(ConfigurationError(f"Spark refuses the stream's plan: {summary}{place}", remedy(text)), error)
     if _PERMANENT.search(text):
         return _caused(PermanentError(summary, "see docs/operate.md, 'A stream that will not start'"), error)
     if _GONE.search(text):

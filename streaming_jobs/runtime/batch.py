@@ -55,6 +55,8 @@ class BatchPipeline:
     upkeep: Sequence[Upkeep] = ()
     query: Query | None = None
     pace: Pace | None = None
+    ends_when_quiet: bool = False
+    """Spark would plan batches without an end: end the query after one that had no records, rows or due timers."""
     failure: BaseException | None = field(default=None, init=False)
     stopped_at_border: bool = field(default=False, init=False)
     replanned: bool = field(default=False, init=False)
@@ -65,6 +67,7 @@ class BatchPipeline:
     _read: dict[str, int] = field(default_factory=dict, init=False)
     _seen: dict[str, Observed] = field(default_factory=dict, init=False)
     _on_disk: CheckpointSync = field(init=False)
+    _quiet: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._on_disk = CheckpointSync(self.files.checkpoint)
@@ -77,6 +80,8 @@ class BatchPipeline:
             if self.hooks.stop.is_set():
                 raise StopAtBorder
             self._replan(batch)
+            if self._quiet and not self._records(batch):
+                raise StopAtBorder
             self.hooks.between(batch - 1)
             started = time.monotonic()
             self._run(frame, batch)
@@ -144,6 +149,8 @@ class BatchPipeline:
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, **late, **({READ: records} if self.stream.tables_read else {})})
             version = primary.commit(entry)
+            wrote = records or any(pending.rows for pending in staged.values())
+            self._quiet = self.ends_when_quiet and not wrote and not self._advances(batch)
         if version is None:  # it was not in the primary at the top: another writer has committed it since
             raise LedgerConflict(
                 f"{entry.txn} appeared in table {self.sinks.primary.name} while this driver was writing it",
@@ -154,6 +161,16 @@ class BatchPipeline:
         self._finish(entry, began, path, primary.committer, version, newest_record=newest_record)
         for upkeep in self.upkeep:
             upkeep.after_commit()
+
+    def _records(self, batch: int) -> int:
+        return sum(offsets.records for offsets in self._ranges(batch))
+
+    def _advances(self, batch: int) -> bool:
+        """True if the batch has another watermark than the one before it, so that its timers may be due."""
+        marks = [
+            self.files.checkpoint.metadata(at).get("batchWatermarkMs") for at in range(max(batch - 1, 0), batch + 1)
+        ]
+        return len(set(marks)) > 1
 
     def _pause(self, started: float) -> None:
         """Wait while few records arrive; a stop request ends the wait.

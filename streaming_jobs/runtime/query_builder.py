@@ -277,6 +277,7 @@ class QueryBuilder:
             multiplies=any(t.multiplies for t in each),
             unknown=tuple(unknown),
             joins_streams=any(t.joins_streams for t in each),
+            wall_clock=any(t.wall_clock for t in each),
         )
 
     def _bound(
@@ -353,6 +354,7 @@ class QueryBuilder:
             upkeep=upkeep_of(self.stream, tables, self.settings, record.generation, replay=self._is_replay),
             query=handle,
             pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
+            ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
 
     def _first_read(self) -> Callable[[Sequence[OffsetRange]], int | None]:

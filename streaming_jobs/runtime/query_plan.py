@@ -36,6 +36,9 @@ _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 _STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
 _BY_BATCH = ("FlatMapGroupsInPandas", "FlatMapGroupsInArrow")
 """Functions on the groups of one batch: no state, although their names begin like those of operators that have it."""
+_WALL_CLOCK = re.compile(
+    r"TransformWithState.*, (Append|Update|Complete), ProcessingTime,|WithState .*, ProcessingTimeTimeout$"
+)
 _WITH_STATE = "FlatMapGroupsInPandasWithState"
 EMIT = "emit"
 """The entry of a fingerprint with an aggregation that says when its results are emitted; the sink declares it."""
@@ -73,7 +76,8 @@ class PlanTraits:
     """The traits of a plan that decide the path of its batches; `reads` counts the sources in the plan.
 
     `unknown` names the streaming operators that are in none of the lists here. `null_keys` has the equalities of full
-    outer joins of streams under which Spark would match null with null.
+    outer joins of streams under which Spark would match null with null. With `wall_clock`, timers of the wall clock may
+    become due, for which Spark runs batches without an end.
     """
 
     stateful: bool
@@ -82,6 +86,7 @@ class PlanTraits:
     unknown: tuple[str, ...] = ()
     joins_streams: bool = False
     null_keys: tuple[str, ...] = ()
+    wall_clock: bool = False
 
     @property
     def may_keep_state(self) -> bool:
@@ -111,7 +116,10 @@ def traits_of(plan: str) -> PlanTraits:
     unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)} | _repeated_references(nodes)))
     joins = [line for name, line in nodes if name == "Join" and sources > 1]
     null_keys = tuple(key for line in joins for key in _null_keys(line))
-    return PlanTraits(stateful, multiplies, sources, unknown, joins_streams=bool(joins), null_keys=null_keys)
+    wall_clock = any(_keeps_state(name) and _WALL_CLOCK.search(line) for name, line in nodes)
+    return PlanTraits(
+        stateful, multiplies, sources, unknown, joins_streams=bool(joins), null_keys=null_keys, wall_clock=wall_clock
+    )
 
 
 def _null_keys(join: str) -> Iterator[str]:

@@ -119,12 +119,12 @@ def append(table: StoredTable, rows: pa.Table, entry: LedgerEntry) -> int | None
     )
 
 
-def lay_offsets(folder: Path, batch: int, ends: TopicOffsets, *, starts: TopicOffsets) -> None:
+def lay_offsets(folder: Path, batch: int, ends: TopicOffsets, *, starts: TopicOffsets, watermark: int = 0) -> None:
     """Add `offsets/<batch>` to a checkpoint, as Spark 4.2 writes it; what is there already stays."""
     for name in ("offsets", "commits", "sources/0"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     metadata = {
-        "batchWatermarkMs": 0,
+        "batchWatermarkMs": watermark,
         "batchTimestampMs": 1_795_255_789_437,
         "conf": {"spark.sql.shuffle.partitions": "2"},
     }

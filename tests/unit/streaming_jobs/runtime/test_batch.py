@@ -18,6 +18,7 @@ from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.batch_driver import STATE, Driver, Start, commits_of, newest_entry, numbers
+from tests.support.stream_on_disk import lay_offsets
 from tests.support.worlds import DEAD_LETTERS, OUTPUT, PRIMARY, SECONDARY, STREAM, Disk, entry
 
 
@@ -102,6 +103,43 @@ def test_rows_without_a_key_become_dead_letters(disk: Disk, start: Start) -> Non
     driver.run(0)
     assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 1
     assert commits_of(disk, DEAD_LETTERS) == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_query_of_wall_clock_timers_ends_after_a_batch_without_records_and_rows(
+    disk: Disk, start: Start, *, ends: bool
+) -> None:
+    driver = start()
+    driver.pipeline.ends_when_quiet = ends
+    folder, at = disk.checkpoint().folder, [disk.ends(0), disk.ends(0), disk.ends(0), disk.ends(0), disk.ends(1)]
+    for batch, end in enumerate(at):
+        lay_offsets(folder, batch, end, starts=disk.ends(-1))
+    driver.run(0)
+    driver.run(1, [2])  # a timer was due
+    driver.run(2, [])
+    if not ends:
+        driver.run(3, [])
+        return
+    with pytest.raises(StopAtBorder):
+        driver.run(3)
+    assert driver.pipeline.stopped_at_border
+    again = start()  # the batch that was planned last repeats, and says nothing about what has come since
+    again.pipeline.ends_when_quiet = True
+    again.run(3, [])
+    again.run(4, [6])
+    assert numbers(disk, PRIMARY) == [2, 2, 4, 6] and commits_of(disk, PRIMARY) == 5
+
+
+def test_a_batch_with_another_watermark_is_followed_by_one_more(disk: Disk, start: Start) -> None:
+    driver = start()
+    driver.pipeline.ends_when_quiet = True
+    folder = disk.checkpoint().folder
+    for batch in range(4):
+        lay_offsets(folder, batch, disk.ends(0), starts=disk.ends(-1), watermark=min(batch, 1) * 1000)
+    for batch in (0, 1, 2):
+        driver.run(batch, [])
+    with pytest.raises(StopAtBorder):
+        driver.run(3, [])
 
 
 @pytest.mark.parametrize("table", [PRIMARY, SECONDARY])

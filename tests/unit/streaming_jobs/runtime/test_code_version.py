@@ -20,6 +20,7 @@ from streaming_jobs.runtime.code_version import _declared, code_parts, code_vers
 from streaming_jobs.runtime.code_version_1 import hash_1
 from streaming_jobs.stream import DeltaTable, Stream, stream
 from tests.support.things import THINGS, plain, windows
+from tests.support.topic_flows import copied, total_changes
 
 FLOW = '''
 """Streams."""
@@ -248,6 +249,8 @@ def test_entries_of_the_first_scheme_are_the_same_code_if_that_scheme_says_so() 
 def test_the_hash_of_the_first_scheme_is_that_in_old_ledgers() -> None:
     """The homes of earlier versions have it: a change of it would make their batches other code."""
     assert [hash_1(each, ("tests.support.things",)) for each in (plain, windows)] == ["323a4eaabccf", "e160a4ddbac9"]
+    of_topics = [hash_1(each, ("tests.support.topic_flows",)) for each in (copied, total_changes)]
+    assert of_topics == ["65e21d0c8339", "32964727cc65"], "emit has its old name there"
 
 
 def test_a_declared_file_has_to_be_there(tmp_path: Path) -> None:

@@ -192,6 +192,14 @@ def test_a_processor_is_known_by_its_name_its_state_and_its_modes() -> None:
     assert differences(first, fingerprint_of(changed("processor", "python_row", "pandas"), [totals])) == ""
 
 
+def test_timers_of_the_wall_clock_are_read_off_the_plan() -> None:
+    assert not any(traits_of(plan).wall_clock for plan in PLANS.values())
+    assert traits_of(changed("processor", "Append, EventTime", "Append, ProcessingTime")).wall_clock
+    assert traits_of(changed("state_pandas", "NoTimeout", "ProcessingTimeTimeout")).wall_clock
+    named = changed("processor", "k#66L", "ProcessingTime#66L")
+    assert not traits_of(named).wall_clock, "a column of that name"
+
+
 FIRST_SCHEME = {
     "processor": "TransformWithStateInPySpark transformWithStateUDF(timestamp, value, k), 1, [k, n], Append, "
     "EventTime, python_row, false, 0",
