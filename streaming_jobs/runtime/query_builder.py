@@ -18,8 +18,8 @@ import structlog
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
-from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.positions import TopicOffsets, first_after
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
@@ -223,17 +223,34 @@ class QueryBuilder:
         return sources_of(self.stream, self.own, self.connection.client, archives, topic_ids)
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
-        """The first offsets of each topic: those of the record once a batch was planned, else resolved now."""
-        bound = record.starts
+        """The first offsets of each topic: those of the record, or resolved from `start` if it has none to begin at."""
         if snapshot.checkpoint.planned is not None:
-            return bound
-        if record.generation > 1 and bound:  # a recovery from the very start; Spark wants each partition named
-            return {
-                t.name: {p: bound.get(t.name, {}).get(p, first) for p, first in t.earliest.items()}
-                for t in snapshot.topics
-            }
+            return record.starts
+        recovered = record.generation > 1 and bool(record.starts)  # a recovery from the very start
+        return {
+            t.name: self._recorded_start(record, t, recovered=recovered) or self._resolved_start(t.name)
+            for t in snapshot.topics
+        }
+
+    def _recorded_start(self, record: StreamRecord, topic: TopicSnapshot, *, recovered: bool) -> dict[int, int] | None:
+        """Where a first start that planned no batch, or a recovery, begins; Spark wants each partition named.
+
+        None if no start is recorded for this topic, or its records are gone and no recovery relies on them.
+        """
+        bound = record.topic(topic.name)
+        start = bound.start if bound is not None else {}
+        if not recovered and (bound is None or bound.topic_id != topic.topic_id):
+            return None
+        if not recovered and any(
+            first_after(offset, p, topic.earliest, topic.continues) is not None for p, offset in start.items()
+        ):
+            log.warning("records of the first start are gone", stream=self.stream.name, topic=topic.name)
+            return None
+        return {p: start.get(p, first) for p, first in topic.earliest.items()}
+
+    def _resolved_start(self, topic: str) -> dict[int, int]:
         topics = (self.archives or Archives(self.settings)).added_to(self.connection.topics, self.stream)
-        return {topic.name: resolve_start(self.own.start, topics, topic.name) for topic in self.stream.sources.values()}
+        return resolve_start(self.own.start, topics, topic)
 
     def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
         each = [traits(frame) for frame in outputs.values()]

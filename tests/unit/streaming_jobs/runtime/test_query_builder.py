@@ -18,9 +18,23 @@ from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_options import resolve_start, triggered
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Observed
+from streaming_jobs.state.stream_record import BoundTopic
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.conftest import SettingsFactory
-from tests.support.worlds import THINGS, TIMED, TOPIC, FakeTopics, NoBytes, checkpoint_world, opened, parity, settled
+from tests.support.worlds import (
+    THINGS,
+    TIMED,
+    TOPIC,
+    TOPIC_ID,
+    FakeTopics,
+    NoBytes,
+    checkpoint_world,
+    opened,
+    parity,
+    record,
+    settled,
+    with_topic,
+)
 
 
 def test_a_start_position_is_the_topics_first_or_next_offsets() -> None:
@@ -61,6 +75,30 @@ def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(snapshot
 def assembly(settings: Settings, stream: Stream = parity) -> QueryBuilder:
     nothing: Any = SimpleNamespace(client=None)
     return QueryBuilder(stream, settings, nothing, "continuous", threading.Event(), nothing, nothing)
+
+
+STARTED = BoundTopic(TOPIC, TOPIC_ID, {0: 600, 1: 700})
+
+
+@pytest.mark.parametrize(
+    ("bound", "topic", "begins"),
+    [
+        (STARTED, {}, {0: 600, 1: 700}),
+        (STARTED, {"earliest": {0: 0, 1: 0, 2: 0}}, {0: 600, 1: 700, 2: 0}),
+        (replace(STARTED, topic_id="another"), {}, {0: 1000, 1: 1000}),
+        (STARTED, {"earliest": {0: 601, 1: 0}}, {0: 1000, 1: 1000}),
+    ],
+    ids=["as the first try", "a partition was added", "the topic was made anew", "the records are gone"],
+)
+def test_a_first_start_that_planned_no_batch_is_repeated_at_the_offsets_that_it_recorded(
+    settings: SettingsFactory, bound: BoundTopic, topic: dict[str, Any], begins: dict[int, int]
+) -> None:
+    """With `start=latest`, records that arrive between two tries would be skipped otherwise."""
+    builder = assembly(settings({"stream.start": "latest"}))
+    builder.connection.topics = FakeTopics()  # type: ignore[misc]
+    snapshot = with_topic(opened(), **topic)
+    assert builder._starts(replace(record(), topics=(bound,)), snapshot) == {TOPIC: begins}
+    assert builder._starts(replace(record(), topics=()), snapshot) == {TOPIC: {0: 1000, 1: 1000}}
 
 
 def with_plan(text: str) -> Any:
