@@ -32,8 +32,8 @@ from pyspark.sql.types import (
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.json_records import is_possible_name
-from streaming_jobs.formats.schemas import schema_of
 from streaming_jobs.record_format import Refused, read_one
+from streaming_jobs.schemas import schema_of
 
 if TYPE_CHECKING:
     from streaming_jobs.formats.json_reader import JsonReader

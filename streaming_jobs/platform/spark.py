@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -14,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-
-import psutil
 
 from streaming_jobs.files import private_folder
 from streaming_jobs.platform import class_data, java, spark_jvm, testing_utilities
@@ -26,6 +23,7 @@ from streaming_jobs.platform.processes import forks
 from streaming_jobs.platform.processes.forks import ForkServer
 from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
 from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm
+from streaming_jobs.scratch import scratch
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -147,17 +145,18 @@ def launch(
     Java to use.
     """
     existing = _GATEWAY_PORT in os.environ
-    scratch = _scratch(settings)
-    properties = _properties(settings, name, scratch, record_classes, archive=not existing)
+    own = scratch(settings.home, "spark")
+    properties = _properties(settings, name, own.folder, record_classes, archive=not existing)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if existing:
         return Launched(properties, None, None)
     from pyspark.find_spark_home import _find_spark_home
 
     home = Path(_find_spark_home())
-    jvm = spark_jvm.launch(java.choose(settings), home, properties, keep_open=keep_open, output=output, scratch=scratch)
+    keep = (*keep_open, own.descriptor)  # a JVM may outlive its driver
+    jvm = spark_jvm.launch(java.choose(settings), home, properties, keep_open=keep, output=output, scratch=own.folder)
     try:
-        server = forks.start(scratch, output) if settings.spark.master.startswith("local") else None
+        server = forks.start(own.folder, output) if settings.spark.master.startswith("local") else None
     except BaseException:
         jvm.kill()
         raise
@@ -172,12 +171,12 @@ def start(settings: Settings, **options: Any) -> SparkSession:
 
 
 def _properties(
-    settings: Settings, name: str, scratch: Path, record_classes: Path | None, *, archive: bool
+    settings: Settings, name: str, folder: Path, record_classes: Path | None, *, archive: bool
 ) -> dict[str, str]:
     """Those of the profile, and what is of this session and this machine."""
     jars = spark_jars(settings)
     # Files that a killed JVM leaves (unpacked native libraries, folders of Spark) are then removed with its scratch.
-    further = [f"-Djava.io.tmpdir={scratch}"]
+    further = [f"-Djava.io.tmpdir={folder}"]
     if record_classes is not None:
         further += class_data.recording(record_classes)
     elif archive:
@@ -187,7 +186,7 @@ def _properties(
         **profile(settings),
         CLASS_PATH: os.pathsep.join([*(str(jar) for jar in jars), *([user_jars] if user_jars else [])]),
         JAVA_OPTIONS: _java_options(settings, name, further),
-        "spark.local.dir": str(scratch),
+        "spark.local.dir": str(folder),
     }
 
 
@@ -270,13 +269,3 @@ appender.file.policies.size.size = 10MB
 appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 2
 """
-
-
-def _scratch(settings: Settings) -> Path:
-    """A folder for Spark's temporary files; those of drivers that are gone are removed."""
-    root = private_folder(settings.home / "scratch")
-    for old in root.iterdir():
-        pid = old.name.partition("-")[0]
-        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
-            shutil.rmtree(old, ignore_errors=True)
-    return private_folder(root / f"{os.getpid()}-spark")

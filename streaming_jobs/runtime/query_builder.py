@@ -19,8 +19,8 @@ from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.declared_table import Emit, emits
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
-from streaming_jobs.positions import OffsetRange, TopicOffsets
-from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.positions import OffsetRange, TopicOffsets, first_after
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
@@ -226,26 +226,34 @@ class QueryBuilder:
         return sources_of(self.stream, self.own, self.connection.client, archives, topic_ids)
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
-        """The first offsets of each topic: those of the record once a batch was planned, else resolved now.
-
-        An end or a time is resolved once: a first start that planned no batch would leave out what has come since.
-        """
-        bound = record.starts
+        """The first offsets of each topic: those of the record, or resolved from `start` if it has none to begin at."""
         if snapshot.checkpoint.planned is not None:
-            return bound
-        known = {(t.name, t.topic_id) for t in record.topics} if self.own.start != "earliest" else set()
-        again = record.generation > 1 and bool(bound)  # a recovery from the very start
-        starts: dict[str, Mapping[int, int]] = {
-            t.name: {
-                p: bound.get(t.name, {}).get(p, first) for p, first in t.earliest.items()
-            }  # Spark wants each named
+            return record.starts
+        recovered = record.generation > 1 and bool(record.starts)  # a recovery from the very start
+        return {
+            t.name: self._recorded_start(record, t, recovered=recovered) or self._resolved_start(t.name)
             for t in snapshot.topics
-            if again or (t.name, t.topic_id) in known
         }
-        if new := [topic.name for topic in self.stream.sources.values() if topic.name not in starts]:
-            topics = (self.archives or Archives(self.settings)).added_to(self.connection.topics, self.stream)
-            starts |= {name: resolve_start(self.own.start, topics, name) for name in new}
-        return starts
+
+    def _recorded_start(self, record: StreamRecord, topic: TopicSnapshot, *, recovered: bool) -> dict[int, int] | None:
+        """Where a first start that planned no batch, or a recovery, begins; Spark wants each partition named.
+
+        None if no start is recorded for this topic. Where records of a first start are gone, it begins after them.
+        """
+        bound = record.topic(topic.name)
+        start = dict(bound.start) if bound is not None else {}
+        if not recovered:
+            if bound is None or bound.topic_id != topic.topic_id:
+                return None
+            firsts = {p: first_after(offset, p, topic.earliest, topic.continues) for p, offset in start.items()}
+            if gone := {p: first for p, first in firsts.items() if first is not None}:
+                log.warning("records of the first start are gone", stream=self.stream.name, topic=topic.name)
+                start |= gone
+        return {p: start.get(p, first) for p, first in topic.earliest.items()}
+
+    def _resolved_start(self, topic: str) -> dict[int, int]:
+        topics = (self.archives or Archives(self.settings)).added_to(self.connection.topics, self.stream)
+        return resolve_start(self.own.start, topics, topic)
 
     def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
         each = [traits(frame) for frame in outputs.values()]

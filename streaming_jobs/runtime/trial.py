@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from streaming_jobs.failures import classify
-from streaming_jobs.files import private_folder
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.session_log import log_to_stderr
+from streaming_jobs.scratch import scratch
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -38,7 +38,7 @@ def trial(settings: Settings, stream: Stream, spark: SparkSession) -> dict[str, 
     if record is None:
         record = stream_record.first(stream.name)
     kept = StreamFolder.of(settings, stream.name).checkpoint(record.generation).last_committed is not None
-    nowhere = private_folder(settings.home / "scratch" / "trial") / "client.json"
+    nowhere = scratch(settings.home, "trial").folder / "client.json"
     builder = QueryBuilder(
         stream=stream,
         settings=settings,

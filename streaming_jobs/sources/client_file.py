@@ -1,7 +1,7 @@
 """The properties of Kafka's client in a file, for the Python processes that Spark starts.
 
 Credentials are neither in options nor in plans nor in what is pickled: those name the file only. It can be read by its
-owner alone, and lies in a folder that is removed when its session ends, or when the next one starts after a kill.
+owner alone, and lies in a scratch folder of the session (`streaming_jobs/scratch.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import TransientError
-from streaming_jobs.files import private_folder
+from streaming_jobs.scratch import scratch
 from streaming_jobs.sources.connection import LIBRDKAFKA, client_config
 
 if TYPE_CHECKING:  # each Python process of a session imports this module, and settings take a tenth of a second
@@ -27,7 +27,7 @@ def client_file(settings: Settings, bootstrap: str) -> Path:
     """A new file for the cluster at `bootstrap`, in the folder of this process's scratch files."""
     values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
     values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
-    folder = private_folder(settings.home / "scratch" / f"{os.getpid()}-kafka")
+    folder = scratch(settings.home, "kafka").folder
     descriptor, name = tempfile.mkstemp(dir=folder, prefix="client-", suffix=".json")  # for its owner alone
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(values, file)

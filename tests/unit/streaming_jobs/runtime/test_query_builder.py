@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,17 +14,29 @@ from structlog.testing import capture_logs
 from streaming_jobs.errors import ConfigurationError, FunctionRaised, PreflightRefused, UsageError
 from streaming_jobs.formats.json import Json
 from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
+from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime.query_builder import QueryBuilder, next_batch
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_options import resolve_start, triggered
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Observed
-from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import BoundTopic, first
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from tests.conftest import SettingsFactory
-from tests.support.worlds import THINGS, TIMED, TOPIC, FakeTopics, NoBytes, checkpoint_world, opened, parity, settled
+from tests.support.worlds import (
+    THINGS,
+    TIMED,
+    TOPIC,
+    TOPIC_ID,
+    FakeTopics,
+    NoBytes,
+    checkpoint_world,
+    opened,
+    parity,
+    record,
+    settled,
+    with_topic,
+)
 
 
 def test_a_start_position_is_the_topics_first_or_next_offsets() -> None:
@@ -47,27 +59,6 @@ def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: 
 
 
 @pytest.mark.parametrize(
-    ("start", "topic_id", "first"),
-    [
-        ("latest", "id", {0: 900, 1: 800}),
-        ("2026-11-21T08:00:00Z", "id", {0: 900, 1: 800}),
-        ("earliest", "id", {0: 0, 1: 0}),
-        ("latest", "made anew", {0: 1000, 1: 1000}),
-    ],
-)
-def test_a_first_start_that_planned_no_batch_leaves_out_nothing_of_what_has_come_since(
-    settings: SettingsFactory, start: str, topic_id: str, first: dict[int, int]
-) -> None:
-    builder = assembly(settings({"stream.start": start}))
-    builder = replace(builder, connection=cast("Any", SimpleNamespace(topics=FakeTopics())))
-    there = TopicSnapshot(TOPIC, topic_id, {0: 0, 1: 0}, {0: 1000, 1: 1000})
-    record = replace(stream_record.first(parity.name), topics=(BoundTopic(TOPIC, "id", {0: 900, 1: 800}),))
-    seen = replace(opened(), record=record, topics=(there,))
-    assert builder._starts(record, seen) == {TOPIC: first}
-    assert builder._starts(stream_record.first(parity.name), seen)[TOPIC] == resolve_start(start, FakeTopics(), TOPIC)
-
-
-@pytest.mark.parametrize(
     ("snapshot", "batch"),
     [
         (opened(), 0),
@@ -86,6 +77,30 @@ def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(snapshot
 def assembly(settings: Settings, stream: Stream = parity) -> QueryBuilder:
     nothing: Any = SimpleNamespace(client=None)
     return QueryBuilder(stream, settings, nothing, "continuous", threading.Event(), nothing, nothing)
+
+
+STARTED = BoundTopic(TOPIC, TOPIC_ID, {0: 600, 1: 700})
+
+
+@pytest.mark.parametrize(
+    ("bound", "topic", "begins"),
+    [
+        (STARTED, {}, {0: 600, 1: 700}),
+        (STARTED, {"earliest": {0: 0, 1: 0, 2: 0}}, {0: 600, 1: 700, 2: 0}),
+        (replace(STARTED, topic_id="another"), {}, {0: 1000, 1: 1000}),
+        (STARTED, {"earliest": {0: 601, 1: 0}}, {0: 601, 1: 700}),
+    ],
+    ids=["as the first try", "a partition was added", "the topic was made anew", "the records are gone"],
+)
+def test_a_first_start_that_planned_no_batch_is_repeated_at_the_offsets_that_it_recorded(
+    settings: SettingsFactory, bound: BoundTopic, topic: dict[str, Any], begins: dict[int, int]
+) -> None:
+    """With `start=latest`, records that arrive between two tries would be skipped otherwise."""
+    builder = assembly(settings({"stream.start": "latest"}))
+    builder.connection.topics = FakeTopics()  # type: ignore[misc]
+    snapshot = with_topic(opened(), **topic)
+    assert builder._starts(replace(record(), topics=(bound,)), snapshot) == {TOPIC: begins}
+    assert builder._starts(replace(record(), topics=()), snapshot) == {TOPIC: {0: 1000, 1: 1000}}
 
 
 def with_plan(text: str) -> Any:
