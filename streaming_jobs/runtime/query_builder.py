@@ -354,7 +354,7 @@ class QueryBuilder:
                 settled=keeper.settled,
                 replan=self.replan,
                 idle=slices.look,
-                first_read=self._first_read(),
+                first_read=self._first_read(sources),
             ),
             code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,
@@ -365,10 +365,17 @@ class QueryBuilder:
             ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
 
-    def _first_read(self) -> Callable[[Sequence[OffsetRange]], int | None]:
+    def _first_read(
+        self, sources: Sequence[KafkaSource | TableSource]
+    ) -> Callable[[Sequence[OffsetRange]], int | None]:
         if self.archives is None or not self._is_replay or not self.stream.topic_sinks:
             return lambda _: None
-        return FirstReads(ledger_file(self.archives.settings, self.stream.name), self.stream.name)
+        topics = {each.name: each for each in sources if isinstance(each, KafkaSource)}
+
+        def in_records(offsets: OffsetRange) -> int | None:
+            return topics[offsets.topic].first_read(offsets) if offsets.topic in topics else None
+
+        return FirstReads(ledger_file(self.archives.settings, self.stream.name), self.stream.name, in_records)
 
 
 def next_batch(snapshot: StreamSnapshot) -> int:

@@ -17,16 +17,23 @@ from typing import TYPE_CHECKING, Literal
 from pyspark.sql import functions as F
 
 from streaming_jobs.positions import OffsetRange
+from streaming_jobs.sources.archived_ranges import read_ranges
 from streaming_jobs.sources.base import Archive
+from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.sources.judged_frames import counted, good, late_rows, watched, workers_of
 from streaming_jobs.sources.kafka_data_source import Reading, load
 from streaming_jobs.sources.planner import Limits
+from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
+from streaming_jobs.sources.records import LARGEST_MS, first_reads
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+_LAST = 50
+"""Records at the end of a range that are looked at: a transaction's marker is an offset without a record."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,20 @@ class KafkaSource:
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
         """Good records of a range whose event time is at or behind a watermark."""
         return late_rows(self, self._range(spark, "all", offsets.start, offsets.end), watermark_ms)
+
+    def first_read(self, offsets: OffsetRange) -> int | None:
+        """When the last records of a range were first read, if a replay has written them; milliseconds since 1970."""
+        if not self.void.spans:
+            return None
+        config, timeout = read_client_file(self.client)
+        spans = {p: (max(offsets.start.get(p, 0), end - _LAST), end) for p, end in offsets.end.items()}
+        reader = RangeReader(self.name, config, timeout)
+        try:
+            blocks = [self.void.kept(each) for each in read_ranges(reader, self.void.clipped(spans), _LAST)]
+        finally:
+            reader.close()
+        times = [time for each in blocks for time in first_reads(each.column("headers")).tolist() if time < LARGEST_MS]
+        return max(times, default=None)
 
     def rows(self, offsets: OffsetRange) -> int:
         """The offsets in the range that are not void."""

@@ -1,4 +1,4 @@
-"""When a stream first read a record, from its ledger.
+"""When a stream first read a record, from its ledger, or from the record if a replay has written it.
 
 A replay writes records to topics a second time, later. Their readers measure `max_ahead` against the first time, which
 each record of a replay has in a header, so that they refuse the same records as before.
@@ -6,22 +6,27 @@ each record of a replay has in a header, so that they refuse the same records as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.state.ledger_file import LedgerFile
 
-_A_DAY = 288
-"""Ledger lines of a day that are looked at: with more batches the times are exact to five minutes."""
+_A_DAY = 96
+"""Ledger lines of a day that are looked at: with more batches the times are exact to a quarter of an hour."""
 
 
 @dataclass
 class FirstReads:
-    """Times for the batches of one replay, which come in their order; `ledger` is that of the stream itself."""
+    """Times for the batches of one replay, which come in their order; `ledger` is that of the stream itself.
+
+    `in_records` gives the time that the last records of a range have in their headers, None if they have none: the
+    stream may read what a replay of another one has written, which its own ledger does not know.
+    """
 
     ledger: LedgerFile
     stream: str
+    in_records: Callable[[OffsetRange], int | None] = lambda _: None
     _seen: list[tuple[float, Sequence[OffsetRange]]] | None = field(default=None, init=False)
     _at: int = field(default=0, init=False)
 
@@ -34,15 +39,15 @@ class FirstReads:
             if _covers(ends, batch):
                 return int(at * 1000)
             self._at += 1
-        return None
+        return max((time for each in batch if (time := self.in_records(each)) is not None), default=None)
 
     def _since(self, batch: Sequence[OffsetRange]) -> Iterator[tuple[float, Sequence[OffsetRange]]]:
         begin = [replace(each, end=each.start) for each in batch]
         for day in self.ledger.days(self.stream):
             lines = [raw.read() for raw in day[:: max(1, len(day) // _A_DAY)]]
             yield from ((line.at, line.entry.offsets) for line in lines if line.entry.kind == "batch")
-            if lines and _covers(begin, lines[0].entry.offsets):
-                return
+            if lines and lines[0].entry.generation == 1 and _covers(begin, lines[0].entry.offsets):
+                return  # a later generation may have gone back
 
 
 def _covers(read: Sequence[OffsetRange], wanted: Sequence[OffsetRange]) -> bool:

@@ -97,8 +97,8 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back(story: Sho
     story.compare(COUNT, right=True)
     report = (story.settings.state / "recoveries" / name / "report.html").read_text()
     assert f"topic {CHANGES}" in report and f"topic {LEVELS}" in report
-    partitions = len(Topics.of(story.settings.kafka, story.bootstrap).latest(LEVELS))
-    headers = [dict(m.headers() or []) for m in committed(story.bootstrap, LEVELS, partitions)]
+    partitions = len(Topics.of(story.settings.kafka, story.bootstrap).latest(CHANGES))
+    headers = [dict(m.headers() or []) for m in committed(story.bootstrap, CHANGES, partitions)]
     again = [int(each["recourse.first_read"] or b"") / 1_000 for each in headers if "recourse.first_read" in each]
     assert 0 < len(again) < len(headers) and max(again) < load(story.settings, name).made_at
 

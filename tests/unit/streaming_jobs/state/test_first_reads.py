@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from streaming_jobs.formats import Text
 from streaming_jobs.positions import OffsetRange
+from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.sources.range_reader import RangeReader
+from streaming_jobs.sources.records import FIRST_READ
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import first_reads
 from streaming_jobs.state.first_reads import FirstReads
 from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.stream import KafkaTopic
+from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 from tests.support.worlds import STREAM, entry
 
 
@@ -49,6 +56,32 @@ def test_a_batch_of_a_replay_has_the_time_at_which_its_last_record_was_first_rea
     assert first_read(batch(590, 600)) == (1_000_000 + 59 * 3_600) * 1_000
     assert first_read(batch(600, 601)) is None, "not read yet"
     assert FirstReads(ledger, STREAM)(batch(100, 110, "another topic of the name")) is None
+
+
+def test_what_a_replay_of_another_stream_wrote_has_the_time_in_its_records(ledger: LedgerFile) -> None:
+    asked: list[OffsetRange] = []
+    first_read = FirstReads(ledger, STREAM, lambda each: asked.append(each) or 7)  # type: ignore[func-returns-value]
+    assert first_read(batch(590, 600)) != 7 and not asked, "its own ledger knows"
+    assert first_read(batch(600, 601)) == 7 and asked == list(batch(600, 601))
+
+
+def test_the_last_records_of_a_range_tell_it_where_the_topic_has_void_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "client.json").write_text('{"recourse.timeout.seconds": 5}')
+    headers = {n: [(FIRST_READ, str(n).encode())] for n in range(95, 99)}
+    log = {0: {n: record(0, n, headers=headers.get(n)) for n in range(99)}}
+
+    def reader(topic: str, config: object, timeout: timedelta) -> RangeReader:
+        return RangeReader(topic, {"bootstrap.servers": ""}, timeout, connect=lambda _: MemoryConsumer(log, {0: 100}))
+
+    monkeypatch.setattr("streaming_jobs.sources.kafka.RangeReader", reader)
+    topic = KafkaTopic(TOPIC, Text())
+    source = KafkaSource("t", topic, tmp_path / "client.json", None, void=VoidRanges.of([(0, 98, 99)]))
+    ranges = OffsetRange(TOPIC, "id", {0: 0}, {0: 100})
+    assert source.first_read(ranges) == 97, "98 is void, 99 a marker"
+    assert source.first_read(replace(ranges, end={0: 95})) is None
+    assert replace(source, void=NO_VOID).first_read(ranges) is None
 
 
 def test_of_a_day_with_very_many_batches_some_are_looked_at(
