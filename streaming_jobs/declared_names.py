@@ -44,7 +44,7 @@ def checked_schema(what: str, schema: StructType | Mapping[str, object] | None) 
     """The schema, also of a mapping of names to types; raises UsageError for anything else."""
     if schema is None:
         return None
-    from streaming_jobs.schemas import schema_of  # here: declared without Spark
+    from streaming_jobs.declared_schema import schema_of  # here: declared without Spark
 
     try:
         return schema_of(schema)

@@ -21,6 +21,10 @@ from streaming_jobs.errors import SetupError
 _FEW, _AT_A_TIME = 2, 8
 
 
+class FolderRefused(SetupError, OSError):
+    """No folder can be made there. Also an OSError: what is not needed for the work is left unwritten."""
+
+
 def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace `path` by `text` (mode 0600); with `durable`, it is on disk when this returns."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -87,14 +91,14 @@ def link_as_new(source: Path, target: Path) -> None:
 def private_folder(path: Path) -> Path:
     """Make the folder, readable by its owner alone, and return it; its name is on disk when this returns.
 
-    Raises SetupError where no folder can be made: below a file, or in a file system such as /proc.
+    Raises FolderRefused where no folder can be made: below a file, or in a file system such as /proc.
     """
     if not path.is_dir():
         missing = [each for each in (path, *path.parents) if not each.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
-            raise SetupError(
+            raise FolderRefused(
                 f"folder {path} cannot be made: {error.strerror} ({error.filename})",
                 "name a folder that can be made: `home` in recourse.toml, RECOURSE_HOME, or --set home=...",
             ) from error

@@ -103,3 +103,5 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path, 
         private_folder(tmp_path / below)
     assert f"folder {tmp_path / below} cannot be made: " in refused.value.found
     assert "--set home=..." in refused.value.next_step
+    assert isinstance(refused.value, OSError), "for those that can do without the file"
+    assert str(refused.value).startswith("REC-003 folder ")
