@@ -6,7 +6,6 @@ until the plan is over: their leases are held, and from the fence on the tables 
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +16,9 @@ from reprocessing.explainer import explain
 from reprocessing.planning.downstream import left_out
 from reprocessing.planning.other_changes import rebuilt_since
 from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.plans.journal import Journal, next_step
+from reprocessing.plans.journal import OVER, journal_of, next_step
 from reprocessing.plans.plan import RecoveryPlan, moved
-from reprocessing.plans.plan_file import folder, load, names_of, undos_of
+from reprocessing.plans.plan_file import folder, load, names_of, only_operator, undos_of
 from reprocessing.rebuild.audit import stored
 from reprocessing.rebuild.bounded import to_publish
 from reprocessing.rebuild.context import (
@@ -36,8 +35,7 @@ from reprocessing.rebuild.replay import replay
 from reprocessing.report.page import write_report
 from reprocessing.stages import Audit, Stage, stages_of
 from reprocessing.stages.stage import Findings
-from streaming_jobs.errors import LeaseBusy, UsageError
-from streaming_jobs.files import private_folder
+from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.code_version import code_version
@@ -47,14 +45,6 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import Stream
-
-_OVER = ("planned", "published", "aborted")
-"""Outcomes of a plan that stops no stream."""
-
-
-def journal_of(settings: Settings, plan: str) -> Journal:
-    """A plan's journal."""
-    return Journal(folder(settings, plan) / "journal.jsonl")
 
 
 def recovery_of(
@@ -175,7 +165,7 @@ def give_up(recovery: Recovery) -> None:
                     f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
                 )
 
-    with _only_operator(settings, plan):
+    with only_operator(settings, plan.id):
         if journal.outcome == "planned":  # nothing was begun, so no stream has to stop
             journal.write("abort", "done")
             _let_start(recovery)
@@ -208,7 +198,7 @@ def undone_by(settings: Settings, plan: RecoveryPlan) -> str | None:
 def under_way(settings: Settings, stream: str) -> RecoveryPlan | None:
     """The plan of this stream that was begun and is not over."""
     for name in names_of(settings, stream):
-        if journal_of(settings, name).outcome not in _OVER:
+        if journal_of(settings, name).outcome not in OVER:
             return load(settings, name)
     return None
 
@@ -268,7 +258,7 @@ def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
     At the end the plan's stop requests are removed if no stream was fenced, or if the plan is over.
     """
     settings, plan = recovery.settings, recovery.plan
-    with _only_operator(settings, plan):
+    with only_operator(settings, plan.id):
         check()
         try:
             for name in plan.names:
@@ -279,7 +269,7 @@ def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
                 check()
                 yield
         finally:
-            if recovery.journal.outcome in _OVER or not _has_fenced(recovery):
+            if recovery.journal.outcome in OVER or not _has_fenced(recovery):
                 _let_start(recovery)
 
 
@@ -320,15 +310,5 @@ def _reached(context: RecoveryContext) -> Txn:
 
 def refuse_at_work(settings: Settings, plan: RecoveryPlan) -> None:
     """Raise LeaseBusy while another process works on a plan: whatever its outcome is so far, that one goes on."""
-    with _only_operator(settings, plan):
+    with only_operator(settings, plan.id):
         pass
-
-
-@contextmanager
-def _only_operator(settings: Settings, plan: RecoveryPlan) -> Iterator[None]:
-    with (private_folder(folder(settings, plan.id)) / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LeaseBusy(f"another process is working on plan {plan.id}", "wait until it has ended") from error
-        yield

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reprocessing.executor import journal_of, refuse_at_work, undone_by
+from reprocessing.executor import refuse_at_work, undone_by
 from reprocessing.planning.downstream import Along
 from reprocessing.planning.instants import instant_words
 from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.planning.targets import Resolved, Target
-from reprocessing.plans.journal import next_step
+from reprocessing.plans.journal import journal_of, next_step
 from reprocessing.plans.plan import RecoveryPlan
 from streaming_jobs.errors import UsageError
 from streaming_jobs.positions import decode

@@ -389,6 +389,10 @@ class SavepointSettings(_Section):
     keep: Duration = Field(timedelta(hours=48), description="all of them")
     keep_daily: Duration = Field(timedelta(days=14), description="then the first of each day")
     keep_named: Duration = Field(timedelta(days=90), description="those with a name; 0: until the name is dropped")
+    keep_plans: Duration = Field(
+        timedelta(days=30),
+        description="plans and reports of recoveries that are over, if their savepoints are gone; 0: all",
+    )
     keep_generations: int = Field(2, ge=0, description="checkpoints of generations that are over, the newest ones")
     max_mb: int = Field(10_240, ge=0, description="of files that only a stream's savepoints hold, MB; 0: no bound")
 

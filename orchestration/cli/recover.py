@@ -160,9 +160,10 @@ def show_plan(
     output: OutputOption = Output.text,
 ) -> None:
     """Show a plan, and how far it has come."""
-    from reprocessing.executor import journal_of, report_of
+    from reprocessing.executor import report_of
     from reprocessing.explainer import explain
     from reprocessing.planning.offsets_text import write_offsets
+    from reprocessing.plans.journal import journal_of
     from reprocessing.plans.plan_file import load
 
     settings = invocation(context).settings
@@ -274,7 +275,8 @@ def _refuse_nobody(context: typer.Context, plan: str, yes: bool, command: str) -
 
 def _outcome(settings: Settings, plan: RecoveryPlan) -> str:
     """How far a plan has come, in words; of a published one also that it was taken back."""
-    from reprocessing.executor import journal_of, undone_by
+    from reprocessing.executor import undone_by
+    from reprocessing.plans.journal import journal_of
 
     outcome = journal_of(settings, plan.id).outcome
     undo = undone_by(settings, plan) if outcome == "published" else None

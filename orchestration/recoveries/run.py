@@ -44,7 +44,7 @@ from orchestration.sessions.supervisor import (
     uninterrupted,
 )
 from orchestration.sessions.tags import RECOVERY_KIND
-from reprocessing.executor import journal_of
+from reprocessing.plans.journal import journal_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 

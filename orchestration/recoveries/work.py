@@ -12,8 +12,8 @@ from orchestration.recoveries.launch import Launch
 from orchestration.recoveries.plan_request import make_requested
 from orchestration.recoveries.words import difference_lines
 from reprocessing import executor
-from reprocessing.executor import journal_of
 from reprocessing.explainer import explain
+from reprocessing.plans.journal import journal_of
 from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.plans.plan_file import folder, load, undos_of
 from reprocessing.rebuild.context import Recovery, RecoveryEvents, StageBegun

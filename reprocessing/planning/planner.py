@@ -39,6 +39,7 @@ from reprocessing.planning.until import until_border, until_of
 from reprocessing.planning.void_since import further_back, still_void
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until, opened_by
 from reprocessing.plans.plan_file import next_id, save, sealed
+from reprocessing.plans.retention import prune_plans
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.positions import TopicOffsets
@@ -101,6 +102,7 @@ def make_plan(
     )
     plan = sealed(RecoveryPlan(id=name, made_at=time.time(), streams=streams, undoes=undoes, left=left))
     save(settings, plan)
+    prune_plans(settings)
     return plan
 
 

@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from reprocessing.plans.plan_file import folder
 from streaming_jobs.files import private_folder, sync
+from streaming_jobs.settings import Settings
 
 State = Literal["begun", "done", "failed"]
 Outcome = Literal["planned", "applying", "waits for confirmation", "published", "aborting", "aborted", "refused"]
+
+OVER = ("planned", "published", "aborted")
+"""Outcomes of a plan that stops no stream."""
 
 NOT_CONFIRMED = "not confirmed"
 """The error in the journal if publishing was not confirmed."""
@@ -129,6 +134,11 @@ class StreamJournal:
     def begun(self, stage: str) -> bool:
         """True if a stage was ever begun."""
         return self.journal.begun(stage, self.stream)
+
+
+def journal_of(settings: Settings, plan: str) -> Journal:
+    """A plan's journal."""
+    return Journal(folder(settings, plan) / "journal.jsonl")
 
 
 def next_step(plan: str, outcome: Outcome) -> str:

@@ -7,18 +7,21 @@ in full to find those of a stream; plans of earlier versions have none.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, Until
 from streaming_jobs.declared_names import checked_name
-from streaming_jobs.errors import UsageError
-from streaming_jobs.files import private_folder, sync, write_json
+from streaming_jobs.errors import LeaseBusy, UsageError
+from streaming_jobs.files import private_folder, remove_files, sync, write_json
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.positions import decode, decode_partitions
 from streaming_jobs.settings import Settings
@@ -26,6 +29,7 @@ from streaming_jobs.settings import Settings
 _FORMAT = 2
 _ONE_STREAM = 1
 _ABOUT = "about.json"
+_HOUR = 3600.0
 _ID = re.compile(r"[a-z][a-z0-9_]*-\d{4,}")
 
 
@@ -40,6 +44,17 @@ def stream_of(plan: str) -> str:
     if not _ID.fullmatch(plan):
         raise UsageError(f"'{plan}' is not the name of a plan", "see `recourse recover list`")
     return plan.rpartition("-")[0]
+
+
+@contextmanager
+def only_operator(settings: Settings, plan: str) -> Iterator[None]:
+    """Hold a plan; raises LeaseBusy if another process works on it."""
+    with (private_folder(folder(settings, plan)) / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LeaseBusy(f"another process is working on plan {plan}", "wait until it has ended") from error
+        yield
 
 
 def staging_folder(settings: Settings, plan: StreamPlan) -> Path:
@@ -95,6 +110,23 @@ def names(settings: Settings) -> list[str]:
     place = settings.state / "recoveries"
     paths = [p for p in place.glob("*/plan.json") if _ID.fullmatch(p.parent.name)] if place.is_dir() else []
     return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
+
+
+def forget(settings: Settings, plan: str) -> None:
+    """Remove plan.json, so that there is no such plan; on disk when this returns. Its other files stay for now.
+
+    A plan without its journal would look as if it was never applied, so plan.json is the first to go.
+    """
+    for _ in remove_files(folder(settings, plan) / "plan.json"):
+        pass
+
+
+def unfinished(settings: Settings) -> list[str]:
+    """Folders without a plan that are an hour old: their making, or their removal, was killed."""
+    place = settings.state / "recoveries"
+    folders = [p for p in place.iterdir() if _ID.fullmatch(p.name)] if place.is_dir() else []
+    old = time.time() - _HOUR
+    return [p.name for p in folders if not (p / "plan.json").exists() and p.stat().st_mtime < old]
 
 
 def names_of(settings: Settings, stream: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from reprocessing.planning.instants import instant_words
 from reprocessing.plans import plan_file
-from reprocessing.plans.journal import NOT_CONFIRMED, Journal, Line
+from reprocessing.plans.journal import NOT_CONFIRMED, Line, journal_of
 from reprocessing.plans.plan import RecoveryPlan
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
@@ -144,7 +144,7 @@ def _recoveries(settings: Settings, stream: str) -> Iterator[Mark]:
             continue
         doing = f"takes back {plan.undoes}" if plan.undoes else plan.of(stream).target_words
         yield Mark(plan.made_at, "recovery", "planned", f"recovery {name} planned: {doing}", name)
-        yield from _steps(plan, stream, Journal(place / "journal.jsonl").lines())
+        yield from _steps(plan, stream, journal_of(settings, name).lines())
 
 
 def _steps(plan: RecoveryPlan, stream: str, lines: Sequence[Line]) -> Iterator[Mark]:

@@ -24,6 +24,9 @@ from reprocessing.undo import plan_undo
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.rules import check_start
+from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sources.topics import TopicInfo
@@ -83,6 +86,10 @@ class Topics:
 
     def offsets_for_time(self, _: str, ms: int) -> dict[int, int]:
         return {0: min(ms // 1000, self.end)}
+
+
+class Killed(BaseException):
+    """The process ends here."""
 
 
 class Life(StreamOnDisk):
@@ -161,6 +168,11 @@ class Life(StreamOnDisk):
         if commit:
             self.finish(number, generation=generation)
 
+    def refused(self, topics: Topics) -> list[Finding]:
+        """Why the stream cannot start."""
+        found = check_start(take_snapshot(self.settings, self.stream, topics))
+        return [finding for finding in found if finding.severity == "refuse"]
+
     def rows(self, table: Path | None = None) -> list[int]:
         """The ids in a table, sorted."""
         table_rows = DeltaTable(table or self.table).to_pyarrow_table()
@@ -187,6 +199,16 @@ def recovery(life: Life, plan: str, topics: Any = None, events: RecoveryEvents |
     """A plan of the stream, to be carried out."""
     events = events or RecoveryEvents()
     return recovery_of(life.settings, [STREAM], topics or Topics(), load(life.settings, plan), events, **more)
+
+
+def replayed(context: RecoveryContext) -> Mapping[str, Any]:
+    """Batches 3 to 5 after the savepoint, as a session with the right code would write them."""
+    staged = Life(context.own, context.stream)
+    position = staged.at()
+    assert position is not None
+    for number in range(position.batch + 1, 6):
+        staged.batch(number, generation=context.plan.generation, code="right")
+    return {"batch": 5, "seconds": 0.1, "records": 30, "since": 0}
 
 
 def run_stage(context: RecoveryContext, kind: type[OfOneStream]) -> Findings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,30 @@ from deltalake import write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType
 
 from reprocessing import executor
-from reprocessing.executor import give_up, journal_of, recovery_of, resume
+from reprocessing.executor import give_up, recovery_of, resume
 from reprocessing.explainer import explain
 from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
-from reprocessing.plans.journal import Journal
+from reprocessing.plans.journal import Journal, journal_of
 from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.plans.plan_file import load, names_of
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.rebuild.context import Recovery, RecoveryEvents
 from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
 from reprocessing.stages import stages_of
 from reprocessing.undo import plan_undo
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
-from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.topology import Topology
-from tests.support.life import OTHERS, STREAM, Life, Topics
+from tests.support.life import OTHERS, STREAM, Killed, Life, Topics, replayed
 
 BOTH = (STREAM, OTHERS)
 RIGHT = list(range(60))
 WRONG = sorted([*range(30), *(-n for n in range(30, 60))])
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,16 +89,6 @@ def back(settings: Settings) -> RecoveryPlan:
     return planned(settings, Target("batch", "2"), Target("batch", "2"))
 
 
-def replayed(context: RecoveryContext) -> Mapping[str, Any]:
-    """The batches after the savepoint, as a session with the right code would write them."""
-    staged = Life(context.own, context.stream)
-    position = staged.at()
-    assert position is not None
-    for number in range(position.batch + 1, 6):
-        staged.batch(number, generation=context.plan.generation, code="right")
-    return {"batch": 5, "seconds": 0.1, "records": 30, "since": 0}
-
-
 def recovery(
     settings: Settings, plan: str, events: RecoveryEvents | None = None, cut: tuple[str, str | None] | None = None
 ) -> Recovery:
@@ -115,8 +99,7 @@ def recovery(
 
 
 def can_start(life: Life) -> bool:
-    findings = check_start(take_snapshot(life.settings, life.stream, Topics(end=60)))
-    return not [finding for finding in findings if finding.severity == "refuse"]
+    return not life.refused(Topics(end=60))
 
 
 def test_stages_go_side_by_side_and_nothing_is_published_before_everything_was_compared(both: list[Life]) -> None:

@@ -18,7 +18,7 @@ from orchestration.recoveries.plan_request import PlanRequest
 from orchestration.recoveries.process import RecoveryProcess, recovery_command
 from orchestration.recoveries.work import Work
 from orchestration.sessions.bounded_log import BoundedLog
-from reprocessing.executor import journal_of
+from reprocessing.plans.journal import journal_of
 from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import StageBegun
 from streaming_jobs.errors import UsageError
