@@ -46,7 +46,7 @@ from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
-from streaming_jobs.state import stream_record
+from streaming_jobs.state import state_schemas, stream_record
 from streaming_jobs.state.first_reads import FirstReads
 from streaming_jobs.state.periodic_savepoints import PeriodicSavepoints, try_take
 from streaming_jobs.state.slice_requests import SliceRequests
@@ -157,6 +157,7 @@ class QueryBuilder:
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
         sinks = sinks_of(self.stream, tables, self.own, topics)
         pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices)
+        state_schemas.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}

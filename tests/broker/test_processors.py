@@ -51,3 +51,4 @@ def test_runs_over_what_there_is_end_and_so_does_their_replay(made: Bench) -> No
     plan = ("recover", "plan", "counted", "--to-batch", "-1", "--max-changed", "100%", "--output", "json")
     recourse("recover", "apply", json.loads(recourse(*plan))["id"], "--yes")
     assert rows(made.settings, "counted")[-1]["n"] == 3
+    assert read(made, 1)[-1] == 4, "and the stream goes on"

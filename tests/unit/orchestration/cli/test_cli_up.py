@@ -297,8 +297,8 @@ def test_topics_are_created_only_on_a_broker_of_ours(
     [
         ([], True),
         (["--set", "kafka.bootstrap_servers=kafka:9092"], True),
-        (["--set", "kafka.bootstrap_servers=kafka:9092", "--set", 'flows=["collections"]'], False),
-        (["--set", 'flows=["collections"]'], True),
+        (["--set", "kafka.bootstrap_servers=kafka:9092", "--set", 'flows=["tests.support.tick_flows"]'], False),
+        (["--set", 'flows=["tests.support.tick_flows"]'], True),
     ],
 )
 def test_whose_the_broker_is(
@@ -392,7 +392,7 @@ def test_once_needs_the_shipped_streams(
     events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
 ) -> None:
     compared(OK)
-    assert cli.main(["--set", 'flows=["collections"]', "up", "--once"]) == 2
+    assert cli.main(["--set", 'flows=["tests.support.tick_flows"]', "up", "--once"]) == 2
     assert "streaming_jobs.examples.flights.streams" in capsys.readouterr().err
 
 
