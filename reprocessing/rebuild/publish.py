@@ -155,10 +155,10 @@ def _publish(
     table: StoredTable, content: Content, entry: LedgerEntry, place: str, new: Content | None = None
 ) -> Published:
     made = table.replace_rows(content, entry, place, new)
-    version = made.version
-    if version is None:
-        commit = committed_as(table.commits(), entry)
-        version, made = table.version if commit is None else commit.version, replace(made, stayed=content.pieces)
+    commit = committed_as(table.commits(), entry)
+    version = table.version if commit is None else commit.version  # others may have committed since
+    if made.version is None:
+        made = replace(made, stayed=content.pieces)
     if not table.has_content(content, version):
         raise LedgerConflict(
             f"version {version} of table {table.name} does not hold the files that were published to it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,9 +14,13 @@ from reprocessing.planning.reminders import reminders
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved
 from reprocessing.planning.topics_at_planning import CommittedOffsets, WrittenAtPlanning, written_topics
-from reprocessing.plans.plan import Base
+from reprocessing.plans.journal import journal_of
+from reprocessing.plans.plan import Base, RecoveryPlan
+from reprocessing.plans.plan_file import names, next_id, save, sealed
+from reprocessing.undo import plan_undo
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
+from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.preflight.snapshot import TopicSnapshot
@@ -23,9 +28,11 @@ from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state import stream_record, topic_records
+from streaming_jobs.state import savepoints, stream_record, topic_records
 from streaming_jobs.state.topic_records import TopicRecord, VoidRange
-from tests.support.life import STREAM, Life, Topics
+from streaming_jobs.stream import DeltaTable, Stream
+from tests.support.life import STREAM, TOPIC_ID, Life, Topics
+from tests.unit.reprocessing.plans.test_plan_file import stream_plan
 
 TOPIC, END = CHANGES.name, 8
 SAVEPOINT, NOTHING = Base("g0001-b000000000", 1, 0, {}), Base(None, 1, -1, {})
@@ -103,3 +110,31 @@ def test_a_compacted_source_is_named_in_the_plan(tmp_path: Path) -> None:
     snapshot = SimpleNamespace(settings=life.settings, stream=STREAM, record=life.record, around=around, savepoints=())
     notes = reminders(cast("PlanningSnapshot", snapshot), Resolved(None, {}), NOTHING, None)
     assert [note.split(":")[0] for note in notes] == ["topic things is compacted"]
+
+
+class Writes(Life):
+    """Each batch writes as many records to the topic as it reads."""
+
+    def entry(self, batch: int, generation: int = 1, code: str = "a") -> LedgerEntry:
+        written = WrittenRange(TOPIC, TOPIC_ID, 0, 10 * batch, 10 * batch + 10, 10)
+        return replace(super().entry(batch, generation, code), written=(written,))
+
+
+def test_an_undo_to_a_savepoint_is_refused_too(tmp_path: Path) -> None:
+    """The recovery itself wrote the topic anew; the records that its undo would let count again may be gone."""
+    declared = {"things": DeltaTable("things", partition_by=["place"]), "out": KafkaSink(CHANGES, key="product")}
+    life = Writes.begin(tmp_path, Stream(STREAM.name, STREAM.function, STREAM.sources, declared))
+    for number in range(3):
+        life.batch(number)
+    before = savepoints.take(life.settings, life.stream, life.record, 1, "recovery")
+    drafted = stream_plan(next_id(life.settings, STREAM.name))
+    only = replace(drafted, saw=replace(drafted.saw, generation=life.record.generation - 1))
+    plan = sealed(RecoveryPlan(only.id, 1.0, (only,)))
+    save(life.settings, plan)
+    journal = journal_of(life.settings, plan.id)
+    journal.write("keep", "done", {"savepoint": before.id}, stream=STREAM.name)
+    journal.write("finish", "done")
+    with pytest.raises(UsageError, match=f"topic {TOPIC} of stream things is compacted") as refused:
+        plan_undo(life.settings, {STREAM.name: life.stream}, Compacted(end=30), plan)
+    assert "recourse recover plan things --to-batch -1" in refused.value.next_step
+    assert names(life.settings) == [plan.id], "no plan is made"
