@@ -29,7 +29,7 @@ from orchestration.cli import (
     verify,
 )
 from orchestration.cli.invocation import Invocation, parse_set
-from orchestration.cli.output import say
+from orchestration.cli.output import log_to_stderr, say
 
 app = typer.Typer(
     name="recourse",
@@ -68,6 +68,7 @@ def recourse(
 
     Data on stdout, talk on stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 a bug of ours.
     """
+    log_to_stderr()
     context.obj = Invocation(config_file, parse_set(values or []))
 
 

@@ -17,7 +17,7 @@ import typer
 
 from orchestration.cli import FAILED, topic_chaos
 from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, log_to_stderr, number, print_json, print_table, say
+from orchestration.cli.output import Output, OutputOption, number, print_json, print_table, say
 from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def chaos(
     from orchestration.cli.setup import fetch_jars
     from streaming_jobs.errors import UsageError
 
-    log_to_stderr()
     if scenarios and subject is ChaosSubject.topics:
         raise UsageError("--scenarios damages streams that write tables", "leave out --subject topics, or --scenarios")
     base = invocation(context).settings

@@ -11,7 +11,7 @@ import typer
 
 from orchestration.cli import INTERRUPTED
 from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, log_to_stderr, number, print_json, say, stderr_console
+from orchestration.cli.output import Output, OutputOption, number, print_json, say, stderr_console
 from orchestration.cli.screen import Feeding
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def feed(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.kafka import broker_for_command
 
-    log_to_stderr()
     settings = invocation(context).settings
     with stop_signals_interrupt(), broker_for_command(settings):
         report = feed_with_bar(settings, rate=rate, share=share, again=again)

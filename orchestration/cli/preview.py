@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, log_to_stderr, say, show
+from orchestration.cli.output import Output, OutputOption, say, show
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def preview(
     wanted = Wanted(parse_duration(last) if last is not None else None, from_savepoint)
     names = tuple(suite.name for suite in suites_of(call.settings, call.topology, selected)) if suites else ()
     topics = Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
-    log_to_stderr()
     _let_streams_go_first()
     with stop_signals_interrupt(), suite_runner(call.settings, call.topology) as run_suite:
         made = run(call.settings, selected, topics, Asked(wanted, names, run_suite), tell=say)

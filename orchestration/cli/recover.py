@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, log_to_stderr, print_json, print_table, say, show
+from orchestration.cli.output import Output, OutputOption, print_json, print_table, say, show
 from orchestration.cli.recovery_events import recovery_events
 from streaming_jobs.errors import UsageError
 
@@ -308,7 +308,6 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
 
     call = invocation(context)
     plan = load(call.settings, name)
-    log_to_stderr()
     recovery = carry_out(call.settings, call.topology, plan, recovery_events(yes), act)
     outcome, opened = recovery.journal.outcome, generations(recovery)
     if output is Output.json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, log_to_stderr, say, show, stdout_console
+from orchestration.cli.output import Output, OutputOption, say, show, stdout_console
 
 if TYPE_CHECKING:
     from reprocessing.sample import Sample
@@ -38,7 +38,6 @@ def sample(
     """
     from reprocessing.sample import sample as take
 
-    log_to_stderr()
     call = invocation(context)
     taken = take(call.settings, call.topology, table, rows=rows, where=where, by=by)
     value = [{name: _for_json(each) for name, each in row.items()} for row in taken.rows]

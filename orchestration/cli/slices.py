@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, log_to_stderr, number, print_table, say, show
+from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
 
 if TYPE_CHECKING:
     from reprocessing.slices.rebuild import SliceReport
@@ -58,7 +58,6 @@ def rebuild(
     from reprocessing.slices.rebuild import Waits
     from streaming_jobs.durations import parse_duration
 
-    log_to_stderr()
     call = invocation(context)
     declared = call.topology.select([stream])[0]
     sliceable(declared, table)  # before a broker is started

@@ -17,7 +17,6 @@ from orchestration.cli.ledger_entries import entry_json, entry_row
 from orchestration.cli.output import (
     Output,
     OutputOption,
-    log_to_stderr,
     make_table,
     print_json,
     print_table,
@@ -83,7 +82,6 @@ def run(
     from streaming_jobs.state.lease import busy, holder
 
     asked_at = time.time()
-    log_to_stderr()
     call = invocation(context)
     selected = call.names(names)
     with broker_for_command(call.settings):
@@ -143,7 +141,6 @@ def status(
     Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blocked, blind), or
     none of these streams has ever run in this home. Stopped on purpose and being recovered are not red.
     """
-    log_to_stderr()
     call = invocation(context)
     selected = loadable_or_known(call, names or [])
     if watch:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, log_to_stderr, number, print_table, say, show
+from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def topics(
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.spelling import instead
 
-    log_to_stderr()
     call = invocation(context)
     declared = list(call.topology.topics)
     if name is not None and name not in declared:

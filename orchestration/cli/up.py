@@ -11,7 +11,7 @@ import typer
 
 from orchestration.cli.feed import ShareOption
 from orchestration.cli.invocation import Invocation, invocation
-from orchestration.cli.output import Output, OutputOption, log_to_stderr, say
+from orchestration.cli.output import Output, OutputOption, say
 from orchestration.cli.steps import Steps
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def up(
     from orchestration.cli.setup import fetch_jars, quick_checks, sole_use, warm_up_once
     from streaming_jobs.settings import demonstrate
 
-    log_to_stderr()
     call = invocation(context)
     call.demonstrate()
     if port is not None:

@@ -16,7 +16,6 @@ from orchestration.cli.invocation import invocation
 from orchestration.cli.output import (
     Output,
     OutputOption,
-    log_to_stderr,
     number,
     print_json,
     print_table,
@@ -71,7 +70,6 @@ def verify(
     from streaming_jobs.durations import parse_duration
     from streaming_jobs.verification.verification import Options, verify_streams
 
-    log_to_stderr()
     call = invocation(context)
     streams = call.topology.select(dict.fromkeys(names or []))
     tables = [sink.name for stream in call.topology.streams.values() for sink in stream.sinks.values()]

@@ -1,13 +1,15 @@
-"""A stream runs on a cluster with ACLs with exactly the rights that docs/secure.md lists."""
+"""A stream runs, and is recovered, on a cluster with ACLs with exactly the rights that docs/secure.md lists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
     AclBinding,
     AclOperation,
@@ -19,17 +21,18 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from pyspark.sql import SparkSession
 
 from streaming_jobs.errors import UsageError
-from tests.broker.test_topic_sink import to_topic
-from tests.conftest import SettingsFactory
-from tests.support.driver import Bench, produce
+from tests.conftest import QUICK_START, SettingsFactory
+from tests.support import ROOT
+from tests.support.driver import Bench, command, produce
 from tests.support.secured_broker import secured_broker
 from tests.support.things import thing
 from tests.support.topic_flows import copied
 from tests.support.topic_reader import committed
 
-IN, OUT = "acl-in", "acl-out"
+IN, OUT = "things", "copies"
 TOPIC, ID, GROUP = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourceType.GROUP
-RIGHTS = [
+Rights = Sequence[tuple[ResourceType, str, ResourcePatternType, Sequence[str]]]
+RIGHTS: Rights = [
     (TOPIC, IN, ResourcePatternType.LITERAL, ["DESCRIBE", "READ"]),
     (TOPIC, OUT, ResourcePatternType.LITERAL, ["DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE"]),
     (TOPIC, "__recourse.", ResourcePatternType.PREFIXED, ["DESCRIBE", "DESCRIBE_CONFIGS", "CREATE", "READ", "WRITE"]),
@@ -46,7 +49,8 @@ def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
         yield addresses
 
 
-def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_topics(
+@pytest.mark.timeout(400)
+def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_topics_and_its_recovery(
     secured: tuple[str, str], settings: SettingsFactory, spark: SparkSession
 ) -> None:
     administrator, address = secured
@@ -62,7 +66,7 @@ def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_top
     for name in (IN, OUT):
         open_home.topics.create(name, 1)
     produce(administrator, IN, (thing(i) for i in range(500)))
-    home, flow = Bench(settings(chosen), address, spark), to_topic(copied, IN, OUT)
+    home, flow = Bench(settings(chosen), address, spark), copied
     with pytest.raises(UsageError, match="right DESCRIBE on the topic"):
         home.topics.describe(IN)
     grant(administrator)
@@ -78,14 +82,40 @@ def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_top
     for future in admin.list_consumer_group_offsets(asked).values():
         assert [(p.topic, p.partition, p.offset) for p in future.result(30).topic_partitions] == [(IN, 0, 600)]
 
+    reader = Consumer({"bootstrap.servers": administrator, "group.id": "billing"})
+    reader.commit(offsets=[TopicPartition(OUT, 0, 10)], asynchronous=False)
+    reader.close()
+    environment = {
+        **os.environ,
+        **{f"RECOURSE_{name.replace('.', '__').upper()}": value for name, value in chosen.items()},
+        "RECOURSE_HOME": str(home.settings.home),
+        "RECOURSE_FLOWS": '["tests.support.topic_flows"]',
+        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
+        "PYTHONPATH": str(ROOT),
+    }
 
-def grant(administrator: str) -> None:
+    def recourse(*arguments: str) -> str:
+        done = command(home.settings.home, environment, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    what = ("--to-batch", "-1", "--max-changed", "100%", "--output", "json")
+    planned = json.loads(recourse("recover", "plan", "copied", *what))
+    assert "billing" not in json.dumps(planned), "a group that jo may not see"
+    grant(administrator, [(GROUP, "*", ResourcePatternType.LITERAL, ["DESCRIBE"])])
+    plan = json.loads(recourse("recover", "plan", "copied", *what))
+    recourse("recover", "apply", plan["id"], "--yes")
+    assert "consumer group billing has read" in json.dumps(plan)
+    assert len(committed(administrator, OUT, 1)) > 600, "corrected records come after the wrong ones"
+
+
+def grant(administrator: str, rights: Rights = RIGHTS) -> None:
     """Give `jo` the rights."""
     allow = AclPermissionType.ALLOW
     bindings = [
         AclBinding(kind, name, pattern, "User:jo", "*", AclOperation[right], allow)
-        for kind, name, pattern, rights in RIGHTS
-        for right in rights
+        for kind, name, pattern, each in rights
+        for right in each
     ]
     admin = AdminClient({"bootstrap.servers": administrator})  # its requests end with it
     for future in admin.create_acls(bindings).values():
