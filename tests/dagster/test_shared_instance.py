@@ -1,0 +1,72 @@
+"""A Dagster instance that another team uses too: what its location runs and stores is none of our sensors' business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from orchestration.local_dagster.dagster_home import prepare
+from streaming_jobs.settings import Settings
+from tests.dagster.ticks import Ticks
+
+BALANCE, LEDGER = dg.AssetKey(["finance", "balance"]), dg.AssetKey(["finance", "ledger"])
+CHECK = dg.AssetCheckKey(BALANCE, "health")
+DAYS = ("2026-11-01", "2026-11-02", "2026-11-03")
+
+
+def finance(*, fails: bool = False) -> dg.JobDefinition:
+    """Their job has the name of ours, its step that of our session's step, and its check that of our checks."""
+
+    @dg.multi_asset(
+        name="shop_session", specs=[dg.AssetSpec(BALANCE)], check_specs=[dg.AssetCheckSpec("health", asset=BALANCE)]
+    )
+    def balance() -> Iterator[Any]:
+        if fails:
+            raise ValueError("the books are closed")
+        yield dg.MaterializeResult(BALANCE)
+        yield dg.AssetCheckResult(passed=False, asset_key=BALANCE, check_name="health")
+
+    jobs = [dg.define_asset_job("shop", dg.AssetSelection.assets(BALANCE))]
+    return dg.Definitions(assets=[balance, dg.AssetSpec(LEDGER)], jobs=jobs).resolve_job_def("shop")
+
+
+def stored(instance: dg.DagsterInstance) -> dict[str, object]:
+    """All that the other team sees of its runs, tables and checks."""
+    storage = instance.event_log_storage
+    runs = instance.get_runs()
+    return {
+        "runs": {run.run_id: (run.status, dict(run.tags)) for run in runs},
+        "logs": {run.run_id: len(instance.all_logs(run.run_id)) for run in runs},
+        "days": sorted(storage.get_materialized_partitions(LEDGER)),
+        "checks": [(each.id, each.status) for each in storage.get_asset_check_execution_history(CHECK, limit=99)],
+    }
+
+
+@pytest.mark.parametrize("own_instance", [False, True])
+def test_runs_events_and_checks_of_a_second_location_are_left_alone(
+    shop: Settings, monkeypatch: pytest.MonkeyPatch, own_instance: bool
+) -> None:
+    kept = {"keep_runs": timedelta(0), "own_instance": own_instance}
+    settings = shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
+    with dg.DagsterInstance.from_config(str(prepare(settings))) as instance:
+        for day in DAYS:
+            instance.report_runless_asset_event(dg.AssetMaterialization(LEDGER, partition=day))
+        for fails in (False, True, False, True):
+            assert finance(fails=fails).execute_in_process(instance=instance, raise_on_error=False).success is not fails
+        instance.create_run_for_job(finance(), status=dg.DagsterRunStatus.STARTED)
+        before = stored(instance)
+        assert before["days"] == sorted(DAYS) and len(before["runs"]) == 5  # type: ignore[arg-type]
+
+        ticks = Ticks(settings, instance)
+        monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+        assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest), "no session of ours has been started"
+        assert "0 old runs deleted" in str(ticks.tick("retention"))
+        ticks.tick("watchdog")
+        assert not {table for table in ticks.look() if table.startswith("finance")}
+        alerts = ticks.tick("check_alerts")
+        assert isinstance(alerts, dg.SensorResult) and "finance" not in str(alerts.cursor)
+        assert stored(instance) == before
