@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -98,6 +99,9 @@ def test_nothing_is_left_of_a_run_that_is_cut_off(tmp_path: Path, end: signal.Si
 def started(process: subprocess.Popen[str], home: Path) -> bool:
     """True if broker and driver have a JVM each, and the driver has asked the broker for all that it needs."""
     assert process.poll() is None, f"it ended at {time.ctime()}"
-    named = [child.name() for child in psutil.Process(process.pid).children(recursive=True)]
+    named = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # one that has ended meanwhile
+            named.append(child.name())
     log = home / "logs" / "driver-001.log"
     return log.exists() and "stream started" in log.read_text() and named.count("java") >= 2
