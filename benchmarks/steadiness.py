@@ -7,12 +7,14 @@
 `sink` makes appends of 100 rows (with --upsert: merges of 100 keys into 10,000) by the very classes that a stream's
 batches use: look, commit, line in the ledger file, upkeep. At the end it takes turns between the old table and a new
 one of 200 commits, so that a machine that is busier then than at the beginning does not decide. `stream` runs a
-stateless stream over a topic, 100 records a batch. Exit code 1 when a batch takes more than 1.3 times as long.
+stateless stream over a topic, 100 records a batch. The memory of the process is beside each step. Exit code 1 when a
+batch takes more than 1.3 times as long.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import statistics
 import sys
 import tempfile
@@ -25,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
-from benchmarks.measuring import megabytes, named, on_topic, quantile, quiet, save, table, workshop
+from benchmarks.measuring import megabytes, named, on_topic, quantile, quiet, save, table, tree_rss_mb, workshop
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.settings import Settings
@@ -107,13 +109,31 @@ class Bench:
         self.done.append(Commit((committed - began) * 1000, (ended - committed) * 1000))
 
     def state(self) -> dict[str, int | float]:
-        """How many files there are of each kind, and their size."""
+        """How many files there are of each kind, and their size; and the memory of this process."""
         log = sum(1 for _ in (self.sink.path / "_delta_log").iterdir())
         data = sum(1 for _ in self.sink.path.rglob("*.parquet")) - sum(
             1 for _ in (self.sink.path / "_delta_log").glob("*.parquet")
         )
         live = len(self.sink.handle.file_uris())
-        return {"log files": log, "data files": data, "of them live": live, "MB": megabytes(self.sink.path)}
+        files = {"log files": log, "data files": data, "of them live": live, "MB": megabytes(self.sink.path)}
+        return {**files, **_memory()}
+
+
+class _Mallinfo2(ctypes.Structure):
+    """As malloc.h has it: ten numbers of bytes, of which the eighth is what is in use."""
+
+    _fields_ = (("of", ctypes.c_size_t * 10),)
+
+
+def _memory() -> dict[str, int | float]:
+    """MB of the process, and of what is in use in it: the C heap (glibc's), Arrow's buffers; Python's blocks."""
+    heap = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    used = {}
+    if heap is not None:
+        heap.restype = _Mallinfo2
+        used["C heap MB"] = round(heap().of[7] / 2**20, 1)
+    arrow = round(pa.total_allocated_bytes() / 2**20, 1)
+    return {"memory MB": round(tree_rss_mb()), **used, "Arrow MB": arrow, "Python blocks": sys.getallocatedblocks()}
 
 
 def _rows(first: int, count: int) -> pa.Table:

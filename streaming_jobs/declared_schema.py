@@ -27,24 +27,22 @@ from pyspark.sql.types import (
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead
 
-_TYPES: Mapping[str, type[DataType]] = {
-    "boolean": BooleanType,
-    "tinyint": ByteType,
-    "byte": ByteType,
-    "smallint": ShortType,
-    "short": ShortType,
-    "int": IntegerType,
-    "integer": IntegerType,
-    "bigint": LongType,
-    "long": LongType,
-    "float": FloatType,
-    "double": DoubleType,
-    "decimal": DecimalType,
-    "string": StringType,
-    "date": DateType,
-    "timestamp": TimestampType,
-    "timestamp_ntz": TimestampNTZType,
-}
+_KINDS: tuple[type[DataType], ...] = (
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    FloatType,
+    DoubleType,
+    DecimalType,
+    StringType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
+_TYPES = {name: kind for kind in _KINDS for name in (kind().simpleString(), kind.typeName())}
+"""By the two names that Spark has for each: `bigint` and `long`."""
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _ARRAY = re.compile(r"array<(.+)>", re.DOTALL)
 _REQUIRED = re.compile(r"\s+not\s+null$")

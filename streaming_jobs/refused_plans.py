@@ -51,7 +51,7 @@ _REMEDIES = (
     (r"Sorting is not supported", "leave the sorting to the readers of the table: a stream's rows have no last one"),
     (r"Limits are not supported .*Update", "write emit='close' on the sink, or leave out the limit"),
     (
-        r"InPandasWithState in (?:(append)|update) mode is not supported with",
+        r"InPandasWithState in (?:append|update) mode is not supported with",
         "declare one mode in both places: 'append' with emit='close' on the sink, or 'update' with emit='update'",
     ),
     (

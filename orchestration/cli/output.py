@@ -87,11 +87,8 @@ def log_to_stderr() -> None:
 
     import structlog
 
-    for plan_errors in (
-        "DataFrameQueryContextLogger",
-        "SQLQueryContextLogger",
-    ):  # PySpark's: the trace of each, as JSON
-        logging.getLogger(plan_errors).disabled = True
+    for plan_errors in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(plan_errors).disabled = True  # PySpark's: the trace of each, as JSON
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -3,10 +3,9 @@
 That is: its function; the names that it uses in its own module, with the statements that change their values; every
 module that this module imports and that is not installed, whole (for an installed stream those of its own distribution
 too); what the stream declares, with the type, the options and the source of each format, and the functions of event
-times; and the declared `files`. The
-hash is of the syntax trees without docstrings, so comments, layout and docstrings do not make a new version. The
-version of the package is recorded beside the hash. Imports are read from the source, so a module that is imported for
-one value counts too.
+times; and the declared `files`. The hash is of the syntax trees without docstrings, so comments, layout and docstrings
+do not make a new version. The version of the package is recorded beside the hash. Imports are read from the source, so
+a module that is imported for one value counts too.
 
 `2-` begins the hash: this is the second scheme. `CodeVersion.same_code` compares versions of different schemes.
 """

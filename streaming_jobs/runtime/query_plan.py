@@ -36,6 +36,8 @@ _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 _STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
 _BY_BATCH = ("FlatMapGroupsInPandas", "FlatMapGroupsInArrow")
 """Functions on the groups of one batch: no state, although their names begin like those of operators that have it."""
+_STATELESS_ONCE = tuple(f"{name} " for name in _BY_BATCH)
+"""Fingerprints of the first scheme have such nodes."""
 _WALL_CLOCK = re.compile(
     r"TransformWithState.*, (Append|Update|Complete), ProcessingTime,|WithState .*, ProcessingTimeTimeout$"
 )
@@ -174,10 +176,6 @@ def comparable(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[dict[s
         numbered = {str(index): each.get(key + suffix, each[key]) for index, key in enumerate(keys)}
         in_common.append({**numbered, **({EMIT: each[EMIT]} if emits else {})})
     return in_common[0], in_common[1]
-
-
-_STATELESS_ONCE = tuple(f"{name} " for name in _BY_BATCH)
-"""Such nodes are in fingerprints of the first scheme."""
 
 
 def has_aggregate(fingerprint: Mapping[str, str]) -> bool:

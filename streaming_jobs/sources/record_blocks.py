@@ -149,7 +149,7 @@ class RecordBlocks:
     def of(self, records: Records) -> pa.RecordBatch:
         """The records as one batch, in their order."""
         values = records.values
-        columns, refused = self._judged(values, self._times(records))
+        columns, refused = self._judged(records)
         if self.rows == "refused":
             return self._refused(records, refused)
         size = len(records)
@@ -171,13 +171,14 @@ class RecordBlocks:
 
     def _times(self, records: Records) -> np.ndarray:
         """What `max_ahead` is measured against, in milliseconds since 1970."""
-        if not self.recovered or self.declared.ahead is None:
+        if not self.recovered:
             return records.times
         times: np.ndarray = np.minimum(records.times, first_reads(records.column("headers")))
         return times
 
-    def _judged(self, values: list[bytes | None], times: np.ndarray) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
+    def _judged(self, records: Records) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
         """The decoded values, and by row why a record is refused."""
+        values = records.values
         try:
             block = self._reader.read(values)
         except FunctionRaised:  # of the event time, which names it
@@ -200,12 +201,13 @@ class RecordBlocks:
             if self.declared.keep_tombstones:
                 del refused[row]
         if self.declared.event_time is not None and self.declared.ahead is not None:
-            refused.update(self._too_far_ahead(block.columns.column(self.declared.event_time), times, refused))
+            refused.update(self._too_far_ahead(block.columns.column(self.declared.event_time), records, refused))
         return block.columns, refused
 
-    def _too_far_ahead(self, events: pa.Array, times: np.ndarray, refused: Mapping[int, Refusal]) -> dict[int, Refusal]:
+    def _too_far_ahead(self, events: pa.Array, records: Records, refused: Mapping[int, Refusal]) -> dict[int, Refusal]:
         """The records whose event time is more than `ahead` after their own timestamp; a negative one is none."""
         assert self.declared.ahead is not None
+        times = self._times(records)
         micros = pc.cast(pc.cast(events, pa.timestamp("us")), pa.int64())
         event = np.asarray(pc.fill_null(micros, np.iinfo(np.int64).min))
         ahead_ms = self.declared.ahead // timedelta(milliseconds=1)
@@ -213,10 +215,12 @@ class RecordBlocks:
         late = np.flatnonzero((times >= 0) & (event > latest * 1000))
         found = {}
         for row in (int(row) for row in late if int(row) not in refused):
+            own = times[row] == records.times[row]
+            since = "the record's own timestamp" if own else "its source was first read"
             found[row] = Refusal(
                 "event_time_ahead",
                 f"field '{self.declared.event_time}' is {_shown(int(event[row]))}, more than {self.declared.max_ahead} "
-                f"after the record's own timestamp, {_shown(int(times[row]) * 1000)}",
+                f"after {since}, {_shown(int(times[row]) * 1000)}",
             )
         return found
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from pyspark.sql import SparkSession
 
 from streaming_jobs.errors import UsageError
-from tests.conftest import QUICK_START, SettingsFactory
-from tests.support import ROOT
-from tests.support.driver import Bench, command, produce
+from tests.conftest import SettingsFactory
+from tests.support.driver import Bench, produce
 from tests.support.secured_broker import secured_broker
 from tests.support.things import thing
 from tests.support.topic_flows import copied
@@ -85,19 +84,8 @@ def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_top
     reader = Consumer({"bootstrap.servers": administrator, "group.id": "billing"})
     reader.commit(offsets=[TopicPartition(OUT, 0, 10)], asynchronous=False)
     reader.close()
-    environment = {
-        **os.environ,
-        **{f"RECOURSE_{name.replace('.', '__').upper()}": value for name, value in chosen.items()},
-        "RECOURSE_HOME": str(home.settings.home),
-        "RECOURSE_FLOWS": '["tests.support.topic_flows"]',
-        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
-        "PYTHONPATH": str(ROOT),
-    }
-
-    def recourse(*arguments: str) -> str:
-        done = command(home.settings.home, environment, *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    log_in = {f"RECOURSE_{name.replace('.', '__').upper()}": value for name, value in chosen.items()}
+    recourse = partial(home.recourse, "tests.support.topic_flows", **log_in)
 
     what = ("--to-batch", "-1", "--max-changed", "100%", "--output", "json")
     planned = json.loads(recourse("recover", "plan", "copied", *what))

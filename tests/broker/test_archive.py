@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from typing import Any
@@ -16,10 +15,9 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.planner import SMALL
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
-from tests.conftest import QUICK_START
 from tests.support import ROOT, archived
 from tests.support.archived import APPEND, CREATE, delete_before, fill, in_order, truth
-from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows
+from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows, variables
 
 pytestmark = pytest.mark.timeout(300)
 FLOWS = {"flows": ["tests.support.archived"]}
@@ -151,12 +149,4 @@ def run(made: Bench, name: str, environment: dict[str, str]) -> subprocess.Popen
 
 def recourse(made: Bench, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command on the bench's home."""
-    environment = {
-        **os.environ,
-        "RECOURSE_HOME": str(made.settings.home),
-        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": made.bootstrap,
-        "RECOURSE_FLOWS": '["tests.support.archived"]',
-        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
-        "PYTHONPATH": str(ROOT),
-    }
-    return command(ROOT, environment, *arguments)
+    return command(ROOT, variables(made.settings.home, made.bootstrap, "tests.support.archived"), *arguments)

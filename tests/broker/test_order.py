@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +13,8 @@ from deltalake import DeltaTable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.stored import entries
-from tests.conftest import QUICK_START
-from tests.support import ROOT
 from tests.support.changes import PARTITIONS, customers, history
-from tests.support.driver import Bench, command, produce, rows
+from tests.support.driver import Bench, produce, rows
 
 TOPIC = "customers"
 
@@ -57,20 +55,7 @@ def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_ot
     assert_left(made.settings, left)
     deletes = remembered(made.settings, left)
     assert deletes
-    environment = {
-        **os.environ,
-        "RECOURSE_HOME": str(made.settings.home),
-        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": made.bootstrap,
-        "RECOURSE_FLOWS": '["tests.support.changes"]',
-        "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "900",
-        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
-        "PYTHONPATH": str(ROOT),
-    }
-
-    def recourse(*arguments: str) -> str:
-        done = command(made.settings.home, environment, *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    recourse = partial(made.recourse, "tests.support.changes", RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER="900")
 
     plan = json.loads(recourse("recover", "plan", TOPIC, "--to-batch", "2", "--max-changed", "0%", "--output", "json"))[
         "id"

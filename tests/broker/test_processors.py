@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
-from tests.conftest import QUICK_START
-from tests.support import ROOT
-from tests.support.driver import Bench, command, produce, rows
+from tests.support.driver import Bench, produce, rows
 from tests.support.tick_flows import counted
 
 
@@ -34,19 +32,7 @@ def read(made: Bench, sent: int) -> list[int]:
 def test_runs_over_what_there_is_end_and_so_does_their_replay(made: Bench) -> None:
     assert read(made, 2) == [2], "the timer that was due has fired"
     assert read(made, 1) == [2, 3], "the run begins with the batch that the last one had planned"
-    environment = {
-        **os.environ,
-        "RECOURSE_HOME": str(made.settings.home),
-        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": made.bootstrap,
-        "RECOURSE_FLOWS": '["tests.support.tick_flows"]',
-        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
-        "PYTHONPATH": str(ROOT),
-    }
-
-    def recourse(*arguments: str) -> str:
-        done = command(made.settings.home, environment, *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    recourse = partial(made.recourse, "tests.support.tick_flows")
 
     plan = ("recover", "plan", "counted", "--to-batch", "-1", "--max-changed", "100%", "--output", "json")
     recourse("recover", "apply", json.loads(recourse(*plan))["id"], "--yes")

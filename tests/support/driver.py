@@ -150,6 +150,26 @@ class Bench:
         """Run a stream over all records of its topics."""
         return self.finish(self.start(stream))
 
+    def recourse(self, flows: str, *arguments: str, **further: str) -> str:
+        """The output of a command on this home, which has to succeed; `further` variables of its environment."""
+        done = command(
+            self.settings.home, {**variables(self.settings.home, self.bootstrap, flows), **further}, *arguments
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def variables(home: Path, bootstrap: str, flows: str) -> dict[str, str]:
+    """The environment of a process of Recourse with this home and cluster, and the streams of a module."""
+    return {
+        **os.environ,
+        "RECOURSE_HOME": str(home),
+        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+        "RECOURSE_FLOWS": f'["{flows}"]',
+        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
+        "PYTHONPATH": str(ROOT),
+    }
+
 
 def driver(
     settings: Settings,
@@ -162,20 +182,11 @@ def driver(
     folder: Path = ROOT,
 ) -> subprocess.Popen[str]:
     """A real driver process with its output on a pipe; `prefix` is a command that wraps it."""
-    variables = {
-        **os.environ,
-        "RECOURSE_HOME": str(settings.home),
-        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
-        "RECOURSE_FLOWS": f'["{flows}"]',
-        "RECOURSE_SPARK__DRIVER_MEMORY_MB": "1024",
-        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
-        "PYTHONPATH": str(ROOT),
-        **environment,
-    }
+    own = variables(settings.home, bootstrap, flows)
     command = [*prefix, sys.executable, "-m", *module, *arguments]
     return subprocess.Popen(
         command,
-        env=variables,
+        env={**own, "RECOURSE_SPARK__DRIVER_MEMORY_MB": "1024", **environment},
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -140,6 +140,9 @@ def test_what_a_replay_of_its_writer_wrote_again_is_ahead_as_it_was_the_first_ti
     blocks = RecordBlocks(Declared.of(timed()), "all", recovered=recovered)
     assert blocks.batch([other, message])["_bad"].to_pylist() == [False, bad]
     assert blocks.batch([other, message])["timestamp"].to_pylist()[1].day == 17, "its own timestamp stays"
+    refused = replace(blocks, rows="refused").batch([other, message])["detail"].to_pylist()
+    assert len(refused) == bad
+    assert all("more than 1 day after its source was first read, 2023-11-14 22:13:20" in each for each in refused)
 
 
 def test_a_record_without_event_time_is_not_ahead_and_a_refused_one_has_one_reason() -> None:
