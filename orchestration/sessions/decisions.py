@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -157,7 +156,7 @@ def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
     return f"{state}; {waiting} in the queue for its end"
 
 
-def should_run(runs: Sequence[RunSeen], now: float, *, patience: float, watched_since: float = math.inf) -> bool | None:
+def should_run(runs: Sequence[RunSeen], now: float, *, patience: float, watched_since: float) -> bool | None:
     """True if a driver ought to run a continuous job's streams and had `patience` seconds to begin.
 
     False after an operator's stop. None if the runs do not tell: while one is in progress or about to start, and before

@@ -6,19 +6,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import dagster as dg
 import pytest
 
-from orchestration.checks import check_key, left_behind, settling, verdict
+from orchestration.bundle.job import Continuous
+from orchestration.checks import HealthChecks, check_key, left_behind, settling, verdict
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import RunSeen, missed, should_run
 from orchestration.sessions.events import report_without_run
+from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.tags import STOPPED_BY_TAG
 from orchestration.sessions.verdicts import AGAIN_AFTER, NOT_TOLD, OTHER_WORDS_AFTER, Verdict, to_tell
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status
+from tests.conftest import SettingsFactory
 
 NOW = 1_000_000.0
 KEY = check_key("orders")
@@ -84,12 +89,15 @@ def run(status: str, *, ago: float, **tags: str) -> RunSeen:
 def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(
     runs: list[RunSeen], expected: bool | None
 ) -> None:
-    assert should_run(runs, NOW, patience=60) is expected
+    assert should_run(runs, NOW, patience=60, watched_since=NOW) is expected
 
 
 @pytest.mark.parametrize(("ago", "expected"), [(299, None), (301, True), (-7200, None)])
-def test_a_job_that_never_starts_is_red(ago: float, expected: bool | None) -> None:
-    assert should_run([], NOW, patience=60, watched_since=NOW - ago) is expected
+def test_a_job_that_never_starts_is_red(settings: SettingsFactory, ago: float, expected: bool | None) -> None:
+    job = SimpleNamespace(key="shop", streams=["orders"], trigger=Continuous(paused=False))
+    session = cast("SessionSpec", SimpleNamespace(job=job, patience=0.0))
+    checks = HealthChecks([], [session], settings(), loaded_at=NOW - ago)
+    assert checks._should_run({"shop": []}, NOW) == {"orders": expected}
 
 
 TICK = NOW - 1000
