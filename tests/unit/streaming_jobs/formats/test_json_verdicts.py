@@ -15,7 +15,7 @@ from tests.support.strict_json import Difference, Verdict, differences, judge
 SCHEMAS = {"rich": RICH, "flat": FLAT, "without_text": WITHOUT_TEXT}
 
 EXAMPLES = 1500
-"""Some 20,000 records; `benchmarks/fuzz_formats.py` judges millions."""
+"""Some 20,000 records; `tests/support/json_fuzz.py` judges millions."""
 
 
 @cache

@@ -1,6 +1,6 @@
 """Random and broken JSON records against an independent judge, in a process of its own, so that a crash is seen too.
 
-    python -m benchmarks.fuzz_formats --minutes 10 [--seed 1]
+    python -m tests.support.json_fuzz --minutes 10 [--seed 1]
 
 Schemas, records, and what breaks them are made from the seed. Ends with 1 and prints the input if the reader and
 `tests/support/strict_json.py` differ on a record, if the reader raises, or if the interpreter ends.
