@@ -1,0 +1,236 @@
+"""Child processes of a benchmark: started, measured, ended. None outlives the benchmark, even a killed one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.run import wait_until
+from streaming_jobs.platform.processes.child import ChildCommand
+from streaming_jobs.platform.processes.tree import ProcessTree
+
+REPOSITORY = Path(__file__).parents[1]
+_KEPT = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
+_SAMPLE_EVERY, _WEIGH_EVERY = 0.25, 1.0
+_STOP_SECONDS = 20.0
+
+
+class ChildFailed(Exception):
+    """A child ended, or did not do in time what it should; with the last lines that it printed."""
+
+
+class Follower:
+    """A thread that calls a function again and again; what it raises comes out of `check` and `stop`."""
+
+    def __init__(self, look: Callable[[], object], every: float) -> None:
+        self._look = look
+        self._every = every
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and raise what the function raised; may be called again."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what the function raised."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._look()
+                time.sleep(self._every)
+        except Exception as error:  # noqa: BLE001 - raised in `check`, in the thread that waits for this one
+            self._failure = error
+
+
+class Child:
+    """A process whose output goes to a file.
+
+    `ready` is the word in a line that says that it is ready. It is asked to end by the end of its standard input, with
+    `by_signal` by SIGTERM.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        ready: str = "",
+        *,
+        by_signal: bool = False,
+    ) -> None:
+        self.started, self.ready_at = time.time(), 0.0
+        self._log, self._word, self._by_signal = log, ready.encode(), by_signal
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._child = ChildCommand(command, environment, REPOSITORY, subprocess.PIPE).start_reaped(subprocess.PIPE)
+        self.usage = Usage(self.pid)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._child.exit_code
+
+    def wait_ready(self, seconds: float) -> None:
+        """Wait for its word; raises ChildFailed."""
+        try:
+            wait_until(lambda: self.ready_at > 0, seconds, "ready", every=0.01, check=self.check)
+        except TimeoutError as error:
+            raise ChildFailed(f"{error}: {self._tail()}") from None
+
+    def check(self) -> None:
+        """Raise ChildFailed if it has ended."""
+        if (code := self.exit_code) is not None:
+            self._reader.join(5)
+            raise ChildFailed(f"ended with {code}: {self._tail()}")
+
+    def stop(self, seconds: float = _STOP_SECONDS) -> int:
+        """Ask it to end, and after some seconds end all its processes by force; its exit code."""
+        self.usage.stop()
+        tree = ProcessTree.of(self._child)
+        assert self._child.process.stdin is not None
+        if self._by_signal:
+            self._child.ask_to_end()
+        else:
+            self._child.process.stdin.close()
+        if self._child.wait(seconds) is None:
+            self._child.process.kill()
+        tree.wait(_STOP_SECONDS).kill()
+        code = self._child.kill()
+        self._reader.join(5)
+        return code
+
+    def _read(self) -> None:
+        assert self._child.process.stdout is not None
+        with self._log.open("ab") as log:
+            for line in self._child.process.stdout:
+                if not self.ready_at and self._word in line:
+                    self.ready_at = time.time()
+                log.write(line)
+                log.flush()
+
+    def _tail(self) -> str:
+        return "\n    ".join(["", *self._log.read_text(errors="replace").splitlines()[-15:]])
+
+
+def run_command(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float, meanwhile: Callable[[], object]
+) -> float:
+    """Seconds of a command; `meanwhile` is called often. Raises ChildFailed for an exit code other than 0."""
+    child = Child(command, environment, log)
+    try:
+        wait_until(lambda: child.exit_code is not None, seconds, " ".join(command), check=meanwhile)
+        took = time.time() - child.started
+    finally:
+        code = child.stop()
+    if code:
+        raise ChildFailed(f"{' '.join(command)} ended with {code}: {log.read_text()[-2000:]}")
+    return took
+
+
+@dataclass(frozen=True)
+class Used:
+    """CPU seconds of a process tree so far, and the peak of its memory, MB: resident, pages that are shared once."""
+
+    cpu_seconds: float
+    peak_mb: float
+
+
+class Usage:
+    """Looks at a process and its descendants once started: at CPU time four times a second, at memory once."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._peak = self._cpu = self._weighed = 0.0
+        self._lock = threading.Lock()
+        self._follower = Follower(self.now, _SAMPLE_EVERY)
+        self.start, self.stop = self._follower.start, self._follower.stop
+
+    def now(self) -> Used:
+        """Look at once."""
+        with self._lock:
+            processes = family(self._pid)
+            self._cpu = max(self._cpu, sum(cpu_seconds(process) for process in processes))
+            if time.monotonic() - self._weighed >= _WEIGH_EVERY:  # the kernel walks all pages for it
+                self._weighed = time.monotonic()
+                self._peak = max(self._peak, sum(proportional_mb(process) for process in processes))
+            return Used(self._cpu, self._peak)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A look at the whole machine: the time, and the CPU seconds of everybody and of this process and its children."""
+
+    time: float
+    all_cpu: float
+    own_cpu: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        times = psutil.cpu_times()
+        idle = times.idle + times.iowait
+        return cls(time.time(), sum(times[:8]) - idle, sum(cpu_seconds(process) for process in family(os.getpid())))
+
+    def elsewhere(self, after: Moment) -> float:
+        """Cores that others kept busy between two moments: what disturbed the measurement."""
+        others = (after.all_cpu - self.all_cpu) - (after.own_cpu - self.own_cpu)
+        return max(others / (after.time - self.time), 0.0)
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """This environment without settings of the product, other than where jars come from; with these variables."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RECOURSE_") or k in _KEPT}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **variables}
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """CPU seconds of a process and of its children that have ended and were waited for."""
+    return _of_living(lambda: sum(process.cpu_times()[:4]))
+
+
+def proportional_mb(process: psutil.Process) -> float:
+    """Resident memory of a process, MB; a page that others share counts in part (PSS)."""
+    return _of_living(lambda: process.memory_full_info().pss / 2**20)
+
+
+def resident_mb(process: psutil.Process) -> float:
+    """Resident memory of a process, MB; a page that others share counts in full."""
+    return _of_living(lambda: process.memory_info().rss / 2**20)
+
+
+def _of_living(figure: Callable[[], float]) -> float:
+    """A figure of a process; 0 if the process is gone."""
+    try:
+        return float(figure())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0.0
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants; none if it has ended."""
+    try:
+        first = psutil.Process(pid)
+        return [first, *first.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

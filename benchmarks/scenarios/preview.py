@@ -1,0 +1,85 @@
+"""What a preview costs: its own time, and that of the batches of the stream beside which it runs.
+
+    python -m benchmarks preview --rounds 2 --out benchmarks/results/preview.json
+
+A stream reads 100,000 records, and then 2,000 records a second. In each round it is left alone for 20 s, then
+`recourse preview` replays everything since its start with the same code, at its own priority, and finds no difference.
+The figures are medians of whole batches (StreamingQueryProgress, triggerExecution) of all rounds, and of the command; a
+preview replays the records that came meanwhile too.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.feeds import LiveFeed, create_topic, feed_backlog
+from benchmarks.place import Workshop, workshop
+from benchmarks.processes import run_command
+from benchmarks.run import Report, median, quantile
+from benchmarks.speed import flows
+from benchmarks.speed.records import RATE, generate
+
+LONGEST = 120.0
+"""Seconds that a preview may take."""
+
+
+def run(report: Report, *, rounds: int = 2, records: int = 100_000, alone: float = 20.0) -> None:
+    with workshop() as shop:
+        create_topic(shop.place.bootstrap, flows.TOPIC)
+        feed_backlog(shop.place.bootstrap, flows.TOPIC, generate(records, seed=1))
+        shop.finish(shop.start(flows.stateless), seconds=300)
+        quietly = [_preview(shop) for _ in range(rounds)]
+        beside, batches = _beside_a_stream(shop, rounds, alone)
+    runs = {
+        f"of {records:,} records, no stream beside it": quietly,
+        "beside a stream, of what it has read by then": beside,
+    }
+    report.table("runs", [{"preview": name, "s": median(seconds)} for name, seconds in runs.items()])
+    plain = median(batches["alone"])
+    report.table(
+        "batches",
+        [
+            {"batches": name, "number": len(ms), "median ms": median(ms), "p90 ms": quantile(ms, 0.9),
+             "to alone": median(ms) / plain}
+            for name, ms in batches.items()
+        ],
+    )  # fmt: skip
+
+
+def _preview(shop: Workshop, look: Callable[[], object] = bool) -> float:
+    command = [
+        str(Path(sys.executable).with_name("recourse")),
+        "preview",
+        "stateless",
+        "--last",
+        "1 hour",
+        "--no-suites",
+    ]
+    environment = shop.place.environment(["benchmarks.speed.flows"])
+    return run_command(command, environment, shop.place.folder / "preview.log", LONGEST, look)
+
+
+def _beside_a_stream(shop: Workshop, rounds: int, alone: float) -> tuple[list[float], dict[str, list[float]]]:
+    """Seconds of the previews, and milliseconds of the stream's batches that ended in each kind of window."""
+    records = generate(int((rounds * (alone + LONGEST) + alone) * RATE), seed=2, began_ms=time.time() * 1000 + 3000)
+    feed = LiveFeed(shop.place.bootstrap, flows.TOPIC, records)
+    started = shop.start(flows.stateless, trigger="continuous")
+    feed.start()
+    previews: list[float] = []
+    batches: dict[str, list[float]] = {"alone": [], "under preview": []}
+
+    def preview() -> None:
+        previews.append(_preview(shop, lambda: started.look(shop.spark)))
+
+    try:
+        shop.wait(started, alone)
+        for _ in range(rounds):
+            batches["alone"] += shop.batches_during(started, lambda: shop.wait(started, alone))
+            batches["under preview"] += shop.batches_during(started, preview)
+    finally:
+        feed.stop()
+        shop.finish(started, seconds=60, stop=True)
+    return previews, batches
