@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.feeds import YearByYear
+from benchmarks.plots import panels
 from benchmarks.processes import Child
 from benchmarks.run import Report, Row, progress, verdict
 from streaming_jobs.settings import Settings
@@ -143,26 +144,15 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def draw(samples: Sequence[Sample], path: Path) -> None:
-    """A panel for each kind of figure over the minutes; the file's ending says the format. Needs matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    """A panel for each kind of figure, over the minutes."""
     kinds: dict[str, dict[str, None]] = {}
     for name in (name for sample in samples for name in sample.figures):
         kinds.setdefault(name.partition(",")[0], {})[name] = None
-    figure, axes = plt.subplots(len(kinds), 1, figsize=(10, 4 * len(kinds)), sharex=True, squeeze=False)
     minutes = [sample.at / 60 for sample in samples]
-    for (panel,), (kind, names) in zip(axes, kinds.items(), strict=True):
-        for name in names:
-            values = [sample.figures.get(name, float("nan")) for sample in samples]
-            panel.plot(minutes, values, label=name.partition(", ")[2], linewidth=1.2)
-        panel.set_title(kind)
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=7, frameon=False)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    with panels(path, len(kinds), 1, (10, 4 * len(kinds))) as axes:
+        for panel, (kind, names) in zip(axes, kinds.items(), strict=True):
+            for name in names:
+                values = [sample.figures.get(name, float("nan")) for sample in samples]
+                panel.plot(minutes, values, label=name.partition(", ")[2], linewidth=1.2)
+            panel.set_title(kind)
+            panel.set_ylim(bottom=0)

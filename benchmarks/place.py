@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import Child, clean_environment
-from benchmarks.run import wait_until
+from benchmarks.run import Row, in_turn, median, quantile, wait_until
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.stream_queries import SparkQueries
@@ -141,6 +142,21 @@ class Workshop:
         before = set(started.progress)
         task()
         return started.batch_ms(started.progress.keys() - before)
+
+    def beside(self, started: Started, tasks: Mapping[str, Callable[[], object]], rounds: int) -> list[Row]:
+        """What each task does to the batches of a stream beside it, in turns; they are compared with the first one."""
+        windows: dict[str, list[list[float]]] = {name: [] for name in tasks}
+        for number in range(rounds):
+            for name in in_turn(list(tasks), number):
+                windows[name].append(self.batches_during(started, tasks[name]))
+        batches = {name: [*chain.from_iterable(parts)] for name, parts in windows.items()}
+        plain = median(next(iter(batches.values())))
+        return [
+            {"beside": name, "batches": len(ms), "median ms": median(ms), "p90 ms": quantile(ms, 0.9),
+             "to the first": median(ms) / plain,
+             "median of each window": " ".join(f"{median(window):.0f}" for window in windows[name])}
+            for name, ms in batches.items()
+        ]  # fmt: skip
 
     def finish(self, started: Started, seconds: float, *, stop: bool = False) -> None:
         """Wait for a stream's end, with `stop` after a request for it; raises if it failed or did not end."""

@@ -63,7 +63,7 @@ class Follower:
 class Child:
     """A process whose output goes to a file.
 
-    `ready` is the word in a line that says that it is ready. It is asked to end by the end of its standard input, with
+    `ready` is the word by which it says that it is ready. It is asked to end by the end of its standard input, with
     `by_signal` by SIGTERM.
     """
 
@@ -77,16 +77,12 @@ class Child:
         by_signal: bool = False,
     ) -> None:
         self.started, self.ready_at = time.time(), 0.0
-        self._log, self._word, self._by_signal = log, ready.encode(), by_signal
+        self._log, self._word, self._by_signal = log, ready, by_signal
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._child = ChildCommand(command, environment, REPOSITORY, subprocess.PIPE).start_reaped(subprocess.PIPE)
+        with log.open("wb") as output:
+            self._child = ChildCommand(command, environment, REPOSITORY, subprocess.PIPE).start_reaped(output)
+        self.pid = self._child.pid
         self.usage = Usage(self.pid)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     @property
     def exit_code(self) -> int | None:
@@ -95,43 +91,34 @@ class Child:
     def wait_ready(self, seconds: float) -> None:
         """Wait for its word; raises ChildFailed."""
         try:
-            wait_until(lambda: self.ready_at > 0, seconds, "ready", every=0.01, check=self.check)
+            wait_until(lambda: self._word in self._output(), seconds, "ready", every=0.01, check=self.check)
         except TimeoutError as error:
             raise ChildFailed(f"{error}: {self._tail()}") from None
+        self.ready_at = time.time()
 
     def check(self) -> None:
         """Raise ChildFailed if it has ended."""
         if (code := self.exit_code) is not None:
-            self._reader.join(5)
             raise ChildFailed(f"ended with {code}: {self._tail()}")
 
     def stop(self, seconds: float = _STOP_SECONDS) -> int:
         """Ask it to end, and after some seconds end all its processes by force; its exit code."""
         self.usage.stop()
         tree = ProcessTree.of(self._child)
-        assert self._child.process.stdin is not None
         if self._by_signal:
             self._child.ask_to_end()
-        else:
+        elif self._child.process.stdin is not None:
             self._child.process.stdin.close()
         if self._child.wait(seconds) is None:
             self._child.process.kill()
         tree.wait(_STOP_SECONDS).kill()
-        code = self._child.kill()
-        self._reader.join(5)
-        return code
+        return self._child.kill()
 
-    def _read(self) -> None:
-        assert self._child.process.stdout is not None
-        with self._log.open("ab") as log:
-            for line in self._child.process.stdout:
-                if not self.ready_at and self._word in line:
-                    self.ready_at = time.time()
-                log.write(line)
-                log.flush()
+    def _output(self) -> str:
+        return self._log.read_text(errors="replace")
 
     def _tail(self) -> str:
-        return "\n    ".join(["", *self._log.read_text(errors="replace").splitlines()[-15:]])
+        return "\n    ".join(["", *self._output().splitlines()[-15:]])
 
 
 def run_command(
@@ -150,52 +137,49 @@ def run_command(
 
 
 @dataclass(frozen=True)
-class Used:
-    """CPU seconds of a process tree so far, and the peak of its memory, MB: resident, pages that are shared once."""
+class Reading:
+    """A look at a process tree and at the whole machine.
 
+    CPU seconds so far of the tree, of this process and all below it, and of everybody; the tree's peak of memory so
+    far, MB: resident, pages that processes share counted once.
+    """
+
+    time: float
     cpu_seconds: float
     peak_mb: float
+    our_cpu: float
+    all_cpu: float
+
+    def elsewhere(self, after: Reading) -> float:
+        """Cores that others kept busy between two readings: what disturbed the measurement."""
+        others = (after.all_cpu - self.all_cpu) - (after.our_cpu - self.our_cpu)
+        return max(others / (after.time - self.time), 0.0)
 
 
 class Usage:
-    """Looks at a process and its descendants once started: at CPU time four times a second, at memory once."""
+    """Looks at a process and its descendants, once started: at CPU time four times a second, at memory once."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._peak = self._cpu = self._weighed = 0.0
         self._lock = threading.Lock()
-        self._follower = Follower(self.now, _SAMPLE_EVERY)
+        self._follower = Follower(self._look, _SAMPLE_EVERY)
         self.start, self.stop = self._follower.start, self._follower.stop
 
-    def now(self) -> Used:
+    def now(self) -> Reading:
         """Look at once."""
+        self._look()
+        times = psutil.cpu_times()
+        busy = sum(times[:8]) - times.idle - times.iowait
+        return Reading(time.time(), self._cpu, self._peak, sum(map(cpu_seconds, family(os.getpid()))), busy)
+
+    def _look(self) -> None:
         with self._lock:
             processes = family(self._pid)
-            self._cpu = max(self._cpu, sum(cpu_seconds(process) for process in processes))
+            self._cpu = max(self._cpu, sum(map(cpu_seconds, processes)))
             if time.monotonic() - self._weighed >= _WEIGH_EVERY:  # the kernel walks all pages for it
                 self._weighed = time.monotonic()
-                self._peak = max(self._peak, sum(proportional_mb(process) for process in processes))
-            return Used(self._cpu, self._peak)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A look at the whole machine: the time, and the CPU seconds of everybody and of this process and its children."""
-
-    time: float
-    all_cpu: float
-    own_cpu: float
-
-    @classmethod
-    def now(cls) -> Moment:
-        times = psutil.cpu_times()
-        idle = times.idle + times.iowait
-        return cls(time.time(), sum(times[:8]) - idle, sum(cpu_seconds(process) for process in family(os.getpid())))
-
-    def elsewhere(self, after: Moment) -> float:
-        """Cores that others kept busy between two moments: what disturbed the measurement."""
-        others = (after.all_cpu - self.all_cpu) - (after.own_cpu - self.own_cpu)
-        return max(others / (after.time - self.time), 0.0)
+                self._peak = max(self._peak, sum(map(proportional_mb, processes)))
 
 
 def clean_environment(**variables: str) -> dict[str, str]:

@@ -3,8 +3,8 @@
     python -m benchmarks archive --rounds 4 --seconds 20 --out benchmarks/results/archive.json
 
 Live: flights arrive at a steady rate, and `flights_clean` reads them all the time. The archive of the topic runs in the
-same session in two windows of three, with two triggers; ms are of whole batches of `flights_clean` (triggerExecution),
-without those of a window's first seconds. Backlog: the same stream reads the whole topic from Kafka, then, when Kafka
+same session in two windows of three, with two triggers; ms are of whole batches of `flights_clean` (triggerExecution).
+Backlog: the same stream reads the whole topic from Kafka, then, when Kafka
 has deleted it, from the archive; records per second are of all its batches but the first, in which a reader connects.
 """
 
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from typing import Annotated
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.place import Started, Workshop, megabytes, named, workshop
-from benchmarks.run import Report, Row, in_turn, median, quantile
+from benchmarks.run import Report, Row, median
 from streaming_jobs import archive
 from streaming_jobs.examples.flights import streams
 from streaming_jobs.examples.flights.feeder import feed
@@ -29,7 +29,7 @@ flights_archive = archive(streams.FLIGHTS)
 TRIGGERS = {"none": "", "every 10 seconds": "every 10 seconds", "continuous": "continuous"}
 """The archive beside the stream, and its trigger."""
 FLIGHTS = 336_776
-_SETTLE, _COMPILING = 4.0, 10.0
+_COMPILING = 10.0
 
 
 def run(
@@ -50,31 +50,22 @@ def run(
 
 
 def live(shop: Workshop, rounds: int, seconds: float, rate: float) -> list[Row]:
-    """Alternating windows without and with the archive, continuous or with a trigger."""
-    total = rate * (seconds + _SETTLE + 8) * len(TRIGGERS) * rounds
+    """Windows without and with the archive, continuous or with a trigger, in turns."""
+    total = rate * (seconds + 8) * len(TRIGGERS) * rounds
     share = min(1.0, total / FLIGHTS)
     threading.Thread(target=lambda: feed(shop.settings, share=share, rate=rate), daemon=True).start()
     clean = shop.start(streams.flights_clean, trigger="continuous")
     shop.wait(clean, _COMPILING)
-    windows: dict[str, list[list[float]]] = {name: [] for name in TRIGGERS}
-    for number in range(rounds):
-        for name in in_turn(list(TRIGGERS), number):
-            beside = shop.start(flights_archive, trigger=TRIGGERS[name]) if TRIGGERS[name] else None
-            shop.wait(clean, _SETTLE)
-            windows[name].append(shop.batches_during(clean, lambda: shop.wait(clean, seconds)))
-            if beside is not None:
-                shop.finish(beside, seconds=120, stop=True)
+
+    def window(trigger: str) -> None:
+        archiving = shop.start(flights_archive, trigger=trigger) if trigger else None
+        shop.wait(clean, seconds)
+        if archiving is not None:
+            shop.finish(archiving, seconds=120, stop=True)
+
+    rows = shop.beside(clean, {name: partial(window, trigger) for name, trigger in TRIGGERS.items()}, rounds)
     shop.finish(clean, seconds=120, stop=True)
-    return [
-        {
-            "archive": name,
-            "batches": len(ms := [*chain.from_iterable(measured)]),
-            "p50 ms": quantile(ms, 0.5),
-            "p95 ms": quantile(ms, 0.95),
-            "p50 of each window": " ".join(f"{quantile(window, 0.5):.0f}" for window in measured if window),
-        }
-        for name, measured in windows.items()
-    ]
+    return rows
 
 
 def backlog(shop: Workshop, rounds: int, records: int) -> list[Row]:

@@ -10,11 +10,9 @@ table do. Each figure has a bound (`BOUNDS`), in seconds or MB; exit code 1 abov
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
-import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,12 +23,9 @@ from types import SimpleNamespace
 from typing import Annotated, cast
 from unittest import mock
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable as OpenTable
-from deltalake.transaction import AddAction
 
-from benchmarks.laid_home import ROWS, lay_checkpoint, lay_stream, unchanged
+from benchmarks.laid_home import ROWS, data_file, lay_checkpoint, lay_stream, unchanged
 from benchmarks.place import megabytes
 from benchmarks.run import Report, progress, seconds_of, verdict
 from reprocessing.executor import under_way
@@ -164,7 +159,7 @@ class GrownHome:
         """Record, checkpoint, tables; the files are from the last two batches, the newest file has a wrong row."""
         source = BoundTopic(TOPIC, TOPIC_ID, dict.fromkeys(range(self.partitions), 0))
         sink = lay_stream(self.settings, STREAM, source, self.code)[NAME]
-        adds = [_data_file(sink.path, number, "wrong" if number == files - 1 else "here") for number in range(files)]
+        adds = [data_file(sink.path, number, "wrong" if number == files - 1 else "here") for number in range(files)]
         for batch, added in ((self.last - 1, adds[:-1]), (self.last, adds[-1:])):
             sink.commit(self.entry(batch), lambda _, how, added=added: sink.commit_actions(added, how))  # type: ignore[misc]
         OpenTable(sink.path).create_checkpoint()
@@ -224,11 +219,3 @@ def _on_day(day: datetime) -> Iterator[None]:
     with mock.patch("streaming_jobs.state.ledger_file.datetime") as clock:
         clock.now.return_value = day
         yield
-
-
-def _data_file(folder: Path, number: int, place: str) -> AddAction:
-    name, row = f"part-{number:06d}.parquet", {"id": number, "place": place}
-    pq.write_table(pa.Table.from_pylist([row]), folder / name)
-    stats = {"numRecords": 1, "minValues": row, "maxValues": row, "nullCount": {"id": 0, "place": 0}}
-    size = (folder / name).stat().st_size
-    return AddAction(name, size, {}, int(time.time() * 1000), True, json.dumps(stats))

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.feeds import LiveFeed, create_topic, feed_backlog
 from benchmarks.place import Workshop, workshop
 from benchmarks.processes import run_command
-from benchmarks.run import Report, median, quantile
+from benchmarks.run import Report, median
 from benchmarks.speed import flows
 from benchmarks.speed.records import RATE, generate
 
@@ -32,54 +32,30 @@ def run(report: Report, *, rounds: int = 2, records: int = 100_000, alone: float
         feed_backlog(shop.place.bootstrap, flows.TOPIC, generate(records, seed=1))
         shop.finish(shop.start(flows.stateless), seconds=300)
         quietly = [_preview(shop) for _ in range(rounds)]
-        beside, batches = _beside_a_stream(shop, rounds, alone)
-    runs = {
-        f"of {records:,} records, no stream beside it": quietly,
-        "beside a stream, of what it has read by then": beside,
-    }
+        count = int((rounds * (alone + LONGEST) + alone) * RATE)
+        live = generate(count, seed=2, began_ms=time.time() * 1000 + 3000)
+        feed = LiveFeed(shop.place.bootstrap, flows.TOPIC, live)
+        started = shop.start(flows.stateless, trigger="continuous")
+        feed.start()
+        beside: list[float] = []
+
+        def preview() -> None:
+            beside.append(_preview(shop, lambda: started.look(shop.spark)))
+
+        try:
+            shop.wait(started, alone)
+            batches = shop.beside(started, {"none": lambda: shop.wait(started, alone), "preview": preview}, rounds)
+        finally:
+            feed.stop()
+            shop.finish(started, seconds=60, stop=True)
+    runs = {f"of {records:,} records, no stream beside it": quietly, "beside a stream, of what it has read": beside}
     report.table("runs", [{"preview": name, "s": median(seconds)} for name, seconds in runs.items()])
-    plain = median(batches["alone"])
-    report.table(
-        "batches",
-        [
-            {"batches": name, "number": len(ms), "median ms": median(ms), "p90 ms": quantile(ms, 0.9),
-             "to alone": median(ms) / plain}
-            for name, ms in batches.items()
-        ],
-    )  # fmt: skip
+    report.table("batches", batches)
 
 
 def _preview(shop: Workshop, look: Callable[[], object] = bool) -> float:
-    command = [
-        str(Path(sys.executable).with_name("recourse")),
-        "preview",
-        "stateless",
-        "--last",
-        "1 hour",
-        "--no-suites",
-    ]
+    """Seconds of the command; `look` is called meanwhile."""
+    recourse = str(Path(sys.executable).with_name("recourse"))
+    command = [recourse, "preview", "stateless", "--last", "1 hour", "--no-suites"]
     environment = shop.place.environment(["benchmarks.speed.flows"])
     return run_command(command, environment, shop.place.folder / "preview.log", LONGEST, look)
-
-
-def _beside_a_stream(shop: Workshop, rounds: int, alone: float) -> tuple[list[float], dict[str, list[float]]]:
-    """Seconds of the previews, and milliseconds of the stream's batches that ended in each kind of window."""
-    records = generate(int((rounds * (alone + LONGEST) + alone) * RATE), seed=2, began_ms=time.time() * 1000 + 3000)
-    feed = LiveFeed(shop.place.bootstrap, flows.TOPIC, records)
-    started = shop.start(flows.stateless, trigger="continuous")
-    feed.start()
-    previews: list[float] = []
-    batches: dict[str, list[float]] = {"alone": [], "under preview": []}
-
-    def preview() -> None:
-        previews.append(_preview(shop, lambda: started.look(shop.spark)))
-
-    try:
-        shop.wait(started, alone)
-        for _ in range(rounds):
-            batches["alone"] += shop.batches_during(started, lambda: shop.wait(started, alone))
-            batches["under preview"] += shop.batches_during(started, preview)
-    finally:
-        feed.stop()
-        shop.finish(started, seconds=60, stop=True)
-    return previews, batches

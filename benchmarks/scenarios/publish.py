@@ -10,7 +10,6 @@ that share no file: its seconds, and the memory (MB) by which the process has gr
 
 from __future__ import annotations
 
-import os
 import resource
 import tempfile
 from dataclasses import replace
@@ -18,11 +17,10 @@ from pathlib import Path
 from typing import Annotated
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
-from benchmarks.laid_home import ROWS, unchanged
+from benchmarks.laid_home import ROWS, data_file, unchanged
 from benchmarks.run import Report, Row, seconds_of
 from reprocessing.rebuild.audit import compare
 from reprocessing.rebuild.publish import publish
@@ -38,7 +36,6 @@ from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
 
 STREAM = Stream("things", unchanged, {"value": KafkaTopic("t", Json(ROWS))}, {"t": Declared("things")})
-CONTENT = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "place": ["a", "b", "c"]})
 _STEP = 500_000
 
 
@@ -102,16 +99,9 @@ def _published(home: Path, count: int) -> Row:
 def _lay_table(path: Path, numbers: range, shared: Path | None = None) -> None:
     """A table of small files; those that `shared` has too are the same files."""
     path.mkdir(parents=True)
-    columns = Schema.from_arrow(CONTENT.schema)
+    columns = Schema.from_arrow(pa.schema([("id", pa.int64()), ("place", pa.string())]))
     table = DeltaTable.create(path, columns, configuration={STREAM_PROPERTY: "things"}, raise_if_key_not_exists=False)
-    actions: list[AddAction | RemoveAction] = []
-    for number in numbers:
-        file = path / f"part-{number:06d}.parquet"
-        if shared is not None and (shared / file.name).exists():
-            os.link(shared / file.name, file)
-        else:
-            pq.write_table(CONTENT, file)
-        actions.append(AddAction(file.name, file.stat().st_size, {}, 1, True, '{"numRecords":3}'))
+    files: list[AddAction | RemoveAction] = [data_file(path, number, shared=shared) for number in numbers]
     transaction = Transaction(app_id("things", "things"), Txn(1, 5).version, 1)
     properties = CommitProperties(app_transactions=[transaction])
-    table.create_write_transaction(actions, mode="append", schema=table.schema(), commit_properties=properties)
+    table.create_write_transaction(files, mode="append", schema=table.schema(), commit_properties=properties)

@@ -23,7 +23,7 @@ from benchmarks.processes import ChildFailed
 from benchmarks.run import Report, in_turn, progress
 from benchmarks.speed import contestants
 from benchmarks.speed.contestants import Contestant, Recourse, RecourseTopics
-from benchmarks.speed.measure import KINDS, Figures, Kind, WrongOutput, backlog, live
+from benchmarks.speed.measure import KINDS, Kind, WrongOutput, backlog, live
 from benchmarks.speed.records import WORKS, Work, generate
 from benchmarks.speed.report import Run, draw, load, save, tables
 
@@ -61,7 +61,7 @@ def run(
                 create_topic(here.bootstrap, _BACKLOG)
                 progress(f"{len(payments):,} records put in {feed_backlog(here.bootstrap, _BACKLOG, payments):.1f} s")
 
-            def one_run(number: int, work: Work, kind: Kind, contestant: Contestant) -> Figures:
+            def one_run(number: int, work: Work, kind: Kind, contestant: Contestant) -> Run:
                 if kind == "backlog":
                     return backlog(contestant, work, here, _BACKLOG, payments)
                 return live(contestant, work, here, seed=seed + 1 + number, seconds=seconds, warm_up=warm_up)
@@ -89,7 +89,7 @@ def _turns(chosen: Sequence[Contestant], works: Sequence[Work], kinds: Sequence[
                 yield from ((number, work, kind, peer) for peer in in_turn(chosen, number))
 
 
-def _undisturbed(one_run: Callable[..., Figures], turn: Turn, quiet: float) -> Run | None:
+def _undisturbed(one_run: Callable[..., Run], turn: Turn, quiet: float) -> Run | None:
     """The figures of one run, made again while others disturb it; None if it gave none."""
     _, work, kind, contestant = turn
     name = f"{work} {kind} {contestant.name}"
@@ -99,10 +99,10 @@ def _undisturbed(one_run: Callable[..., Figures], turn: Turn, quiet: float) -> R
         except (ChildFailed, WrongOutput, LookupError, TimeoutError) as error:
             progress(f"{name}: {type(error).__name__}: {error}")
             return None
-        if figures.elsewhere <= quiet:
-            progress(f"{name}: {', '.join(f'{k} {v}' for k, v in list(figures.as_dict().items())[3:])}")
-            return figures.as_dict()
-        progress(f"{name}: disturbed by {figures.elsewhere:.2f} cores of other load, not counted")
+        if figures["elsewhere"] <= quiet:
+            progress(f"{name}: {', '.join(f'{k} {v}' for k, v in figures.items())}")
+            return figures
+        progress(f"{name}: disturbed by {figures['elsewhere']:.2f} cores of other load, not counted")
     return None
 
 

@@ -4,17 +4,13 @@
     python -m benchmarks topic_sink --rows 100 --rounds 40
 
 Each contestant writes the same rows, which are computed and kept in Spark's memory, into a topic of its own: from the
-frame to the end of the transaction, or of Spark's job. Our sink runs with its headers and without, and by shards. `bare
-writer` is the transaction alone, of records that are made already; its CPU time includes making them. CPU time is that
-of all processes, the broker too. At the end the topics must hold the same rows. Exit code 1: other rows than Spark's,
-or less than 0.55 times its rows per second in batches of 100,000, less than 1.0 times in batches of 100.
+frame to the end of the transaction, or of Spark's job. Our sink runs with its headers and without, and by shards. CPU
+time is that of all processes, the broker too. At the end the topics must hold the same rows. Exit code 1: other rows
+than Spark's, or less than 0.55 times its rows per second in batches of 100,000, less than 1.0 times in batches of 100.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -30,13 +26,11 @@ from benchmarks.speed.topic_watch import committed_records
 from benchmarks.writers import STREAM, Write, Writer, our_sink, write_in_turns
 from streaming_jobs.formats import Json
 from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.jars import ensure, locked
 from streaming_jobs.platform.spark_jvm import CLASS_PATH
 from streaming_jobs.runtime.stream_topics import KafkaTopicSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.output import TopicOutput
-from streaming_jobs.sinks.kafka.producer import Outgoing
 from streaming_jobs.stream import KafkaTopic, Stream
 
 GOALS = {100_000: 0.55, 100: 1.0}
@@ -58,22 +52,21 @@ def run(report: Report, *, rows: int = 100_000, rounds: int = 15) -> None:
     jars = ":".join(map(str, ensure(Settings.load({}), locked("peers"))))
     with workshop(spark__extra={CLASS_PATH: jars}, spark__shuffle_partitions=2) as shop:
         topics = shop.place.topics()
-        names = ("spark", "ours", "plain", "shards", "bare")
+        names = ("spark", "ours", "plain", "shards")
         for name in names:
             topics.create(name, PARTITIONS)
         ours, plain = _opened(shop, "ours"), _opened(shop, "plain", headers=False)
-        sharded, bare = _opened(shop, "shards", shards=SHARDS), _opened(shop, "bare")
+        sharded = _opened(shop, "shards", shards=SHARDS)
         writers = [
             Writer("Spark's sink, at least once", spark_sink(shop.place.bootstrap, "spark")),
             Writer("Recourse, exactly once", our_sink(ours)),
             Writer("Recourse, without headers", our_sink(plain)),
             Writer(f"Recourse, {SHARDS} shards", our_sink(sharded, driver=False)),
-            Writer("bare writer", bare_writer(bare, shop)),
         ]
         try:
             write_in_turns(shop.spark, writers, lambda number: payments(rows, number), rounds, WARM_UP)
         finally:
-            for output in (ours, plain, sharded, bare):
+            for output in (ours, plain, sharded):
                 output.close()
         contents = [_contents(shop.place.bootstrap, name) for name in names]
     figures = [{**w.figures("prepare ms", "commit ms"), "rows/s": round(1000 * rows / w.median("ms"))} for w in writers]
@@ -125,42 +118,6 @@ def _opened(shop: Workshop, topic: str, shards: int | None = None, *, headers: b
         shop.settings.model_copy(update={"topic_sink": topic_sink}), stream, 1, shop.connection()
     )
     return cast("TopicOutput", output)
-
-
-@dataclass
-class Ready:
-    """Records of one batch that are made already."""
-
-    records: Sequence[Outgoing]
-    topic_ids: Mapping[str, str]
-    most_bytes: int = 1_048_588
-
-    @property
-    def count(self) -> int:
-        return len(self.records)
-
-    def __iter__(self) -> Iterator[Outgoing]:
-        return iter(self.records)
-
-
-def bare_writer(output: TopicOutput, shop: Workshop) -> Write:
-    """The transaction alone; its records are made before the clock runs."""
-    info = shop.place.topics().describe(output.declared.name)
-    assert info is not None
-    encode = output.declared.topic.value.writer()  # type: ignore[attr-defined]
-
-    def write(frame: DataFrame, batch: int) -> Row:
-        rows = frame.toArrow()
-        values = [value for block in rows.to_batches() for value in encode.write(block).values]
-        keys = [key.encode() for key in rows.column("account").to_pylist()]
-        records = [Outgoing(info.name, key, value) for key, value in zip(keys, values, strict=True)]
-        began = time.perf_counter()
-        entry = LedgerEntry("batch", STREAM, output.name, 1, batch)
-        output.writer.write(entry, Ready(records, {info.name: info.id}))
-        ms = 1000 * (time.perf_counter() - began)
-        return {"ms": ms, "commit ms": ms}
-
-    return write
 
 
 def _contents(bootstrap: str, topic: str) -> pa.Table:

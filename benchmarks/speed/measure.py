@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from benchmarks.feeds import LiveFeed, create_topic
 from benchmarks.place import Place
-from benchmarks.processes import Child, ChildFailed, Moment, Used
+from benchmarks.processes import Child, ChildFailed, Reading
 from benchmarks.run import wait_until
 from benchmarks.speed.contestants import Assignment, Contestant, Watch
 from benchmarks.speed.records import (
@@ -33,6 +33,7 @@ from benchmarks.speed.records import (
     generate,
     truth,
 )
+from benchmarks.speed.report import Run
 from benchmarks.speed.watch import SEEN, Point
 
 Kind = Literal["backlog", "live"]
@@ -48,36 +49,6 @@ _LOOK_EVERY = 0.02
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What one run gave; None where the kind of run has no such figure.
-
-    `cores` are CPU seconds a second, `elsewhere` those of programs that have nothing to do with the run.
-    """
-
-    peer: str
-    work: Work
-    kind: Kind
-    session_s: float
-    first_batch_s: float | None
-    cpu_s: float
-    cores: float
-    peak_mb: float
-    commits: int
-    elsewhere: float
-    records: int
-    rate: float | None = None
-    steady_rate: float | None = None
-    p50_ms: float | None = None
-    p99_ms: float | None = None
-    worst_ms: float | None = None
-    feed_late_ms: float | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON; what is not there is left out."""
-        return {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(self).items() if v is not None}
-
-
 class WrongOutput(Exception):
     """An output is not the truth; the run has no figures."""
 
@@ -90,10 +61,6 @@ class Attempt:
     assignment: Assignment
     watch: Watch
     child: Child
-
-    def usage(self) -> tuple[Used, Moment]:
-        """What the contestant has used so far, and the machine at this moment."""
-        return self.child.usage.now(), Moment.now()
 
     def done(self, points: list[Point], rows: int) -> Point | None:
         """The commit after which everything is there: all records, and all rows of an output that only grows."""
@@ -118,25 +85,23 @@ class Attempt:
         except TimeoutError as error:
             raise ChildFailed(f"{error}; last: {self.watch.points[-1:]}") from None
 
-    def figures(
-        self, began: tuple[Used, Moment], ended: tuple[Used, Moment], seconds: float, first_from: float
-    ) -> Figures:
-        """What every run gives; the first batch counts from `first_from` on."""
-        cpu = ended[0].cpu_seconds - began[0].cpu_seconds
-        points = self.watch.points
-        return Figures(
-            peer=self.peer,
-            work=self.assignment.work,
-            kind="live" if self.assignment.live else "backlog",
-            session_s=self.child.ready_at - self.child.started,
-            first_batch_s=next((point.seen - first_from for point in points if point.records), None),
-            cpu_s=cpu,
-            cores=cpu / seconds,
-            peak_mb=ended[0].peak_mb,
-            commits=len(points),
-            elsewhere=began[1].elsewhere(ended[1]),
-            records=self.assignment.records,
-        )
+    def figures(self, began: Reading, ended: Reading, seconds: float, *, first_from: float, **further: float) -> Run:
+        """What a run gives, rounded; the first batch counts from `first_from` on."""
+        cpu, points = ended.cpu_seconds - began.cpu_seconds, self.watch.points
+        figures: Run = {
+            "session_s": self.child.ready_at - self.child.started,
+            "first_batch_s": next(point.seen - first_from for point in points if point.records),
+            "cpu_s": cpu,
+            "cores": cpu / seconds,
+            "peak_mb": ended.peak_mb,
+            "commits": len(points),
+            "elsewhere": began.elsewhere(ended),
+            "records": self.assignment.records,
+            **further,
+        }
+        kind = "live" if self.assignment.live else "backlog"
+        rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}
+        return {"peer": self.peer, "work": self.assignment.work, "kind": kind, **rounded}
 
 
 @contextmanager
@@ -155,26 +120,26 @@ def _attempt(contestant: Contestant, assignment: Assignment) -> Iterator[Attempt
         watch.stop()
 
 
-def backlog(contestant: Contestant, work: Work, place: Place, topic: str, records: Records) -> Figures:
+def backlog(contestant: Contestant, work: Work, place: Place, topic: str, records: Records) -> Run:
     """Read a topic that is full already. The clock runs from the word that the contestant is ready."""
     expected = truth(records, work)
     assignment = _assignment(contestant, work, "backlog", place, topic, len(records))
     with _attempt(contestant, replace(assignment, rows=expected.num_rows)) as attempt:
-        began = attempt.usage()
+        began = attempt.child.usage.now()
         attempt.wait(expected.num_rows, _BACKLOG_SECONDS)
-        ended = attempt.usage()
+        ended = attempt.child.usage.now()
     _compare(attempt.watch, expected, assignment)
     shutil.rmtree(assignment.folder)
     done = attempt.done(attempt.watch.points, expected.num_rows)
     assert done is not None
     ready = attempt.child.ready_at
     seconds = done.seen - ready
-    figures = attempt.figures(began, ended, seconds, first_from=ready)
     steady = steady_rate(attempt.watch.points, done, len(records))
-    return replace(figures, rate=len(records) / seconds, steady_rate=steady)
+    rates = {"rate": len(records) / seconds, **({} if steady is None else {"steady_rate": steady})}
+    return attempt.figures(began, ended, seconds, first_from=ready, **rates)
 
 
-def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds: int, warm_up: int) -> Figures:
+def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds: int, warm_up: int) -> Run:
     """Send records at their times to a contestant that waits for them; those of the warm-up are not measured."""
     topic = f"live-{next(_numbers)}"
     create_topic(place.bootstrap, topic)
@@ -189,9 +154,9 @@ def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds
         feed.start()
         try:
             _sleep_until(since, attempt.child)
-            began = attempt.usage()
+            began = attempt.child.usage.now()
             _sleep_until(until, attempt.child)
-            ended = attempt.usage()
+            ended = attempt.child.usage.now()
             feed.wait(_DRAIN_SECONDS)
         finally:
             feed.stop()
@@ -200,14 +165,12 @@ def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds
     _compare(watch, expected, assignment)
     latency = latencies(records, watch.arrivals(), work, since_ms=since, until_ms=until)
     shutil.rmtree(assignment.folder)
-    return replace(
-        attempt.figures(began, ended, seconds, first_from=start / 1000),
+    p50, p99 = np.percentile(latency, (50, 99)).tolist()
+    return attempt.figures(
+        began, ended, seconds, first_from=start / 1000,
         commits=sum(since <= point.seen * 1000 < until for point in watch.points),
-        p50_ms=float(np.percentile(latency, 50)),
-        p99_ms=float(np.percentile(latency, 99)),
-        worst_ms=float(latency.max()),
-        feed_late_ms=feed.worst_ms,
-    )
+        p50_ms=p50, p99_ms=p99, worst_ms=float(latency.max()), feed_late_ms=feed.worst_ms,
+    )  # fmt: skip
 
 
 def _assignment(contestant: Contestant, work: Work, kind: Kind, place: Place, topic: str, records: int) -> Assignment:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plots import panels
 from benchmarks.run import Row, machine, markdown
 from benchmarks.speed.records import WORKS
 
@@ -134,44 +135,27 @@ _COLORS = ("#1b6ca8", "#74b3e0", "#d1495b", "#edae49", "#8d96a3", "#66a182", "#5
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Rates from a backlog, latencies live, medians of the rounds; the file's ending says the format."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    """Rates from a backlog, latencies live, medians of the rounds."""
     peers = distinct(runs, "peer")
     colors = {peer: _COLORS[number % len(_COLORS)] for number, peer in enumerate(peers)}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
-    _bars(left, select(runs, kind="backlog"), colors, "steady_rate", None)
-    left.set_title("backlog: records/s, steady")
-    _bars(right, select(runs, kind="live"), colors, "p50_ms", "p99_ms")
-    right.set_title("live, 2,000 records/s: latency ms, p50 (bar) and p99 (line)")
-    right.set_yscale("log")
-    right.set_ylim(bottom=20)
-    left.yaxis.set_major_formatter("{x:,.0f}")
-    right.yaxis.set_major_formatter("{x:,.0f}")
-    figure.legend(*left.get_legend_handles_labels(), loc="lower center", ncols=len(peers), frameon=False)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    with panels(path, 1, 2, (12, 4.5)) as (left, right):
+        _bars(left, select(runs, kind="backlog"), colors, "steady_rate", None)
+        left.set_title("backlog: records/s, steady")
+        _bars(right, select(runs, kind="live"), colors, "p50_ms", "p99_ms")
+        right.set_title("live, 2,000 records/s: latency ms, p50 (bar) and p99 (line)")
+        right.set_yscale("log")
+        right.set_ylim(bottom=20)
 
 
 def _bars(axes: Any, runs: Sequence[Run], colors: dict[str, str], figure: str, upper: str | None) -> None:
     works, width = distinct(runs, "work"), _WIDTH / len(colors)
     for place, (peer, color) in enumerate(colors.items()):
-        bars = []
         for number, work in enumerate(works):
             chosen = select(runs, work=work, peer=peer)
             if heights := values_of(chosen, figure):
                 height = statistics.median(heights)
                 rest = max(statistics.median(values_of(chosen, upper)) - height, 0.0) if upper else None
-                bars.append((number - _WIDTH / 2 + (place + 0.5) * width, height, rest))
-        if bars:
-            places, medians, rests = zip(*bars, strict=True)
-            errors = ([0.0] * len(bars), list(rests)) if upper else None
-            axes.bar(places, medians, width, label=peer, color=color, yerr=errors, capsize=2, ecolor="#444444")
+                x, label = number - _WIDTH / 2 + (place + 0.5) * width, peer if number == 0 else None
+                axes.bar(x, height, width, label=label, color=color, yerr=rest and [[0.0], [rest]], capsize=2)
     axes.set_xticks(range(len(works)), works)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
