@@ -126,9 +126,14 @@ class LongRun:
         return judged_row(f"stream {name}", "", state, "", f"no restart, {self.behind:,.0f} behind", good=good)
 
     def report(self, report: Report, rows: Sequence[Row], plot: Path | None) -> None:
-        """Print what was judged, keep the samples, draw them."""
+        """Print what was judged, and all figures with their growth by the hour; keep the samples, draw them."""
         report.keep(samples=self.samples)
         report.table("verdicts", rows)
+        after = [sample for sample in self.samples if sample.at >= self.times.warm_up] or self.samples
+        first, last = after[0], after[-1]
+        hours = max(last.at - first.at, 1.0) / 3600
+        grown = {name: (value - first.figures.get(name, 0.0)) / hours for name, value in last.figures.items()}
+        report.table("figures", [{"figure": k, "at the end": last.figures[k], "an hour": v} for k, v in grown.items()])
         if plot:
             draw(self.samples, plot)
 

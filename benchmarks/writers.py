@@ -45,7 +45,7 @@ class Writer:
     def figures(self, *further: str) -> Row:
         """Medians, and the ninth tenth of the times."""
         p90 = quantile([batch["ms"] for batch in self.batches], 0.9)
-        medians = {name: self.median(name) for name in (*further, "CPU ms")}
+        medians = {name: self.median(name) or "" for name in (*further, "CPU ms")}
         return {"": self.label, "median ms": self.median("ms"), "p90 ms": p90, **medians}
 
 

@@ -34,7 +34,7 @@ from benchmarks.feeds import YearByYear
 from benchmarks.long_run import BEHIND_S, STREAMS, Bound, Figures, LongRun, Times
 from benchmarks.place import wait_for_batches
 from benchmarks.processes import Child, ChildFailed, clean_environment, resident_mb
-from benchmarks.run import Report, Row, median
+from benchmarks.run import Report, median
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import Settings
 
@@ -100,7 +100,6 @@ def run(
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         soak = watch(Path(folder), minutes, rate)
     soak.report(report, soak.verdicts(BOUNDS), plot)
-    report.table("growth", hourly(soak))
 
 
 def watch(folder: Path, minutes: float, rate: float) -> LongRun:
@@ -145,22 +144,6 @@ def watch(folder: Path, minutes: float, rate: float) -> LongRun:
     if code != 0:
         raise ChildFailed(f"recourse up ended with {code}")
     return soak
-
-
-def hourly(soak: LongRun) -> list[Row]:
-    """What each kind of file came to, and how it grew after the warm-up."""
-    after = [sample for sample in soak.samples if sample.at >= soak.times.warm_up] or soak.samples
-    first, last = after[0], after[-1]
-    hours = max(last.at - first.at, 1.0) / 3600
-    rows = []
-    for kind in _KINDS:
-        files, megabytes = (last.figures[f"{what}, {kind}"] for what in ("files", "MB"))
-        more, more_megabytes = (
-            last.figures[f"{what}, {kind}"] - first.figures[f"{what}, {kind}"] for what in ("files", "MB")
-        )
-        rows.append({"kind": kind, "files": files, "MB": megabytes, "files an hour": more / hours,
-                     "MB an hour": more_megabytes / hours, "judged": kind in BOUNDED})  # fmt: skip
-    return rows
 
 
 def memory_by_role(home: Path) -> Figures:

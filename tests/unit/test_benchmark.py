@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -176,29 +175,24 @@ def test_a_record_with_another_key_than_its_account_is_found() -> None:
         check_keys(rows, [b"a000001", b""])
 
 
-def progress(ends: list[int | None], times: list[float], complete: Callable[[], bool] = bool) -> OffsetsBeforeRows:
-    """Progress over an output with these ends, look by look; None: a transaction is open."""
+@pytest.mark.parametrize(
+    ("ends", "times", "offsets", "points"),
+    [
+        # The second ones are of the same checkpoint, of another partition; the third ones of the next checkpoint.
+        ([None] * 3, [1.0, 1.1, 2.0], [100, 200, 300], [[], [], [Point(1.1, 200, None)]]),
+        # No transaction is open any more.
+        ([None, 50], [1.0, 1.3], [1_000, 1_000], [[], [Point(1.3, 1_000, None)]]),
+        # The output is complete by its third look, though the last offsets are missing.
+        ([40, 40, 50], [1.0, 1.2, 1.4, 1.6], [900] * 3, [[Point(1.2, 900, None)], [], [Point(1.6, 1_000, None)]]),
+    ],
+)
+def test_offsets_before_their_rows_are_points_once_their_rows_are_readable(
+    ends: list[int | None], times: list[float], offsets: list[int], points: list[list[Point]]
+) -> None:
+    complete = Mock(side_effect=[False, True])  # not asked again before something came: reading costs time
     output: Any = SimpleNamespace(settled=iter(ends).__next__, complete=complete)
-    return OffsetsBeforeRows(output, 1_000, iter(times).__next__)
-
-
-def test_offsets_before_their_rows_are_points_when_the_next_checkpoint_has_its_own() -> None:
-    offsets = progress([None, None, None], [1.0, 1.1, 2.0])
-    # The second ones are of the same checkpoint: another partition.
-    assert [offsets.points(records) for records in (100, 200, 300)] == [[], [], [Point(1.1, 200, None)]]
-
-
-def test_offsets_before_their_rows_are_a_point_as_soon_as_no_transaction_is_open() -> None:
-    offsets = progress([None, 50], [1.0, 1.3])
-    assert [offsets.points(1_000), offsets.points(1_000)] == [[], [Point(1.3, 1_000, None)]]
-
-
-def test_a_complete_output_is_the_end_though_the_last_offsets_are_missing() -> None:
-    complete = Mock(side_effect=[False, True])
-    offsets = progress([40, 40, 50], [1.0, 1.2, 1.4, 1.6], complete)
-    assert [offsets.points(900), offsets.points(900)] == [[Point(1.2, 900, None)], []]
-    assert complete.call_count == 1  # reading the output costs time: only where something came
-    assert offsets.points(900) == [Point(1.6, 1_000, None)]
+    progress = OffsetsBeforeRows(output, 1_000, iter(times).__next__)
+    assert [progress.points(records) for records in offsets] == points
 
 
 @pytest.mark.parametrize("work", WORKS)
