@@ -7,11 +7,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import Child, clean_environment
@@ -26,7 +27,7 @@ from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, read_status
-from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,10 +43,9 @@ class Place:
     folder: Path
     bootstrap: str
 
-    def settings(self, **flags: Any) -> Settings:
-        """Settings of the home in this folder; `__` in a name stands for a dot."""
-        given = {name.replace("__", "."): value for name, value in flags.items()}
-        return Settings.load({"home": self.folder / "home", "kafka.bootstrap_servers": self.bootstrap, **given})
+    def settings(self, flags: Mapping[str, Any] = MappingProxyType({})) -> Settings:
+        """Settings of the home in this folder."""
+        return Settings.load({"home": self.folder / "home", "kafka.bootstrap_servers": self.bootstrap, **flags})
 
     def environment(self, flows: Sequence[str], **variables: str) -> dict[str, str]:
         """The environment of a process of the product that works in the home with these flows."""
@@ -174,10 +174,10 @@ class Workshop:
 
 
 @contextmanager
-def workshop(**flags: Any) -> Iterator[Workshop]:
-    """A workshop with these settings (`__` stands for a dot); everything ends with the block."""
+def workshop(flags: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Workshop]:
+    """A workshop with these settings; everything ends with the block."""
     with place() as here:
-        settings = here.settings(**flags)
+        settings = here.settings(flags)
         with spark_session(settings) as spark:
             yield Workshop(here, settings, spark)
 
@@ -196,17 +196,6 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
         if process is not None:
             process.stdin.close()
             process.wait(20)
-
-
-def on_topic(stream: Stream, topic: str) -> Stream:
-    """The same stream on another topic."""
-    return replace(stream, sources={p: replace(source, name=topic) for p, source in stream.sources.items()})
-
-
-def named(stream: Stream, name: str) -> Stream:
-    """The same stream of one table under another name, with a table of that name."""
-    assert isinstance(stream.primary, DeltaTable)
-    return replace(stream, name=name, sinks={name: replace(stream.primary, name=name)})
 
 
 def megabytes(folder: Path) -> float:

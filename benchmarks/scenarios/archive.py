@@ -18,11 +18,12 @@ from typing import Annotated
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.place import Started, Workshop, megabytes, named, workshop
+from benchmarks.place import Started, Workshop, megabytes, workshop
 from benchmarks.run import Report, Row, median
 from streaming_jobs import archive
 from streaming_jobs.examples.flights import streams
 from streaming_jobs.examples.flights.feeder import feed
+from streaming_jobs.stream import DeltaTable
 
 FLOWS = ["streaming_jobs.examples.flights.streams", "benchmarks.scenarios.archive"]
 flights_archive = archive(streams.FLIGHTS)
@@ -41,7 +42,7 @@ def run(
     part: tuple[str, ...] = ("live", "backlog"),
     records: Annotated[int, "of the backlog"] = FLIGHTS,
 ) -> None:
-    with workshop(flows=FLOWS) as shop:
+    with workshop({"flows": FLOWS}) as shop:
         shop.place.topics().create("flights", 3)
         if "live" in part:
             report.table("live", live(shop, rounds, seconds, rate))
@@ -72,7 +73,8 @@ def backlog(shop: Workshop, rounds: int, records: int) -> list[Row]:
     """The whole topic, from Kafka and from the archive."""
     feed(shop.settings, share=records / FLIGHTS, rate=None)
     shop.finish(shop.start(flights_archive), seconds=600)
-    plain = replace(streams.flights_clean, rules={})
+    table = streams.flights_clean.primary
+    assert isinstance(table, DeltaTable)
     rates: dict[str, list[float]] = {"Kafka": [], "archive": []}
     for source, measured in rates.items():
         if source == "archive":
@@ -81,7 +83,9 @@ def backlog(shop: Workshop, rounds: int, records: int) -> list[Row]:
             for future in admin.delete_records([TopicPartition("flights", p, end) for p, end in ends]).values():
                 future.result(60)
         for number in range(rounds):
-            started = shop.start(named(plain, f"clean_{source.lower()}_{number}"))
+            name = f"clean_{source.lower()}_{number}"
+            sinks = {name: replace(table, name=name)}
+            started = shop.start(replace(streams.flights_clean, name=name, rules={}, sinks=sinks))
             shop.finish(started, seconds=600)
             measured.append(_rate(started))
     on_disk = megabytes(shop.settings.tables / flights_archive.name)

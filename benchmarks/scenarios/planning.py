@@ -64,7 +64,7 @@ def run(report: Report, *, batches: int = 1_000, rounds: int = 5, shapes: tuple[
 
 def _measured(here: Place, shape: str, streams: Sequence[Stream], batches: int, rounds: int) -> Row:
     """Write everything of one shape, then time its plan."""
-    settings, producer = here.settings(flows=FLOWS), Producer({"bootstrap.servers": here.bootstrap})
+    settings, producer = here.settings({"flows": FLOWS}), Producer({"bootstrap.servers": here.bootstrap})
     topics = here.topics()
     outputs = [sink.name for stream in streams for sink in stream.topic_sinks.values()]
     ids = {}

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 from benchmarks.feeds import LiveFeed, create_topic, feed_backlog
 from benchmarks.place import Workshop, workshop
@@ -22,17 +23,21 @@ from benchmarks.run import Report, median
 from benchmarks.speed import flows
 from benchmarks.speed.records import RATE, generate
 
-LONGEST = 120.0
-"""Seconds that a preview may take."""
 
-
-def run(report: Report, *, rounds: int = 2, records: int = 100_000, alone: float = 20.0) -> None:
+def run(
+    report: Report,
+    *,
+    rounds: int = 2,
+    records: int = 100_000,
+    alone: Annotated[float, "seconds of a window without a preview"] = 20.0,
+    longest: Annotated[float, "seconds that a preview may take"] = 120.0,
+) -> None:
     with workshop() as shop:
         create_topic(shop.place.bootstrap, flows.TOPIC)
         feed_backlog(shop.place.bootstrap, flows.TOPIC, generate(records, seed=1))
         shop.finish(shop.start(flows.stateless), seconds=300)
-        quietly = [_preview(shop) for _ in range(rounds)]
-        count = int((rounds * (alone + LONGEST) + alone) * RATE)
+        quietly = [_preview(shop, longest) for _ in range(rounds)]
+        count = int((rounds * (alone + longest) + alone) * RATE)
         live = generate(count, seed=2, began_ms=time.time() * 1000 + 3000)
         feed = LiveFeed(shop.place.bootstrap, flows.TOPIC, live)
         started = shop.start(flows.stateless, trigger="continuous")
@@ -40,7 +45,7 @@ def run(report: Report, *, rounds: int = 2, records: int = 100_000, alone: float
         beside: list[float] = []
 
         def preview() -> None:
-            beside.append(_preview(shop, lambda: started.look(shop.spark)))
+            beside.append(_preview(shop, longest, lambda: started.look(shop.spark)))
 
         try:
             shop.wait(started, alone)
@@ -53,9 +58,9 @@ def run(report: Report, *, rounds: int = 2, records: int = 100_000, alone: float
     report.table("batches", batches)
 
 
-def _preview(shop: Workshop, look: Callable[[], object] = bool) -> float:
+def _preview(shop: Workshop, longest: float, look: Callable[[], object] = bool) -> float:
     """Seconds of the command; `look` is called meanwhile."""
     recourse = str(Path(sys.executable).with_name("recourse"))
     command = [recourse, "preview", "stateless", "--last", "1 hour", "--no-suites"]
     environment = shop.place.environment(["benchmarks.speed.flows"])
-    return run_command(command, environment, shop.place.folder / "preview.log", LONGEST, look)
+    return run_command(command, environment, shop.place.folder / "preview.log", longest, look)

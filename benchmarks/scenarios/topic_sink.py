@@ -50,7 +50,7 @@ PAYMENT = StructType(
 
 def run(report: Report, *, rows: int = 100_000, rounds: int = 15) -> None:
     jars = ":".join(map(str, ensure(Settings.load({}), locked("peers"))))
-    with workshop(spark__extra={CLASS_PATH: jars}, spark__shuffle_partitions=2) as shop:
+    with workshop({"spark.extra": {CLASS_PATH: jars}, "spark.shuffle_partitions": 2}) as shop:
         topics = shop.place.topics()
         names = ("spark", "ours", "plain", "shards")
         for name in names:
