@@ -150,6 +150,8 @@ class Workshop:
             for name in in_turn(list(tasks), number):
                 windows[name].append(self.batches_during(started, tasks[name]))
         batches = {name: [*chain.from_iterable(parts)] for name, parts in windows.items()}
+        if empty := [name for name, ms in batches.items() if not ms]:
+            raise RuntimeError(f"no batch ended beside {', '.join(empty)}: the windows are too short")
         plain = median(next(iter(batches.values())))
         return [
             {"beside": name, "batches": len(ms), "median ms": median(ms), "p90 ms": quantile(ms, 0.9),
