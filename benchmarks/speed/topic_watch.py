@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from io import BytesIO
 
 import pyarrow as pa
@@ -264,16 +265,15 @@ class TopicWatch:
 
     def stop(self) -> None:
         """Look no more, when live not before all of the output was seen; raises what went wrong while looking."""
-        self._records = list(committed_records(self._bootstrap, self._output))
-        try:
+        with ExitStack() as end:
+            end.callback(self._progress.close)
+            if self._live_reader is not None:
+                end.callback(self._live_reader.close)
+            for follower in self._followers:
+                end.callback(follower.stop)
+            self._records = list(committed_records(self._bootstrap, self._output))
             if self._live_reader is not None:
                 wait_until(lambda: len(self._values) >= len(self._records), WAIT, "the output seen", every=0.02)
-            for follower in self._followers:
-                follower.stop()
-        finally:
-            self._progress.close()
-            if self._live_reader is not None:
-                self._live_reader.close()
 
     def _look(self) -> None:
         self.points += self._progress.look()
