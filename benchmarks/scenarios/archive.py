@@ -99,4 +99,6 @@ def backlog(shop: Workshop, rounds: int, records: int) -> list[Row]:
 def _rate(started: Started) -> float:
     """Records per second of all batches but the first."""
     later = [batch for number, batch in started.progress.items() if number and batch.numInputRows]
+    if not later:
+        raise RuntimeError("the backlog was read in one batch: it needs more records")
     return float(sum(b.numInputRows for b in later) / sum(b.durationMs["triggerExecution"] for b in later) * 1000)
