@@ -147,7 +147,7 @@ def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hash]:
 
 
 def test_a_version_is_short_and_the_same_each_time(version: Hash) -> None:
-    assert re.fullmatch(r"2-[0-9a-f]{12}", version())
+    assert re.fullmatch(r"3-[0-9a-f]{12}", version())
     assert version() == version()
 
 
