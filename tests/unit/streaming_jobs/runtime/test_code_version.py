@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.runtime import source_code
+from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.runtime.code_version import (
     _declared,
+    _installed,
+    _tops_of_distribution,
     _type,
     code_parts,
     code_version,
     imported_files,
     package_version,
+    users_own,
 )
 from streaming_jobs.stream import DeltaTable, Stream, stream
 from tests.support.things import THINGS, plain, windows
@@ -221,23 +223,23 @@ def test_an_installed_stream_has_the_modules_of_its_own_distribution_in_its_vers
     version: Hash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, others = {"beside": ("SIZE = 1", "SIZE = 2")}, {"beside": ("super().reader(fields)", "super().reader(None)")}
-    monkeypatch.setattr(source_code, "_installed", lambda: (str(tmp_path),))
+    monkeypatch.setattr(code_version, "_installed", lambda: (str(tmp_path),))
     by_package = {"made_flows": ["made"], "made_helpers": ["made"], "made_formats": ["another"]}
-    monkeypatch.setattr(source_code, "packages_distributions", lambda: by_package)
-    source_code._tops_of_distribution.cache_clear()
+    monkeypatch.setattr(code_version, "packages_distributions", lambda: by_package)
+    _tops_of_distribution.cache_clear()
     try:
         assert version(**own) != version()
         assert version(**others) == version(), "another distribution: its version is not ours to hash"
     finally:
-        source_code._tops_of_distribution.cache_clear()
+        _tops_of_distribution.cache_clear()
 
 
 def test_modules_of_spark_are_not_the_streams_code_where_pythonpath_has_them(tmp_path: Path) -> None:
-    find = source_code.users_own(("made_flows",), "made_flows.flow")
+    find = users_own(("made_flows",), "made_flows.flow")
     assert find("pyspark.sql") is None and find("streaming_jobs.stream") is None
     assert find("json") is None and find("pyarrow") is None, "installed"
     assert find("tests.support.things") is not None
-    assert sysconfig.get_path("purelib") in source_code._installed()
+    assert sysconfig.get_path("purelib") in _installed()
 
 
 def test_entries_of_the_scheme_before_are_the_same_code_if_that_scheme_says_so() -> None:
