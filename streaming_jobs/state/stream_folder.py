@@ -90,7 +90,7 @@ class StreamFolder:
 
     @property
     def ledger(self) -> Path:
-        """The folder of the ledger's files (`ledger/file.py`)."""
+        """The folder of the ledger's files (`ledger_file.py`)."""
         return self.path / "ledger"
 
     @property
