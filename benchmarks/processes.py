@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.run import wait_until
-from streaming_jobs.platform.processes.child import ChildCommand
-from streaming_jobs.platform.processes.tree import ProcessTree
+from streaming_jobs.platform.processes.child import ChildCommand, ProcessTree
 
 REPOSITORY = Path(__file__).parents[1]
 _KEPT = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from benchmarks.processes import cpu_seconds, family
 from benchmarks.run import Row, in_turn, median, quantile
-from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.declare.columns import SOURCE_COLUMN
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.base import BatchOfRows, Sink
 
 STREAM = "benchmark"

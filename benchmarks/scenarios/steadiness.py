@@ -29,8 +29,8 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 from benchmarks.place import megabytes
 from benchmarks.processes import family, resident_mb
 from benchmarks.run import Report, Row, median, progress, quantile
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance

@@ -24,11 +24,11 @@ from benchmarks.place import Workshop, workshop
 from benchmarks.run import Report, Row
 from benchmarks.speed.topic_watch import committed_records
 from benchmarks.writers import STREAM, Write, Writer, our_sink, write_in_turns
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.platform.jars import ensure, locked
 from streaming_jobs.platform.spark_jvm import CLASS_PATH
-from streaming_jobs.runtime.stream_topics import KafkaTopicSinks
+from streaming_jobs.runtime.stream_sinks import KafkaTopicSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.stream import KafkaTopic, Stream

@@ -27,8 +27,8 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 from benchmarks.place import spark_session
 from benchmarks.run import Report, Row, seconds_of
 from benchmarks.writers import STREAM, Write, Writer, our_sink, write_in_turns
-from streaming_jobs.columns import POSITION_COLUMN
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.declare.columns import POSITION_COLUMN
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance

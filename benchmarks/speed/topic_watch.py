@@ -20,7 +20,7 @@ from benchmarks.processes import Follower
 from benchmarks.run import wait_until
 from benchmarks.speed.records import COLUMNS, KEYS, PARTITIONS, Work
 from benchmarks.speed.watch import SEEN, Point
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings_sections import TopicSinkSettings
 from streaming_jobs.sinks.kafka.markers import marker_topic, transactional_id
 
