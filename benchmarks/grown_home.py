@@ -33,11 +33,11 @@ from deltalake.transaction import AddAction
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from benchmarks.measuring import megabytes, quiet, save, table
-from reprocessing.executor import under_way
-from reprocessing.planning.first_bad_row import before_first_bad
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
+from reprocessing.plan.first_bad_row import before_first_bad
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.registry import under_way
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetBounds, OffsetRange

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from reprocessing.planning.history import lineage
+from reprocessing.plan.history import lineage
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.state.ledger_file import LedgerFile

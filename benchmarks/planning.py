@@ -30,10 +30,10 @@ from deltalake import write_deltalake
 from benchmarks import planning_flows
 from benchmarks.measuring import quiet, save, table
 from benchmarks.planning_flows import ROWS, source_of
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import RecoveryPlan
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.positions import OffsetRange, WrittenRange

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
-from reprocessing.rebuild.audit import compare
-from reprocessing.rebuild.publish import publish
+from reprocessing.replay.difference import compare
+from reprocessing.stages.publish import PublishPosition, publish
 from streaming_jobs.ledger import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.content import content_of
@@ -96,9 +96,7 @@ def measured(settings: Settings, count: int) -> tuple[float, float, float]:
         {"things": content_of(staged)},
         record=replace(stream_record.first("things"), accepted=(Accepted("things", 1, "made here", 0.0),)),
         plan="things-0001",
-        at=Txn(2, 5),
-        offsets=(),
-        code=CodeVersion("x", "1"),
+        position=PublishPosition(Txn(2, 5), (), CodeVersion("x", "1")),
     )
     return time.monotonic() - began, done[-1].seconds, listed
 

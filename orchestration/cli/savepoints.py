@@ -74,8 +74,8 @@ def _create_named(
     note: str,
     output: Output,
 ) -> None:
-    from reprocessing.executor import under_way
-    from reprocessing.planning.downstream import through_tables, through_topics
+    from reprocessing.plan.affected_streams import through_tables, through_topics
+    from reprocessing.plan.registry import under_way
     from streaming_jobs.archives.declaration import is_archive
     from streaming_jobs.durations import parse_duration
     from streaming_jobs.runtime.crash_points import crash_point
@@ -124,7 +124,7 @@ def list_savepoints(
 
     Without a stream, print the savepoints that have a name, with their streams.
     """
-    from reprocessing.planning.instants import instant_words
+    from streaming_jobs.spelling import instant_words
     from streaming_jobs.state import named_savepoints, savepoints
 
     call = invocation(context)
@@ -158,8 +158,8 @@ def list_savepoints(
 
 
 def _list_named(call: Invocation, output: Output) -> None:
-    from reprocessing.planning.instants import instant_words
     from streaming_jobs.durations import format_duration
+    from streaming_jobs.spelling import instant_words
     from streaming_jobs.state import named_savepoints
 
     values = [_named_value(call, each) for each in named_savepoints.named(call.settings)]
@@ -207,7 +207,7 @@ def drop(
     ] = None,
 ) -> None:
     """Remove a savepoint; a recovery that needs it can then not be undone."""
-    from reprocessing.executor import needed_savepoints
+    from reprocessing.plan.registry import needed_savepoints
     from streaming_jobs.state import named_savepoints, savepoints
     from streaming_jobs.state.topology_savepoints import drop_named
 
@@ -246,7 +246,7 @@ def generations() -> None:
 @generations_app.command("list", short_help="Print a stream's generations.")
 def list_generations(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
-    from reprocessing.planning.instants import instant_words
+    from streaming_jobs.spelling import instant_words
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.stream_folder import StreamFolder
 

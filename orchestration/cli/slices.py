@@ -54,8 +54,8 @@ def rebuild(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.kafka import broker_for_command
     from orchestration.slices.runner import rebuild_slice
-    from reprocessing.planning.sliceable import sliceable
     from reprocessing.slices.rebuild import Waits
+    from reprocessing.slices.sliceable import sliceable
     from streaming_jobs.durations import parse_duration
 
     call = invocation(context)
@@ -94,7 +94,7 @@ def list_slices(
     output: OutputOption = Output.text,
 ) -> None:
     """Print the slices that were rebuilt, oldest first, and those that wait for their commit."""
-    from reprocessing.planning.instants import instant_words
+    from streaming_jobs.spelling import instant_words
     from streaming_jobs.state.slice_requests import SliceRequests
 
     call = invocation(context)

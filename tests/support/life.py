@@ -13,14 +13,14 @@ from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.executor import recovery_of
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import PlanningSnapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import Checks, StreamPlan
-from reprocessing.plans.plan_file import load
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.stages.stage import Findings, OfOneStream
-from reprocessing.undo import plan_undo
+from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import PlanningSnapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.undo import plan_undo
+from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.stages.stages import OfOneStream, Result
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.positions import OffsetBounds
@@ -203,7 +203,7 @@ def recovery(life: Life, plan: str, topics: Any = None, events: RecoveryEvents |
 
 def replayed(context: RecoveryContext) -> Mapping[str, Any]:
     """Batches 3 to 5 after the savepoint, as a session with the right code would write them."""
-    staged = Life(context.own, context.stream)
+    staged = Life(context.replay_settings, context.stream)
     position = staged.at()
     assert position is not None
     for number in range(position.batch + 1, 6):
@@ -211,7 +211,7 @@ def replayed(context: RecoveryContext) -> Mapping[str, Any]:
     return {"batch": 5, "seconds": 0.1, "records": 30, "since": 0}
 
 
-def run_stage(context: RecoveryContext, kind: type[OfOneStream]) -> Findings:
+def run_stage(context: RecoveryContext, kind: type[OfOneStream]) -> Result:
     """Run a stage of the stream, as the executor does."""
     plan = load(context.settings, context.plan.id)
     whole = recovery_of(context.settings, [context.stream], context.topics, plan, context.events)

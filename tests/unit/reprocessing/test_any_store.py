@@ -16,18 +16,18 @@ from pyspark.sql.types import LongType
 
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.planning.first_bad_row import before_first_bad
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import Checks, RecoveryPlan
-from reprocessing.plans.plan_file import load
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.rebuild.publish import has_published, publish
-from reprocessing.rebuild.replay import last_entry
-from reprocessing.rebuild.replay_end import at_the_border, border_of, kept_table
-from reprocessing.stages import AuditRefused, stages_of
-from reprocessing.undo import plan_undo
+from reprocessing.plan.first_bad_row import before_first_bad
+from reprocessing.plan.plan import Checks, RecoveryPlan
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.undo import plan_undo
+from reprocessing.replay.session import last_entry
+from reprocessing.stages.publish import PublishPosition, has_published, publish
+from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.stages.replay import border_of, kept_table, past_the_border
+from reprocessing.stages.stages import AuditRefused, stages_of
 from streaming_jobs.errors import Fenced, ForeignWrite, UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.rules import check_start
@@ -92,14 +92,14 @@ def recovery(
 
 def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any]:
     """As the session does it, to the topic's end; past the published tables' end what they hold is kept aside."""
-    staged, border = Life(context.own, context.stream), border_of(context)
+    staged, border = Life(context.replay_settings, context.stream), border_of(context)
     generation, first = context.plan.generation, context.plan.base.batch + 1
     for number in range(first, LAST_READ // PER_BATCH):
         staged.plan(number, generation=generation)
         assert not border(staged.checkpoint(generation), number), "these batches end where the published ones did"
         staged.batch(number, generation=generation, code="fixed", wrong=wrong)
-    last = last_entry(context.own, context.stream)
-    since = at_the_border(context, {TOPIC: {0: LAST_READ}})
+    last = last_entry(context.replay_settings, context.stream)
+    since = past_the_border(context, {TOPIC: {0: LAST_READ}})
     return {"batch": last.batch, "seconds": 0.1, "records": LAST_READ - first * PER_BATCH, "since": since}
 
 
@@ -142,7 +142,7 @@ def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
     context = run(whole, until="publish")
     assert life.ids() == life.ids("copies") == WRONG and life.at() == Txn(2, -1), "readers still see the old rows"
     assert any("fenced" in words for words in refusals(life))
-    assert context.found("replay")["since"] == LAST_READ - len(RIGHT)
+    assert context.result("replay")["since"] == LAST_READ - len(RIGHT)
     compared = {d.table: (d.corrected, d.new, d.gone, d.old_rows, d.new_rows) for d in whole.differences}
     changed = (BATCHES - WRONG_FROM) * PER_BATCH
     assert compared == {
@@ -157,7 +157,7 @@ def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
     entry = life.stored().commits().__next__().entry
     assert entry is not None and (entry.kind, entry.plan) == ("publish", plan.id)
     assert entry.txns == {"copies": Txn(2, last).version, "things_dead_letters": Txn(2, last).version}
-    done = {each["table"]: (each["came"], each["went"], each["stayed"]) for each in context.found("publish")["tables"]}
+    done = {each["table"]: (each["came"], each["went"], each["stayed"]) for each in context.result("publish")["tables"]}
     assert done["things"] == done["copies"] == (last - WRONG_FROM + 1, BATCHES - WRONG_FROM, WRONG_FROM)
     assert life.record.generation == 2 and refusals(life) == []
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "published"
@@ -187,8 +187,8 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
 def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> None:
     whole = recovery(life, planned(life))
     context = run(whole, until="publish")
-    last = last_entry(context.own, context.stream)
-    contents = {name: table.content() for name, table in open_tables(context.own, context.stream).items()}
+    last = last_entry(context.replay_settings, context.stream)
+    contents = {name: table.content() for name, table in open_tables(context.replay_settings, context.stream).items()}
 
     def at(between: Callable[[str], None]) -> None:
         publish(
@@ -197,9 +197,7 @@ def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> Non
             contents,
             record=life.record,
             plan=context.plan.id,
-            at=last.txn,
-            offsets=last.offsets,
-            code=last.code,
+            position=PublishPosition(last.txn, last.offsets, last.code),
             between=between,
         )
 
@@ -257,7 +255,7 @@ def test_a_suite_judges_the_rebuilt_rows_and_what_fails_there_is_not_published(l
     failing = ["id_between fails, 3 rows of 60"]
 
     def run_suite(context: RecoveryContext, suite: str) -> list[str]:
-        judged.append((suite, Life(context.own, context.stream).ids()))
+        judged.append((suite, Life(context.replay_settings, context.stream).ids()))
         return failing
 
     said: list[str] = []
@@ -284,7 +282,7 @@ def test_a_recovery_with_a_quarantine_that_is_new_can_be_given_up_or_published(l
     assert now.ids() == WRONG and open_tables(life.settings, judged)[aside].position == Txn(3, BATCHES - 1)
 
     def as_a_start_does(context: RecoveryContext) -> Mapping[str, Any]:
-        begin_late(context.own, context.stream, generation=context.plan.generation)
+        begin_late(context.replay_settings, context.stream, generation=context.plan.generation)
         return replay(context)
 
     run(recovery(now, planned(now), as_a_start_does))
@@ -305,7 +303,7 @@ def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Lif
         copy = kept_table(context, life.stream.sinks[name])
         assert copy is not None and sorted(copy.readable().to_pyarrow_table()["id"].to_pylist()) == RIGHT
         assert type(copy) is type(life.stored(name))
-    assert Life(context.own, context.stream).ids("copies") == list(range(LAST_READ))
+    assert Life(context.replay_settings, context.stream).ids("copies") == list(range(LAST_READ))
     executor.give_up(whole)
     assert kept_table(context, life.stream.primary) is None
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reprocessing.topics import written_topics
-from reprocessing.topics.written_topics import KafkaWrittenTopics
+from reprocessing import written_topics
+from reprocessing.written_topics import WrittenTopics
 from tests.conftest import SettingsFactory
 
 
@@ -32,4 +32,4 @@ def test_groups_that_show_streams_are_no_readers(
 
     monkeypatch.setattr(written_topics, "AdminClient", Admin)
     chosen = settings({"kafka.bootstrap_servers": "127.0.0.1:1", "kafka.group_prefix": prefix})
-    assert KafkaWrittenTopics(chosen).committed() == [] and seen == asked
+    assert WrittenTopics(chosen).committed() == [] and seen == asked

@@ -13,8 +13,8 @@ import pytest
 
 from orchestration import cli
 from reprocessing.preview import run as preview_run
-from reprocessing.preview.folders import Folders, alone
-from reprocessing.preview.replay import Failure
+from reprocessing.preview.folders import Folders, hold_previews
+from reprocessing.preview.run import Failure
 from streaming_jobs.state import savepoints
 from tests.support.life import STREAM, Life, Topics
 
@@ -104,6 +104,6 @@ def test_a_wrong_request_is_usage_and_replays_nothing(
 
 
 def test_a_second_preview_of_the_stream_is_refused(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
-    with alone(Folders(life.settings, "things")):
+    with hold_previews(Folders(life.settings, "things")):
         code, _, err = run(capsys, "things")
     assert code == 2 and f"another preview of stream things is running (process {os.getpid()})" in err

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from reprocessing.explainer import explain
-from reprocessing.planning import planner
-from reprocessing.planning.downstream import Along
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.planning.topics_at_planning import NOTHING_WRITTEN, WrittenAtPlanning
-from reprocessing.plans.plan import RecoveryPlan
-from reprocessing.plans.plan_file import load
+from reprocessing.plan import planner
+from reprocessing.plan.affected_streams import Along
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.void_records import NOTHING_WRITTEN, WrittenAtPlanning
 from streaming_jobs.errors import UsageError
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.state import topic_records

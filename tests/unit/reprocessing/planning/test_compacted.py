@@ -10,14 +10,14 @@ from typing import cast
 
 import pytest
 
-from reprocessing.planning.reminders import reminders
-from reprocessing.planning.snapshot import PlanningSnapshot
-from reprocessing.planning.targets import Resolved
-from reprocessing.planning.topics_at_planning import CommittedOffsets, WrittenAtPlanning, written_topics
-from reprocessing.plans.journal import journal_of
-from reprocessing.plans.plan import Base, RecoveryPlan
-from reprocessing.plans.plan_file import names, next_id, save, sealed
-from reprocessing.undo import plan_undo
+from reprocessing.plan.journal import journal_of
+from reprocessing.plan.plan import Base, RecoveryPlan
+from reprocessing.plan.plan_file import names, next_id, save, sealed
+from reprocessing.plan.planner import reminders
+from reprocessing.plan.snapshot import PlanningSnapshot
+from reprocessing.plan.targets import Resolved
+from reprocessing.plan.undo import plan_undo
+from reprocessing.plan.void_records import CommittedOffsets, WrittenAtPlanning, written_topics
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
 from streaming_jobs.kafka_sink import KafkaSink
@@ -106,8 +106,10 @@ def test_a_compacted_source_is_named_in_the_plan(tmp_path: Path) -> None:
     found = take_snapshot(life.settings, STREAM, Compacted()).topics
     assert [topic.compacted for topic in found] == [True]
     assert [topic.compacted for topic in take_snapshot(life.settings, STREAM, Topics()).topics] == [False]
-    around = SimpleNamespace(topics=[*found, TopicSnapshot("other", "id")])
-    snapshot = SimpleNamespace(settings=life.settings, stream=STREAM, record=life.record, around=around, savepoints=())
+    preflight = SimpleNamespace(topics=[*found, TopicSnapshot("other", "id")])
+    snapshot = SimpleNamespace(
+        settings=life.settings, stream=STREAM, record=life.record, preflight=preflight, savepoints=()
+    )
     notes = reminders(cast("PlanningSnapshot", snapshot), Resolved(None, {}), NOTHING, None)
     assert [note.split(":")[0] for note in notes] == ["topic things is compacted"]
 
@@ -132,8 +134,8 @@ def test_an_undo_to_a_savepoint_is_refused_too(tmp_path: Path) -> None:
     plan = sealed(RecoveryPlan(only.id, 1.0, (only,)))
     save(life.settings, plan)
     journal = journal_of(life.settings, plan.id)
-    journal.write("keep", "done", {"savepoint": before.id}, stream=STREAM.name)
-    journal.write("finish", "done")
+    journal.write("take_savepoint", "done", {"savepoint": before.id}, stream=STREAM.name)
+    journal.write("clean_up", "done")
     with pytest.raises(UsageError, match=f"topic {TOPIC} of stream things is compacted") as refused:
         plan_undo(life.settings, {STREAM.name: life.stream}, Compacted(end=30), plan)
     assert "recourse recover plan things --to-batch -1" in refused.value.next_step

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from reprocessing.planning.conditions import bad_rows, broken
+from reprocessing.plan.conditions import bad_rows, broken
 from streaming_jobs.errors import UsageError
 from tests.support.life import Life
 

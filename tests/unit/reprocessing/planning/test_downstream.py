@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
-from reprocessing.planning.downstream import (
+from reprocessing.plan.affected_streams import (
     left_out,
     refuse_in_first_batch,
     refuse_others,
@@ -19,7 +19,7 @@ from reprocessing.planning.downstream import (
     through_tables,
     through_topics,
 )
-from reprocessing.plans.plan import RecoveryPlan, StreamPlan
+from reprocessing.plan.plan import RecoveryPlan, StreamPlan
 from streaming_jobs.archives.declaration import archive
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import UsageError
@@ -87,7 +87,7 @@ def test_a_reader_that_was_ended_in_its_first_batch_repeats_it_past_the_void_ran
     refuse_in_first_batch(read, COPY)
     for position in (Txn(1, -1), Txn(1, 0)):
         tables = {"letters": SimpleNamespace(position=position)}
-        monkeypatch.setattr("reprocessing.planning.downstream.open_tables", lambda *_, tables=tables: tables)
+        monkeypatch.setattr("reprocessing.plan.affected_streams.open_tables", lambda *_, tables=tables: tables)
         if position.batch < 0:
             refuse_in_first_batch(read, COPY)
             continue
@@ -145,7 +145,7 @@ def test_a_record_of_an_earlier_topic_of_the_name_or_without_a_batch_is_no_reade
 def test_an_undeclared_reader_that_has_begun_since_the_plan_ends_it(
     read: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reprocessing.planning.downstream.all_streams", lambda *_: {})
+    monkeypatch.setattr("reprocessing.plan.affected_streams.all_streams", lambda *_: {})
     writer = cast("StreamPlan", SimpleNamespace(wrong_from={LEVELS.name: {0: 3}}))
     plan = cast("RecoveryPlan", SimpleNamespace(streams=(writer,), names=("stock",), left=()))
     assert left_out(read, plan, [], Topics()) == []

@@ -13,14 +13,13 @@ from deltalake import DeltaTable as Opened
 from deltalake import Field, write_deltalake
 
 from reprocessing.explainer import explain
-from reprocessing.planning import first_bad_row
-from reprocessing.planning.first_bad_row import before_first_bad
-from reprocessing.planning.offline import look_for_plan
-from reprocessing.planning.snapshot import PlanningSnapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.journal import Journal
-from reprocessing.plans.plan import Checks, moved
-from reprocessing.plans.plan_file import folder, load, names
+from reprocessing.plan import first_bad_row
+from reprocessing.plan.first_bad_row import before_first_bad
+from reprocessing.plan.journal import Journal
+from reprocessing.plan.plan import Checks, moved
+from reprocessing.plan.plan_file import folder, load, names
+from reprocessing.plan.snapshot import PlanningSnapshot, look_for_plan
+from reprocessing.plan.targets import Target
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
@@ -71,7 +70,7 @@ def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> No
         "rewind to batch 3",
         "starts from  savepoint g0001-b000000003",
         "50 records, about 5.0 KB to replay",
-        "8. finish",
+        "8. clean_up",
         "downstream",
         "Lost for good",
     ):
@@ -204,8 +203,8 @@ def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(l
     plan = plan_one(situation, Target("batch", "3"), NONE)
     savepoint = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    journal.write("keep", "done", {"savepoint": savepoint.id})
-    journal.write("finish", "done")
+    journal.write("take_savepoint", "done", {"savepoint": savepoint.id})
+    journal.write("clean_up", "done")
     generations = (
         *life.record.generations,
         Generation(2, 1.0, f"recovery {plan.id}", 1, 3),
@@ -355,8 +354,8 @@ def test_an_undo_that_the_code_of_today_cannot_carry_out_is_not_planned(life: Li
     plan = plan_one(snapshot_of(life), Target("batch", "3"), NONE)
     savepoint = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    journal.write("keep", "done", {"savepoint": savepoint.id})
-    journal.write("finish", "done")
+    journal.write("take_savepoint", "done", {"savepoint": savepoint.id})
+    journal.write("clean_up", "done")
     generations = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
     copy(
         savepoints.checkpoint_of(life.settings, savepoint),
@@ -385,8 +384,8 @@ def test_what_needs_no_broker_is_planned_without_one(life: Life, target: Target)
     plan = plan_one(snapshot_of(life, Away()), target, NONE)
     assert plan.base.batch == 3 and plan.records == 50
     assert any("no broker answered" in note and "apply" in note for note in plan.notes)
-    assert not moved(plan, snapshot_of(life).world), "apply looks again, with a broker"
-    assert any("are gone since" in words for words in moved(plan, snapshot_of(life, Topics(first=45)).world))
+    assert not moved(plan, snapshot_of(life).planned_against), "apply looks again, with a broker"
+    assert any("are gone since" in words for words in moved(plan, snapshot_of(life, Topics(first=45)).planned_against))
 
 
 def test_the_first_bad_row_is_found_without_a_broker(life: Life) -> None:

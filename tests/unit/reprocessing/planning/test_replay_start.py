@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reprocessing.planning.replay_start import lost
+from reprocessing.plan.replay_range import lost
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprocessing.planning.history import Batch, History, Pace, generation_spans, in_lineage, lineage
-from reprocessing.planning.offsets_text import parse_offsets, read_offsets, write_offsets
-from reprocessing.planning.targets import Target, View, named_code, resolve
+from reprocessing.plan.history import Batch, History, Pace, generation_spans, in_lineage, lineage
+from reprocessing.plan.targets import Target, View, named_code, parse_offsets, read_offsets, resolve, write_offsets
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.preflight.snapshot import TopicSnapshot

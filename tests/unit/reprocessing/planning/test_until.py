@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from reprocessing.planning.history import has_present_rows
-from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
-from reprocessing.planning.targets import Resolved, Target
-from reprocessing.planning.until import Border, until_border, until_of, until_target
-from reprocessing.plans.plan import Base, StreamPlan
-from reprocessing.plans.plan_file import load, names
+from reprocessing.plan.history import has_present_rows
+from reprocessing.plan.plan import Base, StreamPlan
+from reprocessing.plan.plan_file import load, names
+from reprocessing.plan.replay_range import Border, until_border, until_of, until_target
+from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.plan.targets import Resolved, Target
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.formats import Json
@@ -254,10 +254,10 @@ def reading(life: Life, first: int) -> PlanningSnapshot:
     """A snapshot of the stream as if it read a table, whose log begins with a version, up to version 8."""
     snapshot = planning_snapshot(life.settings, STREAM, Topics())
     stream = replace(STREAM, sources={"value": DeltaSource("numbers", ROWS)})
-    (things,) = snapshot.around.topics
+    (things,) = snapshot.preflight.topics
     numbers = replace(things, name="numbers", earliest={0: 0}, latest={0: 9}, continues={0: first})
-    around = replace(snapshot.around, topics=(things, numbers))
-    return replace(snapshot, stream=stream, around=around, topics=Reads())
+    preflight = replace(snapshot.preflight, topics=(things, numbers))
+    return replace(snapshot, stream=stream, preflight=preflight, topics=Reads())
 
 
 class Reads(Topics):

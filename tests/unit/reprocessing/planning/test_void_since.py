@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Resolved, Target, resolve
-from reprocessing.planning.void_since import further_back, still_void
-from reprocessing.plans.plan import StreamPlan
+from reprocessing.plan.affected_streams import further_back, still_void
+from reprocessing.plan.plan import StreamPlan
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Resolved, Target, resolve
 from streaming_jobs.ledger import Txn
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import savepoints, topic_records
@@ -101,7 +101,7 @@ def test_a_batch_after_the_first_wrong_record_is_moved_back_too(reader: Life) ->
 def test_void_offsets_that_the_plan_makes_count_again_are_replayed(reader: Life) -> None:
     recovered(reader, 25, 35, path=(1, 2))
     snapshot, today = planning_snapshot(reader.settings, STREAM, Topics()), VoidRanges.of([(0, 25, 35)])
-    (topic,) = snapshot.world.topics
+    (topic,) = snapshot.planned_against.topics
     assert still_void(snapshot, topic, today, {}) == today
     writer = plan_one(planning_snapshot(reader.settings, OTHERS, Topics()), Target("batch", "1"))
     undoing = replace(writer, wrong_from={TOPIC: {0: 50}})  # it leaves generation 2, which declared them void

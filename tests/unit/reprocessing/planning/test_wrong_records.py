@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from reprocessing.planning.wrong_records import (
+from reprocessing.plan.plan import Base
+from reprocessing.plan.void_records import (
     declared_since,
     first_changed,
     first_written,
@@ -16,7 +17,6 @@ from reprocessing.planning.wrong_records import (
     written_after,
     wrong_from,
 )
-from reprocessing.plans.plan import Base
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
 from streaming_jobs.ledger import LedgerEntry, Txn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reprocessing.explainer import _from_archives
-from reprocessing.plans.plan import moved
+from reprocessing.plan.plan import moved
 from streaming_jobs.ledger import CodeVersion
 from tests.support.life import Life
 from tests.support.rewind import planned

@@ -1,17 +1,15 @@
-"""Plans on disk: read as they were written, also by an earlier version, and refused when somebody has changed them."""
+"""Plans on disk: read as they were written, and refused when somebody has changed them."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from reprocessing.plans.journal import Journal
-from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
-from reprocessing.plans.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
+from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
+from reprocessing.plan.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
@@ -86,34 +84,6 @@ def test_a_plan_from_before_there_were_suites_is_read_and_a_suite_added_by_hand_
         load(settings, plan.id)
 
 
-@pytest.fixture
-def earlier(settings: Settings) -> Path:
-    """A plan that version 0.1.0 has written."""
-    path = folder(settings, "things-0001") / "plan.json"
-    path.parent.mkdir(parents=True)
-    return Path(shutil.copy(Path(__file__).with_name("format-1.json"), path))
-
-
-def test_a_plan_of_an_earlier_version_is_one_of_one_stream(settings: Settings, earlier: Path) -> None:
-    plan = load(settings, "things-0001")
-    assert plan.streams == (stream_plan("things-0001"),)
-    assert (plan.made_at, plan.undoes, plan.names) == (1795351846.25, None, ("things",))
-    value = json.loads(earlier.read_text())
-    value["rate"] = 11.0
-    earlier.write_text(json.dumps(value))
-    with pytest.raises(UsageError, match="changed by hand"):
-        load(settings, "things-0001")
-
-
-def test_a_journal_of_an_earlier_version_is_of_the_only_stream(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
-    line = {"stage": "keep", "state": "done", "at": 1.0, "found": {"savepoint": "g0001-b000000003"}}
-    journal.path.write_text(json.dumps(line) + "\n")
-    assert journal.done("keep", "things") == line["found"] == journal.of("things").done("keep")
-    journal.of("things").write("fence", "begun")
-    assert journal.begun("fence", "things") and not journal.begun("fence", "others") and not journal.begun("fence")
-
-
 def test_the_plans_of_a_stream_are_found_without_reading_any_in_full(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,20 +104,12 @@ def test_the_plans_of_a_stream_are_found_without_reading_any_in_full(
     assert "plan.json" not in read
 
 
-def test_plans_of_an_earlier_version_are_found_by_their_own_file(settings: Settings) -> None:
-    plan = planned(settings)
-    (folder(settings, plan.id) / "about.json").unlink()
-    assert names_of(settings, "others") == [plan.id] and not names_of(settings, "more")
-
-
-def test_the_undos_of_a_plan_are_found_in_files_of_both_formats(settings: Settings, earlier: Path) -> None:
-    assert undos_of(settings, "things-0001") == []
-    undo = replace(planned(settings), undoes="things-0001")
-    save(settings, sealed(undo))
-    assert undos_of(settings, "things-0001") == [undo.id]
-    value = json.loads(earlier.read_text())
-    earlier.write_text(json.dumps({**value, "undoes": undo.id}))
-    assert undos_of(settings, undo.id) == ["things-0001"]
+def test_the_undos_of_a_plan_are_found(settings: Settings) -> None:
+    first = planned(settings)
+    assert undos_of(settings, first.id) == []
+    undo = sealed(replace(planned(settings), undoes=first.id))
+    save(settings, undo)
+    assert undos_of(settings, first.id) == [undo.id]
 
 
 def test_the_plans_of_a_stream_are_all_that_it_is_in(settings: Settings) -> None:

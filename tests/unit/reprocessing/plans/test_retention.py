@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from reprocessing.executor import apply, give_up, under_way, undone_by
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.journal import Outcome, journal_of
-from reprocessing.plans.plan import RecoveryPlan
-from reprocessing.plans.plan_file import folder, load, names, next_id, only_operator, save, sealed
-from reprocessing.plans.retention import prune_plans
+from reprocessing.executor import apply, give_up
+from reprocessing.plan.journal import PlanOutcome, journal_of
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.plan.plan_file import folder, load, names, next_id, only_operator, save, sealed
+from reprocessing.plan.registry import prune_plans, under_way, undone_by
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.state import savepoints
 from tests.support.life import STREAM, Killed, Life, Topics, plan_one, recovery, replayed
 from tests.unit.reprocessing.plans.test_plan_file import stream_plan
 
-STAGES: dict[Outcome, tuple[tuple[str, str, str], ...]] = {
+STAGES: dict[PlanOutcome, tuple[tuple[str, str, str], ...]] = {
     "planned": (),
-    "applying": (("keep", "done", ""),),
+    "applying": (("take_savepoint", "done", ""),),
     "waits for confirmation": (("audit", "failed", "not confirmed"),),
     "refused": (("audit", "failed", "a rule"),),
-    "published": (("finish", "done", ""),),
+    "published": (("clean_up", "done", ""),),
     "aborting": (("abort", "begun", ""),),
     "aborted": (("abort", "done", ""),),
 }
@@ -43,7 +43,7 @@ def at_once(settings: Settings, keep: timedelta = timedelta(microseconds=1)) -> 
     return settings.model_copy(update={"savepoint": SavepointSettings(keep_plans=keep)})
 
 
-def made(settings: Settings, outcome: Outcome = "planned", **more: str) -> str:
+def made(settings: Settings, outcome: PlanOutcome = "planned", **more: str) -> str:
     """A plan whose savepoint is gone."""
     name = next_id(settings, "things")
     save(settings, sealed(replace(RecoveryPlan(name, 1.0, (stream_plan(name),)), **more)))
@@ -73,7 +73,7 @@ def test_a_plan_stays_until_its_savepoints_are_gone(life: Life) -> None:
 
 
 @pytest.mark.parametrize("outcome", STAGES)
-def test_a_plan_that_is_not_over_stays(settings: Settings, outcome: Outcome) -> None:
+def test_a_plan_that_is_not_over_stays(settings: Settings, outcome: PlanOutcome) -> None:
     plan, newest = made(settings, outcome), made(settings)
     over = outcome in ("planned", "published", "aborted")
     assert prune_plans(settings) == ([plan] if over else []) and newest in names(settings)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from reprocessing.planning.conditions import bad_rows, broken
-from reprocessing.rebuild.audit import Difference, compare
+from reprocessing.plan.conditions import bad_rows, broken
+from reprocessing.replay.difference import Difference, compare
 from tests.support.life import Life
 
 

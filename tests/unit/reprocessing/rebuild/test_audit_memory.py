@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from reprocessing.planning.conditions import broken
-from reprocessing.rebuild.audit import compare
+from reprocessing.plan.conditions import broken
+from reprocessing.replay.difference import compare
 from streaming_jobs.platform import table_queries
 from streaming_jobs.platform.table_queries import QueryFailed
 
@@ -21,7 +21,7 @@ _COMPARED = """
 import json, sys
 from pathlib import Path
 from deltalake import DeltaTable
-from reprocessing.rebuild.audit import compare
+from reprocessing.replay.difference import compare
 from streaming_jobs.platform import table_queries
 table_queries.MEMORY_MB = int(sys.argv[2])
 home = Path(sys.argv[1])

@@ -14,17 +14,18 @@ from pyspark.sql.types import LongType, StructField
 
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.planning.first_bad_row import before_first_bad
-from reprocessing.planning.history import corrections, has_present_rows
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import NO_CHECKS, Checks, RecoveryPlan
-from reprocessing.plans.plan_file import load
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.rebuild.replay import last_entry
-from reprocessing.stages import AuditRefused, stages_of
-from reprocessing.undo import plan_undo
+from reprocessing.plan import registry
+from reprocessing.plan.first_bad_row import before_first_bad
+from reprocessing.plan.history import corrections, has_present_rows
+from reprocessing.plan.plan import NO_CHECKS, Checks, RecoveryPlan
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.undo import plan_undo
+from reprocessing.replay.session import last_entry
+from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.stages.stages import AuditRefused, stages_of
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
@@ -93,11 +94,11 @@ def recovery(life: Life, plan: RecoveryPlan, replaying: Callable[[RecoveryContex
 
 def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any]:
     """As the session does it, to the end of batch 5."""
-    staged, first = Life(context.own, context.stream), context.plan.base.batch + 1
+    staged, first = Life(context.replay_settings, context.stream), context.plan.base.batch + 1
     for number in range(first, 6 if context.plan.until else END // PER_BATCH):
         staged.plan(number, generation=context.plan.generation)
         staged.batch(number, generation=context.plan.generation, code="fixed", wrong=wrong)
-    last = last_entry(context.own, context.stream)
+    last = last_entry(context.replay_settings, context.stream)
     ends = {TOPIC: dict(last.offsets[0].end)}
     return {"batch": last.batch, "seconds": 0.1, "records": 30, "since": 0, "ends": ends}
 
@@ -129,7 +130,7 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
         "rewind to batch 2, until batch 5",
         "30 records",
         "add the rows that came after batch 5",
-        "9. finish",
+        "9. clean_up",
     ):
         assert words in text
     whole = recovery(life, plan)
@@ -139,7 +140,7 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
     assert compared["things"] == compared["copies"] == (30, 0, 0, 60, 60), "later rows are not part of it"
     run(whole)
     assert life.ids() == life.ids("copies") == RIGHT and life.at() == Txn(2, BATCHES - 1)
-    assert context.found("combine")["later_files"]["things"]["split"] == 0
+    assert context.result("add_later_rows")["later_files"]["things"]["split"] == 0
     generation = life.record.generations[-1]
     assert (generation.number, generation.from_generation, generation.from_batch) == (2, 1, BATCHES - 1)
     read = (OffsetRange(TOPIC, TOPIC_ID, {0: 30}, {0: 60}),)
@@ -184,9 +185,9 @@ def test_later_rows_keep_their_files_and_files_of_both_are_split(
     pure = {uri for uri in then if min(ids_of(uri)) >= (80 if with_compaction else 60)}
     assert len(pure) == (5 if with_compaction else 15)
     assert pure <= files(life), "the files with later rows alone are the same"
-    found = context.found("combine")["later_files"]["things"]
+    found = context.result("add_later_rows")["later_files"]["things"]
     assert found == ({"whole": 5, "split": 5} if with_compaction else {"whole": 15, "split": 0})
-    published = {each["table"]: each for each in context.found("publish")["tables"]}["things"]
+    published = {each["table"]: each for each in context.result("publish")["tables"]}["things"]
     if with_compaction:  # in: the files of K, those of the replay, the split ones
         assert (published["went"], published["stayed"]) == (5, 5)
     else:
@@ -230,7 +231,7 @@ def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
     assert rows["total"].null_count == rows.num_rows
 
 
-@pytest.mark.parametrize("reached", ["prepare", "replay", "combine", "audit", "publish"])
+@pytest.mark.parametrize("reached", ["prepare", "replay", "add_later_rows", "audit", "publish"])
 def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
     whole = recovery(life, planned(life))
     run(whole, until=reached)
@@ -239,7 +240,7 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
 
 
-@pytest.mark.parametrize("stage", ["combine", "publish", "switch"])
+@pytest.mark.parametrize("stage", ["add_later_rows", "publish", "continue_generation"])
 def test_a_stage_that_was_killed_in_its_middle_begins_again(
     life: Life, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +260,7 @@ def test_a_stage_that_was_killed_in_its_middle_begins_again(
 
 def test_a_batch_that_a_kill_has_repeated_counts_once(life: Life) -> None:
     def resumed(context: RecoveryContext) -> Mapping[str, Any]:
-        found, staged = replay(context), Life(context.own, context.stream)
+        found, staged = replay(context), Life(context.replay_settings, context.stream)
         staged.ledger_file.append(staged.entry(5, context.plan.generation, "fixed"), {})
         return found
 
@@ -346,7 +347,7 @@ def test_suites_judge_the_content_that_is_published(life: Life) -> None:
     judged: list[list[int]] = []
 
     def run_suite(rebuilt: Any, suite: str) -> list[str]:
-        judged.append(Life(rebuilt.own, rebuilt.stream).ids())
+        judged.append(Life(rebuilt.replay_settings, rebuilt.stream).ids())
         return []
 
     plan = planned(life, checks=Checks(suites=("plausible",)))
@@ -402,7 +403,7 @@ def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
 
 
 @pytest.mark.parametrize("noted", [True, False])
-@pytest.mark.parametrize("reached", ["keep", "combine", "publish"])
+@pytest.mark.parametrize("reached", ["take_savepoint", "add_later_rows", "publish"])
 def test_a_slice_that_is_rebuilt_after_the_plan_was_made_ends_it(delta: Life, reached: str, noted: bool) -> None:
     """Rows of its version cannot be told apart by those as of the last batch to correct."""
     whole = recovery(delta, planned(delta))
@@ -421,7 +422,7 @@ def test_a_slice_that_waits_ends_it_before_the_fence(life: Life) -> None:
     SliceRequests.of(life.settings, STREAM.name).ask(request)
     with pytest.raises(PreflightRefused, match="slice a day of table things waits for its commit"):
         run(whole)
-    assert whole.journal.done("keep", STREAM.name) is None
+    assert whole.journal.done("take_savepoint", STREAM.name) is None
 
 
 def test_after_the_last_commit_of_a_publish_an_accepted_change_does_not_end_it(
@@ -447,10 +448,10 @@ def test_after_the_last_commit_of_a_publish_an_accepted_change_does_not_end_it(
 
 def test_without_the_savepoint_of_its_end_it_does_not_begin(life: Life) -> None:
     plan = planned(life)
-    assert executor.needed_savepoints(life.settings, STREAM.name) == {}
+    assert registry.needed_savepoints(life.settings, STREAM.name) == {}
     whole = recovery(life, plan)
-    whole.journal.write("keep", "begun", stream=STREAM.name)
-    needed = executor.needed_savepoints(life.settings, STREAM.name)
+    whole.journal.write("take_savepoint", "begun", stream=STREAM.name)
+    needed = registry.needed_savepoints(life.settings, STREAM.name)
     assert needed == {"g0001-b000000002": plan.id, "g0001-b000000005": plan.id}
     savepoints.drop(life.settings, life.stream, "g0001-b000000005")
     with pytest.raises(PreflightRefused, match="savepoint g0001-b000000005 of stream things is gone"):
@@ -504,7 +505,7 @@ def test_a_quarantine_that_is_younger_than_its_savepoints_begins_empty(life: Lif
     judged = Life(life.settings, replace(life.stream, rules={"things": [NotNull("id", on_fail="quarantine")]}))
 
     def as_a_start_does(context: RecoveryContext) -> Mapping[str, Any]:
-        begin_late(context.own, context.stream, generation=context.plan.generation)
+        begin_late(context.replay_settings, context.stream, generation=context.plan.generation)
         return replay(context)
 
     run(recovery(judged, planned(judged), as_a_start_does))

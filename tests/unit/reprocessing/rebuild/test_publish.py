@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 
-from reprocessing.plans.plan import StreamPlan
-from reprocessing.plans.plan_file import staging_folder
-from reprocessing.rebuild import staging
-from reprocessing.rebuild.publish import fence, misfit, publish, refuse_foreign
+from reprocessing.plan.plan import StreamPlan
+from reprocessing.plan.plan_file import staging_folder
+from reprocessing.replay import staging
+from reprocessing.stages.publish import PublishPosition, fence, misfit, publish, refuse_foreign
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.files import hard_link
 from streaming_jobs.ledger import CodeVersion, Txn
@@ -72,9 +72,7 @@ def published(
         contents or {t.name: content_of(staged / t.name) for t in life.record.tables},
         record=life.record,
         plan=plan.id,
-        at=Txn(generation, 5),
-        offsets=life.entry(5).offsets,
-        code=CODE,
+        position=PublishPosition(Txn(generation, 5), life.entry(5).offsets, CODE),
         between=between,
     )
 

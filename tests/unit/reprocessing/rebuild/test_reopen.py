@@ -13,19 +13,19 @@ from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.planning.until import until_target
-from reprocessing.plans.journal import Journal
-from reprocessing.plans.plan import Checks, StreamPlan
-from reprocessing.plans.plan_file import folder, load, staging_folder
-from reprocessing.rebuild import staging
-from reprocessing.rebuild.audit import Difference
-from reprocessing.rebuild.context import RecoveryContext, RecoveryEvents
-from reprocessing.rebuild.publish import fence, publish
-from reprocessing.rebuild.reopen import abort, skip
+from reprocessing.plan.journal import Journal
+from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan_file import folder, load, staging_folder
+from reprocessing.plan.replay_range import until_target
+from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.replay import staging
+from reprocessing.replay.difference import Difference
 from reprocessing.report.page import page
-from reprocessing.stages import AuditRefused, Confirm, Fence, Publish, SwitchGeneration, TakeSavepoint, stages_of
+from reprocessing.stages.publish import PublishPosition, fence, publish
+from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
+from reprocessing.stages.reopen import abort, skip
+from reprocessing.stages.stages import AuditRefused, Confirm, Fence, Publish, SwitchGeneration, TakeSavepoint, stages_of
 from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
@@ -61,7 +61,7 @@ def working(life: Life, plan: StreamPlan, events: RecoveryEvents | None = None) 
 def begun(life: Life, target: Target) -> RecoveryContext:
     """A plan, up to its fence."""
     context = working(life, plan_one(found(life), target, NONE))
-    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
+    context.journal.write("take_savepoint", "done", run_stage(context, TakeSavepoint))
     context.journal.write("fence", "begun")
     fence(life.settings, STREAM, context.plan.id, context.plan.generation)
     return context
@@ -79,11 +79,11 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
     assert load(life.settings, plan.id).streams == (plan,) and plan.skips and not plan.records
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 110)]
     assert [stage.name for stage in stages_of(load(life.settings, plan.id))] == [
-        "keep",
+        "take_savepoint",
         "fence",
         "confirm",
         "skip",
-        "finish",
+        "clean_up",
     ]
     text = explain(load(life.settings, plan.id))
     for words in ("skip ahead to offsets 0:110", "20 records are never read", "keeps its rows", "undo reads them"):
@@ -107,7 +107,7 @@ def test_what_the_topic_has_lost_unread_is_skipped_with_the_command_that_the_ref
     plan = plan_one(found(life, topics), Target("offsets", "0:95"), NONE)
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 95)]
     context = replace(working(life, plan), topics=topics)
-    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
+    context.journal.write("take_savepoint", "done", run_stage(context, TakeSavepoint))
     fence(life.settings, STREAM, plan.id, plan.generation)
     skip(context)
     around = take_snapshot(life.settings, STREAM, topics)
@@ -121,7 +121,7 @@ def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypat
         raise KeyboardInterrupt(point)
 
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.rebuild.context.crash_point", killed)
+        patched.setattr("reprocessing.stages.recovery.crash_point", killed)
         with pytest.raises(KeyboardInterrupt, match="recover_skip_between"):
             skip(context)
     assert life.record.generation == 1 and refusals(life)
@@ -207,7 +207,7 @@ def test_state_has_to_know_a_batch_before_anything_behind_it_is_skipped(life: Li
 def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None:
     """Killed or refused between keep and fence, nothing forbids a start: what it read must not be lost."""
     context = working(life, plan_one(found(life), Target("offsets", "0:110"), NONE))
-    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
+    context.journal.write("take_savepoint", "done", run_stage(context, TakeSavepoint))
     life.batch(9)
     context.journal.write("fence", "done", run_stage(context, Fence))
     skip(context)
@@ -217,7 +217,7 @@ def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None
 
 def test_what_somebody_else_wrote_before_the_fence_is_seen(life: Life) -> None:
     context = working(life, plan_one(found(life), Target("latest"), NONE))
-    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
+    context.journal.write("take_savepoint", "done", run_stage(context, TakeSavepoint))
     write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
     with pytest.raises(ForeignWrite):
         run_stage(context, Fence)
@@ -225,7 +225,7 @@ def test_what_somebody_else_wrote_before_the_fence_is_seen(life: Life) -> None:
 
 def test_an_abort_before_the_first_fence_touches_nothing(life: Life) -> None:
     context = working(life, plan_one(found(life), Target("latest"), NONE))
-    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
+    context.journal.write("take_savepoint", "done", run_stage(context, TakeSavepoint))
     context.journal.write("fence", "begun")
     life.batch(9)
     abort(context)
@@ -305,7 +305,7 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
 def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
     plan = plan_one(found(life), Target("latest"), NONE)
     whole = recovery(life, plan.id, Topics(end=120), RecoveryEvents(confirm=lambda _: False))
-    whole.of(STREAM.name).journal.write("keep", "done", TakeSavepoint(plan).run(whole))
+    whole.of(STREAM.name).journal.write("take_savepoint", "done", TakeSavepoint(plan).run(whole))
     with pytest.raises(AuditRefused, match="not confirmed"):
         Confirm((plan,)).run(whole)
     whole.journal.write("confirm", "failed")
@@ -404,9 +404,9 @@ def test_state_is_discarded_where_there_is_any_and_it_matters(life: Life) -> Non
 def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -> None:
     plan = plan_one(found(life), Target("batch", "3"), Checks(("place <> '<script>alert(1)</script>'",)))
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    journal.write("keep", "begun")
-    journal.write("keep", "begun")
-    journal.write("keep", "done", {"savepoint": "g0001-b000000003"})
+    journal.write("take_savepoint", "begun")
+    journal.write("take_savepoint", "begun")
+    journal.write("take_savepoint", "done", {"savepoint": "g0001-b000000003"})
     journal.write("audit", "begun")
     journal.write("audit", "failed", {"error": "<b>no</b>"})
     whole_plan = load(life.settings, plan.id)
@@ -419,7 +419,11 @@ def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -
     journal.write("publish", "done", {"tables": [published]})
     whole = page(whole_plan, journal, [], explain(whole_plan))
     assert "Rebuilt rows" in whole and "at from" in whole and "things: version 7, 1 files came" in whole
-    assert text.count("<td>keep</td>") == 2 and text.count("cut off") == 1 and "savepoint: g0001-b000000003" in text
+    assert (
+        text.count("<td>take_savepoint</td>") == 2
+        and text.count("cut off") == 1
+        and "savepoint: g0001-b000000003" in text
+    )
 
 
 def publishing(life: Life) -> RecoveryContext:
@@ -437,7 +441,7 @@ def test_a_publish_that_has_begun_and_committed_nothing_can_be_given_up(life: Li
     rows = life.rows()
     context = publishing(life)
     executor.give_up(recovery(life, context.plan.id, context.topics))
-    assert context.journal.journal.outcome == "aborted" and context.record.generation == 3
+    assert context.journal.outcome == "aborted" and context.record.generation == 3
     assert life.rows() == rows and not refusals(life)
 
 
@@ -455,14 +459,12 @@ def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> No
             staged,
             record=context.record,
             plan=context.plan.id,
-            at=Txn(2, 3),
-            offsets=life.entry(3).offsets,
-            code=CodeVersion("fixed", "1"),
+            position=PublishPosition(Txn(2, 3), life.entry(3).offsets, CodeVersion("fixed", "1")),
             between=done.append,
         )
     assert done == ["things_dead_letters"]
     executor.give_up(recovery(life, context.plan.id, context.topics))
-    assert context.journal.journal.outcome == "aborted" and context.record.generation == 3
+    assert context.journal.outcome == "aborted" and context.record.generation == 3
     assert life.rows() == rows and not refusals(life), "also the table that was published goes on as it was"
 
 
@@ -481,5 +483,5 @@ def test_a_skip_that_has_begun_and_committed_nothing_can_be_given_up(life: Life)
     context.journal.write("fence", "done")
     context.journal.write("skip", "begun")
     executor.give_up(recovery(life, context.plan.id, context.topics))
-    assert context.journal.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
+    assert context.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
     assert context.record.generation == 3 and not context.record.void_ranges

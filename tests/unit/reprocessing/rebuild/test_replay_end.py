@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import Until
-from reprocessing.rebuild import replay_end, staging
-from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.rebuild.replay_end import Border
-from reprocessing.stages import TakeSavepoint
+from reprocessing.plan.plan import Until
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.replay import staging
+from reprocessing.replay.border import Border, RowByRow
+from reprocessing.stages import replay
+from reprocessing.stages.recovery import RecoveryContext
+from reprocessing.stages.stages import TakeSavepoint
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.files import sync_tree
 from streaming_jobs.formats import Json
@@ -147,14 +148,14 @@ def replaying(life: Life) -> RecoveryContext:
     """A plan whose replay begins after batch 3; the topic has thirty records more than the published table."""
     plan = plan_one(planning_snapshot(life.settings, STREAM, Topics(end=120)), Target("batch", "3"))
     context = recovery(life, plan.id, Topics(end=120)).of(STREAM.name)
-    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
+    context.journal.write("take_savepoint", "done", run_stage(context, TakeSavepoint))
     staging.prepare(life.settings, STREAM, plan, life.record, context.base())
     return context
 
 
 def test_the_border_is_where_the_published_tables_end(life: Life) -> None:
-    border = replay_end.border_of(replaying(life))
-    assert border.steps == (of({0: 90}),) and not border.empty_last
+    found = replay.border_of(replaying(life))
+    assert found.steps == (of({0: 90}),) and not found.empty_last
 
 
 @pytest.mark.parametrize("event_time", [None, "seen"])
@@ -167,36 +168,34 @@ def test_for_windows_the_last_batch_is_the_published_tables_own(life: Life, even
     stream = replace(STREAM, sources={"value": topic})
     context = replace(context, stream=stream, plan=replace(context.plan, stateful=True))
     steps = (of({0: 80}), of({0: 90})) if event_time else (of({0: 90}),)
-    assert replay_end.border_of(context).steps == steps
+    assert replay.border_of(context).steps == steps
 
 
 def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
     """Rows that a killed attempt has written past the border since are not in them."""
     context = replaying(life)
-    replayed = Life(context.own)
+    replayed = Life(context.replay_settings)
     for number in range(4, 9):
         replayed.batch(number, generation=2)
-    assert (
-        replay_end.kept_table(context, STREAM.primary) is None and replay_end.at_the_border(context, of({0: 90})) == 0
-    )
-    assert replay_end.at_the_border(context, of({0: 120})) is None, "no batch ended there"
-    replay_end.keep_tables(context)
+    assert replay.kept_table(context, STREAM.primary) is None and replay.past_the_border(context, of({0: 90})) == 0
+    assert replay.past_the_border(context, of({0: 120})) is None, "no batch ended there"
+    replay.keep_tables(context)
     replayed.batch(9, generation=2)
-    replay_end.keep_tables(context)
-    copy = replay_end.kept_table(context, STREAM.primary)
+    replay.keep_tables(context)
+    copy = replay.kept_table(context, STREAM.primary)
     assert copy is not None and life.rows(copy.path) == life.rows() == list(range(90))
-    assert replayed.rows() == list(range(100)) and replay_end.at_the_border(context, of({0: 120})) == 30
+    assert replayed.rows() == list(range(100)) and replay.past_the_border(context, of({0: 120})) == 30
 
 
 def test_what_a_table_with_a_batch_from_past_the_border_has_that_is_new_is_not_known(life: Life) -> None:
     """A kill came after that table's commit and before the primary one's; its readers may have read the batch."""
     torn = replace(life.entry(9), table=LETTERS.name)
     context = replaying(life)
-    assert set(replay_end.rows_past_the_border(context, of({0: 90}))) == {"things", LETTERS.name}
+    assert set(replay.rows_past_the_border(context, of({0: 90}))) == {"things", LETTERS.name}
     life.stored(LETTERS.name).mark(torn)
-    assert set(replay_end.rows_past_the_border(context, of({0: 90}))) == {"things"}
-    replay_end.keep_tables(context)
-    assert set(replay_end.rows_past_the_border(context, of({0: 120}))) == {"things"}
+    assert set(replay.rows_past_the_border(context, of({0: 90}))) == {"things"}
+    replay.keep_tables(context)
+    assert set(replay.rows_past_the_border(context, of({0: 120}))) == {"things"}
 
 
 def test_a_kill_while_they_are_kept_leaves_nothing_half(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,13 +208,13 @@ def test_a_kill_while_they_are_kept_leaves_nothing_half(life: Life, monkeypatch:
         making(path, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "make_table", killed)
-    write_deltalake(context.own.tables / "things_dead_letters", life_letters(life), mode="append")
+    write_deltalake(context.replay_settings.tables / "things_dead_letters", life_letters(life), mode="append")
     with pytest.raises(KeyboardInterrupt):
-        replay_end.keep_tables(context)
-    assert replay_end.kept_table(context, STREAM.primary) is None
+        replay.keep_tables(context)
+    assert replay.kept_table(context, STREAM.primary) is None
     monkeypatch.setattr(store, "make_table", making)
-    replay_end.keep_tables(context)
-    assert replay_end.kept_table(context, LETTERS) is not None
+    replay.keep_tables(context)
+    assert replay.kept_table(context, LETTERS) is not None
 
 
 def test_what_was_kept_survives_a_power_cut(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +222,10 @@ def test_what_was_kept_survives_a_power_cut(life: Life, tmp_path: Path, monkeypa
     context = replaying(life)
     sync_tree(life.settings.home)
     power = Power(life.settings.home, monkeypatch)
-    replay_end.keep_tables(context)
+    replay.keep_tables(context)
     cut = Settings.load({"home": power.cut(tmp_path / "cut")})
     power.close()
-    copy = replay_end.kept_table(replace(context, settings=cut), STREAM.primary)
+    copy = replay.kept_table(replace(context, settings=cut), STREAM.primary)
     assert copy is not None and life.rows(copy.path) == list(range(40))
 
 
@@ -246,20 +245,20 @@ def test_a_replay_ends_at_or_after_the_stream_and_a_bounded_one_exactly_at_its_e
     plan = replaying(life).plan
     bounded = replace(plan, until=Until("g0001-b000000005", 1, 5, of({0: 60}), "batch 5"))
     for ended, each in ((90, plan), (95, plan), (60, bounded)):
-        replay_end.check_end(each, of({0: ended}), of({0: 90}))
+        replay.check_end(each, of({0: ended}), of({0: 90}))
     for ended, each, how in ((89, plan, "before"), (59, bounded, "before"), (61, bounded, "after")):
         with pytest.raises(
             PermanentError, match=f"the replay ended at {ended} of topic things, partition 0, {how} where"
         ):
-            replay_end.check_end(each, of({0: ended}), of({0: 90}))
-    replay_end.check_end(bounded, of({0: 60, 1: 0}), of({0: 90, 1: 5}))
+            replay.check_end(each, of({0: ended}), of({0: 90}))
+    replay.check_end(bounded, of({0: 60, 1: 0}), of({0: 90, 1: 5}))
 
 
 @pytest.mark.parametrize("node", ["Aggregate", "TransformWithState", "Mystery"])
 def test_the_code_of_a_bounded_replay_keeps_no_state(life: Life, node: str) -> None:
     """Whatever the plan knew of it: the session has noted the nodes of the code that it runs."""
     life.save(replace(life.record, code=(CodeSince("fixed", "1", 1, 0, 1.0),)))
-    checkpoint, guard = life.checkpoint(), replay_end.RowByRow(life.settings, STREAM)
+    checkpoint, guard = life.checkpoint(), RowByRow(life.settings, STREAM)
     plans = StreamFolder.of(life.settings, STREAM.name).output_plans
     output_plans.write(plans, {"fixed": {"things": {"nodes": ["Filter", "Project"], "position": None}}})
     assert guard(checkpoint, 0) is False
@@ -273,7 +272,7 @@ def test_in_a_bounded_replay_of_several_sources_a_join_may_keep_state(life: Life
     life.save(replace(life.record, code=(CodeSince("fixed", "1", 1, 0, 1.0),)))
     plans = StreamFolder.of(life.settings, STREAM.name).output_plans
     output_plans.write(plans, {"fixed": {"things": {"nodes": ["Join", "Project"], "position": None}}})
-    assert replay_end.RowByRow(life.settings, STREAM)(life.checkpoint(), 0) is False
+    assert RowByRow(life.settings, STREAM)(life.checkpoint(), 0) is False
     both = Stream(
         STREAM.name,
         lambda value, other: value,
@@ -281,4 +280,4 @@ def test_in_a_bounded_replay_of_several_sources_a_join_may_keep_state(life: Life
         STREAM.sinks,
     )
     with pytest.raises(PreflightRefused, match="keep state, or may keep it: Join"):
-        replay_end.RowByRow(life.settings, both)(life.checkpoint(), 0)
+        RowByRow(life.settings, both)(life.checkpoint(), 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reprocessing.rebuild.context import RecoveryEvents
-from reprocessing.rebuild.replay import ReplayProgress
+from reprocessing.stages.recovery import RecoveryEvents
+from reprocessing.stages.replay import ReplayProgress
 
 
 def test_progress_is_told_when_there_is_some_and_else_what_is_waited_for() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 
-from reprocessing.rebuild import staging
+from reprocessing.replay import staging
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.state import savepoints, stream_record

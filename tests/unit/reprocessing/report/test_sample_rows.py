@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
-from reprocessing.report.sample_rows import sample_table
+from reprocessing.report.page import sample_table
 
 
 def test_of_both_sides_only_the_columns_that_differ_are_shown_after_the_keys() -> None:

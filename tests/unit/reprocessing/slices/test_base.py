@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
-from reprocessing.planning.sliceable import sliceable
-from reprocessing.slices.base import SliceOpen, late_records, take_base
+from reprocessing.slices.rebuild import SliceOpen, late_records, take_base
+from reprocessing.slices.sliceable import sliceable
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.tables import existing_table
@@ -137,7 +137,7 @@ def test_a_batch_that_comes_while_the_table_is_looked_at_is_the_stream_s_own(
             life.batch(5)
         return opened[-1]
 
-    monkeypatch.setattr("reprocessing.slices.base.existing_table", opened_before_a_batch)
+    monkeypatch.setattr("reprocessing.slices.rebuild.existing_table", opened_before_a_batch)
     made = base(life)
     assert (made.entry.batch, dict(made.offsets.end)) == (4, {0: 5 * HOURS})
     assert made.version == life.stored().version - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reprocessing.rebuild.audit import Difference
+from reprocessing.replay.difference import Difference
 from reprocessing.slices.rebuild import nothing_committed
 
 EMPTY, RIGHT = (Difference("t", rows, rows, 0, 0, 0, {}, ()) for rows in (0, 5))
