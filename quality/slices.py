@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 from quality.slice_request import SliceRequest, TimeRange
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.provenance import Change, changes
 from streaming_jobs.spelling import counted, instead
+from streaming_jobs.state.provenance import Change, changes
 
 if TYPE_CHECKING:
     import pyarrow as pa

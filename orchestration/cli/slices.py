@@ -54,8 +54,8 @@ def rebuild(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.kafka import broker_for_command
     from orchestration.slices.runner import rebuild_slice
+    from reprocessing.plan.sliceable import sliceable
     from reprocessing.slices.rebuild import Waits
-    from reprocessing.slices.sliceable import sliceable
     from streaming_jobs.durations import parse_duration
 
     call = invocation(context)

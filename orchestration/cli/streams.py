@@ -240,7 +240,7 @@ def accept(
 def write_marker(context: typer.Context, name: Name) -> None:
     """Prove by table, ledger and topic which batches a topic has whose marker is lost, and write the marker again."""
     from orchestration.recoveries.carry_out import topics_of
-    from reprocessing.written_topics import WrittenTopics, write_markers
+    from reprocessing.plan.written_topics import WrittenTopics, write_markers
 
     call = invocation(context)
     written = WrittenTopics(call.settings)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from reprocessing.plan.sliceable import sliceable
 from reprocessing.slices.rebuild import SliceReport, Tools, Waits, rebuild
-from reprocessing.slices.sliceable import sliceable
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics

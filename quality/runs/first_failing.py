@@ -1,4 +1,4 @@
-"""The batch that wrote the first failing row, by the row's file (`streaming_jobs/provenance.py`).
+"""The batch that wrote the first failing row, by the row's file (`streaming_jobs/state/provenance.py`).
 
 Of a file that a compaction made, the files that it rewrote are read for the row's key, as long as they are on disk.
 """
@@ -14,9 +14,9 @@ from quality.slice_rows import place
 from quality.slices import DataFile, Slice
 from quality.validation import FirstFailing
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.provenance import Change, TableLog, batch_during, read_change
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.provenance import Change, TableLog, batch_during, read_change
 from streaming_jobs.state.stream_folder import StreamFolder
 
 

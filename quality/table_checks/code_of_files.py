@@ -1,4 +1,4 @@
-"""The version of the code that wrote each live file of an append table, by `streaming_jobs/provenance.py`.
+"""The version of the code that wrote each live file of an append table, by `streaming_jobs/state/provenance.py`.
 
 Compaction in the time of an older version of the code may have put rows of still older ones beside its own; nothing
 tells.
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from quality.table_checks.base import CheckedTable
 from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.provenance import Codes, TableLog, codes_by_time
+from streaming_jobs.state.provenance import Codes, TableLog, codes_by_time
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from datetime import UTC, datetime, timedelta
 
 from reprocessing.plan.history import Batch, has_present_rows, in_lineage
 from reprocessing.plan.plan import Base, StreamPlan, Until
+from reprocessing.plan.sliceable import sliceable, tables_with_slices
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import (
     Resolved,
@@ -43,7 +44,6 @@ from reprocessing.plan.targets import (
     named_savepoint,
     parse_offsets,
 )
-from reprocessing.slices.sliceable import sliceable, tables_with_slices
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import Archived, TopicOffsets, first_after

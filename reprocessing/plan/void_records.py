@@ -21,7 +21,7 @@ from itertools import islice
 from reprocessing.plan.history import generation_spans
 from reprocessing.plan.plan import Base
 from reprocessing.plan.snapshot import PlanningSnapshot, only_the_broker
-from reprocessing.written_topics import GroupPosition, WrittenTopics, behind, group_words
+from reprocessing.plan.written_topics import GroupPosition, WrittenTopics, behind, group_words
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.platform.table_rows import dataset

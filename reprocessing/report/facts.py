@@ -7,19 +7,14 @@ again when tables and ledger have moved on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from reprocessing.plan.history import lineage
 from reprocessing.plan.journal import Journal, PlanOutcome
 from reprocessing.plan.plan import RecoveryPlan, StreamPlan
 from reprocessing.replay.difference import Difference
-from reprocessing.stages.recovery import RecoveryContext
-from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import Place, by_place, decode
-from streaming_jobs.preflight.take_snapshot import ledger_file
 
 COLUMNS = 100
 """Columns at most."""
@@ -104,40 +99,6 @@ def _column(batches: Sequence[BatchRows]) -> BatchColumn:
         records=sum(each.records for each in batches),
         largest=max(each.rows for each in batches),
     )
-
-
-def replay_batches(context: RecoveryContext) -> dict[str, Any]:
-    """The findings of a replay about batches: `replaced`, those after the plan's base, and `replayed`, its own."""
-    base, kept = context.plan.base, context.journal.done("take_savepoint") or {}
-    after = Txn(base.generation, base.batch) if base.batch >= 0 else Txn(0, -1)
-    up_to = Txn(context.plan.saw.generation, kept.get("batch", context.plan.saw.batch))
-    up_to = up_to if context.plan.until is None else context.plan.until.txn
-    own = ledger_file(context.replay_settings, context.plan.stream)
-    replayed = own.after(context.plan.stream, None, at_most=READ + 1)
-    return {
-        "replaced": asdict(_series(_replaced(context, after, up_to))),
-        "replayed": asdict(_series(_batch(line.at, line.entry) for line in replayed)),
-    }
-
-
-def _replaced(context: RecoveryContext, after: Txn, up_to: Txn) -> Iterable[BatchRows]:
-    days = ledger_file(context.settings, context.plan.stream).days(context.plan.stream)
-    generations = [each for each in context.record.generations if each.number <= up_to.generation]
-    for batch in lineage(generations, days).newest_first():
-        if batch.txn <= after:
-            return
-        if batch.txn <= up_to:
-            yield BatchRows(batch.at, batch.txn.batch, batch.rows, batch.records)
-
-
-def _batch(at: float, entry: LedgerEntry) -> BatchRows:
-    records = entry.records
-    return BatchRows(at, entry.batch, entry.rows.get("written", 0), records)
-
-
-def _series(newest_first: Iterable[BatchRows]) -> BatchSeries:
-    batches = list(islice(newest_first, READ + 1))
-    return BatchSeries.of(batches[:READ][::-1], cut=len(batches) > READ)
 
 
 PARTITIONS = 24

@@ -25,8 +25,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from reprocessing.plan.history import in_lineage
+from reprocessing.plan.sliceable import Sliceable, check_plan
 from reprocessing.replay.difference import Difference, compare
-from reprocessing.slices.sliceable import Sliceable, check_plan
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import CommitRefused, LeaseBusy, OffsetsLost, PreflightRefused, TransientError, UsageError
 from streaming_jobs.failures import classify, function_raised

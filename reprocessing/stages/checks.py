@@ -13,11 +13,11 @@ from typing import Protocol
 from reprocessing.plan.conditions import broken
 from reprocessing.plan.plan import StreamPlan, Until
 from reprocessing.replay.difference import Difference, compare_stored, not_compared
-from reprocessing.replay.topic_difference import topic_differences
 from reprocessing.stages.bounded import combined, combined_settings, compared_folder, rows_until, unequal_later_rows
 from reprocessing.stages.publish import incompatible, misfit
 from reprocessing.stages.recovery import RecoveryContext, RunSuite, no_suites
 from reprocessing.stages.replay import kept_table
+from reprocessing.stages.topic_difference import topic_differences
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.platform.table_queries import QueryFailed
 from streaming_jobs.settings import Settings

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from reprocessing.plan.journal import Journal
 from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.plan.written_topics import WrittenTopics
 from reprocessing.replay import staging
 from reprocessing.replay.difference import Difference
-from reprocessing.written_topics import WrittenTopics
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings

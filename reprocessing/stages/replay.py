@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import structlog
 
 from reprocessing.plan.conditions import refuse_unaskable
+from reprocessing.plan.history import lineage
 from reprocessing.plan.plan import StreamPlan
 from reprocessing.plan.plan_file import staging_folder
 from reprocessing.replay.border import Border, RowByRow
 from reprocessing.replay.session import Failure, Replay, missed_end
+from reprocessing.report.facts import READ, BatchRows, BatchSeries
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.void_ranges import border_offsets, lagged, void_for
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused, RecourseError, TransientError
 from streaming_jobs.files import sync, sync_tree
+from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import TopicOffsets, by_place, ends_of
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
@@ -276,3 +281,37 @@ def _with_rows_past_the_border(context: RecoveryContext) -> set[str]:
         if any(end > border.get(place, 0) for place, end in ends.items()):
             names.add(declared.name)
     return names
+
+
+def replay_batches(context: RecoveryContext) -> dict[str, Any]:
+    """The findings of a replay about batches: `replaced`, those after the plan's base, and `replayed`, its own."""
+    base, kept = context.plan.base, context.journal.done("take_savepoint") or {}
+    after = Txn(base.generation, base.batch) if base.batch >= 0 else Txn(0, -1)
+    up_to = Txn(context.plan.saw.generation, kept.get("batch", context.plan.saw.batch))
+    up_to = up_to if context.plan.until is None else context.plan.until.txn
+    own = ledger_file(context.replay_settings, context.plan.stream)
+    replayed = own.after(context.plan.stream, None, at_most=READ + 1)
+    return {
+        "replaced": asdict(_series(_replaced(context, after, up_to))),
+        "replayed": asdict(_series(_batch(line.at, line.entry) for line in replayed)),
+    }
+
+
+def _replaced(context: RecoveryContext, after: Txn, up_to: Txn) -> Iterable[BatchRows]:
+    days = ledger_file(context.settings, context.plan.stream).days(context.plan.stream)
+    generations = [each for each in context.record.generations if each.number <= up_to.generation]
+    for batch in lineage(generations, days).newest_first():
+        if batch.txn <= after:
+            return
+        if batch.txn <= up_to:
+            yield BatchRows(batch.at, batch.txn.batch, batch.rows, batch.records)
+
+
+def _batch(at: float, entry: LedgerEntry) -> BatchRows:
+    records = entry.records
+    return BatchRows(at, entry.batch, entry.rows.get("written", 0), records)
+
+
+def _series(newest_first: Iterable[BatchRows]) -> BatchSeries:
+    batches = list(islice(newest_first, READ + 1))
+    return BatchSeries.of(batches[:READ][::-1], cut=len(batches) > READ)

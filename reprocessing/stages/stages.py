@@ -34,9 +34,9 @@ from reprocessing.plan.journal import NOT_CONFIRMED, next_step
 from reprocessing.plan.plan import RecoveryPlan, StreamPlan, moved, opened_by
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.plan.written_topics import GroupPosition, group_words
 from reprocessing.replay import staging
 from reprocessing.replay.difference import for_journal
-from reprocessing.report.facts import replay_batches
 from reprocessing.stages.bounded import (
     add_later_rows,
     combined,
@@ -48,7 +48,7 @@ from reprocessing.stages.checks import RebuiltStream, checks_of
 from reprocessing.stages.publish import fence, fenced_by, has_published, publish, refuse_foreign
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from reprocessing.stages.reopen import check_skip, skip
-from reprocessing.stages.replay import rows_past_the_border
+from reprocessing.stages.replay import replay_batches, rows_past_the_border
 from reprocessing.stages.void_ranges import (
     appended_until,
     border_offsets,
@@ -59,7 +59,6 @@ from reprocessing.stages.void_ranges import (
     release,
     void_records,
 )
-from reprocessing.written_topics import GroupPosition, group_words
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.files import sync
 from streaming_jobs.positions import OffsetRange, ends_of

@@ -17,8 +17,8 @@ from typing import Any
 from reprocessing.plan.affected_streams import left_out
 from reprocessing.plan.plan import opened_by
 from reprocessing.plan.void_records import declared_since, first_written, lowest, path_with, topics_written, wrong_from
+from reprocessing.plan.written_topics import IN_SHARDS, GroupPosition
 from reprocessing.stages.recovery import RecoveryContext
-from reprocessing.written_topics import IN_SHARDS, GroupPosition
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of

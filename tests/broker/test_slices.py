@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
 
+from reprocessing.plan.sliceable import sliceable
 from reprocessing.slices.rebuild import SliceOpen, SliceReport, Tools, Waits, rebuild
-from reprocessing.slices.sliceable import sliceable
 from streaming_jobs.examples.flights.streams import FLIGHTS_BY_SCHEDULE, airport_hours, flights_clean
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.preflight.rules import check_start

@@ -18,7 +18,7 @@ from confluent_kafka import Message
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from reprocessing.written_topics import WrittenTopics
+from reprocessing.plan.written_topics import WrittenTopics
 from streaming_jobs.errors import Fenced, PermanentError, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.platform.broker import Broker

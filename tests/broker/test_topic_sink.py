@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from reprocessing.written_topics import WrittenTopics, write_markers
+from reprocessing.plan.written_topics import WrittenTopics, write_markers
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.formats import Json, Raw, Text
 from streaming_jobs.kafka_sink import KafkaSink

@@ -12,9 +12,9 @@ import pytest
 
 from orchestration.definitions import definitions
 from orchestration.slices.job import JOB, SliceDefinitions, newest_closed_day, slices_key
+from reprocessing.plan.sliceable import Sliceable, sliceable
 from reprocessing.replay.difference import Difference
 from reprocessing.slices.rebuild import SliceReport
-from reprocessing.slices.sliceable import Sliceable, sliceable
 from streaming_jobs.errors import OffsetsLost, RecourseError, TransientError
 from streaming_jobs.examples.flights.streams import airport_hours, flights_clean
 from streaming_jobs.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reprocessing.written_topics import _may_be_later
+from reprocessing.plan.written_topics import _may_be_later
 from streaming_jobs.ledger import Txn
 
 

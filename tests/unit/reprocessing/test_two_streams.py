@@ -96,7 +96,7 @@ def recovery(
     whole = recovery_of(
         settings, BOTH, Topics(end=60), load(settings, plan), events or RecoveryEvents(), replay=replayed
     )
-    return whole if cut is None else dataclasses.replace(whole, journal=Cut(whole.journal.path, cut))
+    return whole if cut is None else dataclasses.replace(whole, journal=Cut(whole.journal.path, after=cut))
 
 
 def can_start(life: Life) -> bool:
@@ -172,7 +172,7 @@ def test_a_skip_that_is_refused_is_refused_before_the_other_stream_has_published
     assert "prepare             things: " in text
     whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
     with pytest.raises(Killed):
-        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, ("replay", "things"))))
+        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, after=("replay", "things"))))
     write_deltalake(both[1].table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
     with pytest.raises(ForeignWrite, match="of table others"):
         resume(whole)
@@ -187,7 +187,7 @@ def test_a_stream_that_has_skipped_and_run_on_is_not_given_up(both: list[Life]) 
     plan = make_plan(settings, requests)
     whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
     with pytest.raises(Killed):
-        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, ("skip", "things"))))
+        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, after=("skip", "things"))))
     both[0].batch(6, generation=2)
     with pytest.raises(UsageError, match="can no longer be given up"):
         give_up(whole)

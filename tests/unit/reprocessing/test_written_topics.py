@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reprocessing import written_topics
-from reprocessing.written_topics import WrittenTopics
+from reprocessing.plan import written_topics
+from reprocessing.plan.written_topics import WrittenTopics
 from tests.conftest import SettingsFactory
 
 

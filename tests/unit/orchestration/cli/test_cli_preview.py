@@ -46,8 +46,8 @@ def replay_is(monkeypatch: pytest.MonkeyPatch, *, wrong: bool = False, failure: 
             Life(folders.own()).batch(number, generation=2, code="b", wrong=wrong)
         return failure
 
-    asked = preview_run.Asked
-    monkeypatch.setattr(preview_run, "Asked", lambda *given: asked(*given, replay=replay))
+    asked = preview_run.PreviewRequest
+    monkeypatch.setattr(preview_run, "PreviewRequest", lambda *given: asked(*given, replay=replay))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

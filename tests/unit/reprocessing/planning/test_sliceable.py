@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructField, StructType, TimestampNTZType
 
-from reprocessing.slices.sliceable import check_plan, sliceable, tables_with_slices
+from reprocessing.plan.sliceable import check_plan, sliceable, tables_with_slices
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights.streams import airport_hours, carrier_totals, flights_clean
 from streaming_jobs.formats import Json

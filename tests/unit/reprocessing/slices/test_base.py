@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
+from reprocessing.plan.sliceable import sliceable
 from reprocessing.slices.rebuild import SliceOpen, late_records, take_base
-from reprocessing.slices.sliceable import sliceable
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.tables import existing_table

@@ -345,7 +345,7 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
     """Its file is damaged once the record is in its generation, or the journal has it as done."""
     plan = planned(life).id
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.stages.SwitchGeneration.run", lambda *_: 1 / 0)
+        patched.setattr("reprocessing.stages.stages.SwitchGeneration.run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             act(life.settings, plan, "resume")
     published = next(life.table.rglob(f"r-{plan}/**/*.parquet"))
@@ -369,7 +369,7 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
 def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(life).id
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.stages.publish.Published", lambda table, *_: 1 / (table != "things"))
+        patched.setattr("reprocessing.stages.publish.PublishedTable", lambda table, *_: 1 / (table != "things"))
         with pytest.raises(ZeroDivisionError):
             act(life.settings, plan, "resume")
     log = life.table / "_delta_log"

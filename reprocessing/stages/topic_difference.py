@@ -106,7 +106,7 @@ def _last_of_each_key(table: DeltaTable, path: Path) -> DeltaTable:
     names = [field.name for field in table.schema().fields if field.name not in (_PARTITION, _OFFSET)]
     shown = ", ".join(quoted(name) for name in names)
     rank = f'row_number() OVER (PARTITION BY "{_KEY}" ORDER BY "{_PARTITION}", "{_OFFSET}" DESC)'
-    query = f'SELECT {shown} FROM (SELECT *, {rank} AS "_rank" FROM records) WHERE "_rank" = 1'
+    query = f'SELECT {shown} FROM (SELECT *, {rank} AS "_rank" FROM records) WHERE "_rank" = 1'  # noqa: S608 - quoted
     found = opened({"records": table}, path.with_name("_spill")).execute(query)
     write_deltalake(path, found, mode="overwrite", schema_mode="overwrite")
     return DeltaTable(path)
