@@ -28,8 +28,7 @@ from tests.support.life import STREAM, Life, Topics, plan_one, recovery, undo_on
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+def life(tmp_path: Path) -> Life:
     return Life.of_batches(tmp_path, 4)
 
 

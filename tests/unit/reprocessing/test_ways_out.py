@@ -34,8 +34,7 @@ class Grown(Topics):
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+def life(tmp_path: Path) -> Life:
     return Life.begin(tmp_path / "home")
 
 

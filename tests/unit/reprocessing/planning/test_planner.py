@@ -39,9 +39,8 @@ NONE = Checks()
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+def life(tmp_path: Path) -> Life:
     """Nine batches; from the fifth on the code was wrong."""
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     life = Life.begin(tmp_path)
     for number in range(9):
         life.batch(number, wrong=number > 4, code="bug" if number > 3 else "a")
@@ -51,14 +50,6 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 def snapshot_of(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
     return look_for_plan(life.settings, STREAM, lambda: topics or Topics())
-
-
-def forget(life: Life, last: int) -> None:
-    """Spark's log no longer reaches back to this batch."""
-    folder = StreamFolder.of(life.settings, STREAM.name).checkpoint(1).folder
-    for log in ("offsets", "commits"):
-        for number in range(last + 1):
-            (folder / log / str(number)).unlink(missing_ok=True)
 
 
 def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> None:
@@ -94,14 +85,14 @@ def test_streams_that_read_the_tables_are_named_in_order_also_through_others(
 def test_else_the_nearest_savepoint_before_it(life: Life) -> None:
     savepoints.take(life.settings, STREAM, life.record, 1, "time")
     savepoints.take(life.settings, STREAM, life.record, 2, "time")
-    forget(life, 5)
+    life.forget(5)
     plan = plan_one(snapshot_of(life), Target("batch", "4"), NONE)
     assert plan.base.savepoint == "g0001-b000000002"
     assert any("nearest savepoint before g0001 batch 4 is g0001-b000000002" in note for note in plan.notes)
 
 
 def test_else_the_very_start_if_every_record_is_still_there(life: Life) -> None:
-    forget(life, 5)
+    life.forget(5)
     plan = plan_one(snapshot_of(life), Target("batch", "4"), NONE)
     assert plan.base.savepoint is None and plan.records == 90
     assert any("everything is replayed" in note for note in plan.notes)
@@ -109,7 +100,7 @@ def test_else_the_very_start_if_every_record_is_still_there(life: Life) -> None:
 
 def test_else_it_is_refused_with_the_oldest_way_back(life: Life) -> None:
     savepoints.take(life.settings, STREAM, life.record, 7, "time")
-    forget(life, 5)
+    life.forget(5)
     with pytest.raises(UsageError, match="offsets 0 to 4 of topic things, partition 0, are gone") as refused:
         plan_one(snapshot_of(life, Topics(first=5)), Target("batch", "4"), NONE)
     assert "--savepoint g0001-b000000007" in refused.value.next_step
@@ -237,9 +228,8 @@ def wrote(life: Life, *, since: int) -> None:
 
 
 @pytest.fixture
-def same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+def same(tmp_path: Path) -> Life:
     """Nine batches; from the fifth on by the code that is still there, and wrong from the sixth on."""
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     life = Life.begin(tmp_path)
     for number in range(9):
         life.batch(number, wrong=number > 4, code=today().hash if number > 3 else "a")

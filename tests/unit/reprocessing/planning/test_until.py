@@ -35,9 +35,8 @@ SUM = {"0": "Aggregate [k], [k, sum(value) AS s]"}
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+def life(tmp_path: Path) -> Life:
     """Nine batches; 3 to 5 are of wrong code."""
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     return lived(tmp_path)
 
 
@@ -181,17 +180,10 @@ def test_any_code_that_ran_since_the_end_counts(life: Life, code: str, refused: 
         assert plan(life, "batch 4").until is not None
 
 
-def forget(life: Life, last: int) -> None:
-    """Spark's log no longer reaches back to this batch."""
-    for log in ("offsets", "commits"):
-        for number in range(last + 1):
-            (life.checkpoint().folder / log / str(number)).unlink(missing_ok=True)
-
-
 def test_rows_that_are_not_kept_any_more_are_refused_with_the_nearest_that_are(life: Life) -> None:
     savepoints.take(life.settings, STREAM, life.record, 2, "time")
     savepoints.take(life.settings, STREAM, life.record, 4, "time")
-    forget(life, 4)
+    life.forget(4)
     with pytest.raises(UsageError, match="as of g0001 batch 5 are not kept any more") as refused:
         plan(life, "batch 5")
     step = refused.value.next_step

@@ -28,15 +28,9 @@ from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import DeltaTable, Stream
-from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from tests.support.life import PER_BATCH, ROWS, STREAM, Life, Topics
+from tests.support.life import PER_BATCH, ROWS, STREAM, Life, Topics, in_memory
 
 BATCHES, SAVED = 6, 2
-
-
-def in_memory() -> Stream:
-    store = MemoryStore()
-    return replace(STREAM, sinks={name: MemoryDeclaration(name, store) for name in ("things", "copies")})
 
 
 @pytest.fixture(params=[lambda: STREAM, in_memory])

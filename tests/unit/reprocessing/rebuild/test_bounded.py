@@ -25,12 +25,10 @@ from reprocessing.plan.targets import Target
 from reprocessing.plan.undo import plan_undo
 from reprocessing.replay.session import last_entry
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.stages.stages import AuditRefused, stages_of
+from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.rules import NotNull
 from streaming_jobs.sinks.delta.commit_properties import noted as noted_in
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
@@ -40,8 +38,7 @@ from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, Generation
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
-from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from tests.support.life import OTHERS, PER_BATCH, STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.life import OTHERS, PER_BATCH, STREAM, TOPIC, TOPIC_ID, Life, Topics, in_memory, run_stages
 
 BATCHES, WRONG = 9, range(3, 6)
 """Batches 3 to 5 are wrong; those after them are right."""
@@ -56,20 +53,13 @@ def in_delta() -> Stream:
     return replace(STREAM, sinks=tables)
 
 
-def in_memory() -> Stream:
-    store = MemoryStore()
-    return replace(STREAM, sinks={name: MemoryDeclaration(name, store) for name in ("things", "copies")})
-
-
 @pytest.fixture(params=[in_delta, in_memory])
-def life(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
     return lived(Life.begin(tmp_path, request.param()))
 
 
 @pytest.fixture
-def delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+def delta(tmp_path: Path) -> Life:
     return lived(Life.begin(tmp_path, in_delta()))
 
 
@@ -103,21 +93,6 @@ def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any
     return {"batch": last.batch, "seconds": 0.1, "records": 30, "since": 0, "ends": ends}
 
 
-def run(whole: Recovery, until: str = "") -> RecoveryContext:
-    for stage in stages_of(whole.plan):
-        if stage.name == until:
-            break
-        if whole.journal.done(stage.name, stage.stream) is None:
-            whole.journal.write(stage.name, "begun", stream=stage.stream)
-            whole.journal.write(stage.name, "done", stage.run(whole), stream=stage.stream)
-    return whole.of(STREAM.name)
-
-
-def refusals(life: Life) -> list[str]:
-    findings = check_start(take_snapshot(life.settings, life.stream, Topics(end=END)))
-    return [finding.found for finding in findings if finding.severity == "refuse"]
-
-
 def files(life: Life, name: str = "things") -> set[str]:
     return set(DeltaTable(life.settings.tables / name).file_uris())
 
@@ -134,18 +109,18 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
     ):
         assert words in text
     whole = recovery(life, plan)
-    context = run(whole, until="publish")
+    context = run_stages(whole, until="publish")
     assert life.ids() == life.ids("copies") == BEFORE
     compared = {d.table: (d.corrected, d.new, d.gone, d.old_rows, d.new_rows) for d in whole.differences}
     assert compared["things"] == compared["copies"] == (30, 0, 0, 60, 60), "later rows are not part of it"
-    run(whole)
+    run_stages(whole)
     assert life.ids() == life.ids("copies") == RIGHT and life.at() == Txn(2, BATCHES - 1)
     assert context.result("add_later_rows")["later_files"]["things"]["split"] == 0
     generation = life.record.generations[-1]
     assert (generation.number, generation.from_generation, generation.from_batch) == (2, 1, BATCHES - 1)
     read = (OffsetRange(TOPIC, TOPIC_ID, {0: 30}, {0: 60}),)
     assert generation.corrected == Corrected(Txn(1, 2), Txn(1, 5), read, {"written": 30}, "fixed")
-    assert refusals(life) == []
+    assert life.refused(Topics(end=END)) == []
     assert whole.journal.outcome == "published" and not (life.settings.tables / "_staging").exists()
     life.batch(BATCHES, generation=2, code="b")
     assert life.ids() == list(range((BATCHES + 1) * PER_BATCH))
@@ -172,16 +147,13 @@ def compacted(life: Life) -> Life:
 
 
 @pytest.mark.parametrize("with_compaction", [False, True])
-def test_later_rows_keep_their_files_and_files_of_both_are_split(
-    tmp_path: Path, with_compaction: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+def test_later_rows_keep_their_files_and_files_of_both_are_split(tmp_path: Path, with_compaction: bool) -> None:
     life = Life.begin(tmp_path, in_delta())
     compacted(life) if with_compaction else lived(life)
     then = files(life)
     whole = recovery(life, planned(life))
-    context = run(whole)
-    assert life.ids() == life.ids("copies") == RIGHT and refusals(life) == []
+    context = run_stages(whole)
+    assert life.ids() == life.ids("copies") == RIGHT and life.refused(Topics(end=END)) == []
     pure = {uri for uri in then if min(ids_of(uri)) >= (80 if with_compaction else 60)}
     assert len(pure) == (5 if with_compaction else 15)
     assert pure <= files(life), "the files with later rows alone are the same"
@@ -200,14 +172,14 @@ def ids_of(uri: str) -> list[int]:
 
 def test_it_is_taken_back_with_all_rows_of_before(life: Life) -> None:
     plan = planned(life)
-    run(recovery(life, plan))
+    run_stages(recovery(life, plan))
     undo = plan_undo(life.settings, {life.stream.name: life.stream}, Topics(end=END), plan)
     assert undo.streams[0].until is None and undo.streams[0].base.batch == BATCHES - 1
     assert any("corrected rows of savepoint g0001-b000000008" in note for note in undo.streams[0].notes)
-    run(recovery(life, undo))
+    run_stages(recovery(life, undo))
     assert life.ids() == life.ids("copies") == sorted([*BEFORE, *range(BATCHES * PER_BATCH, END)])
     assert has_present_rows(life.record.generations, Txn(1, 4)), "the corrected generation is not on the path"
-    assert refusals(life) == []
+    assert life.refused(Topics(end=END)) == []
 
 
 def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
@@ -222,10 +194,10 @@ def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
 
     request = Request(planning_snapshot(delta.settings, delta.stream, Topics(end=END)), Target("batch", "2"))
     plan = make_plan(delta.settings, [request])
-    run(recovery(delta, plan, adding))
+    run_stages(recovery(delta, plan, adding))
     assert "total" in delta.stored().schema.fieldNames()
     undo = plan_undo(delta.settings, {delta.stream.name: delta.stream}, Topics(end=END), plan)
-    run(recovery(delta, undo))
+    run_stages(recovery(delta, undo))
     assert delta.ids() == sorted([*BEFORE, *range(BATCHES * PER_BATCH, END)])
     rows = DeltaTable(delta.settings.tables / "things").to_pyarrow_table()
     assert rows["total"].null_count == rows.num_rows
@@ -234,9 +206,13 @@ def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
 @pytest.mark.parametrize("reached", ["prepare", "replay", "add_later_rows", "audit", "publish"])
 def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
     whole = recovery(life, planned(life))
-    run(whole, until=reached)
+    run_stages(whole, until=reached)
     executor.give_up(whole)
-    assert life.ids() == life.ids("copies") == BEFORE and life.at() == Txn(3, BATCHES - 1) and refusals(life) == []
+    assert (
+        life.ids() == life.ids("copies") == BEFORE
+        and life.at() == Txn(3, BATCHES - 1)
+        and life.refused(Topics(end=END)) == []
+    )
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
 
 
@@ -252,10 +228,14 @@ def test_a_stage_that_was_killed_in_its_middle_begins_again(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(RecoveryContext, "crash_point", killed)
-        run(whole)
+        run_stages(whole)
     assert whole.journal.done(stage, STREAM.name) is None
-    run(whole)
-    assert life.ids() == life.ids("copies") == RIGHT and refusals(life) == [] and life.record.generation == 2
+    run_stages(whole)
+    assert (
+        life.ids() == life.ids("copies") == RIGHT
+        and life.refused(Topics(end=END)) == []
+        and life.record.generation == 2
+    )
 
 
 def test_a_batch_that_a_kill_has_repeated_counts_once(life: Life) -> None:
@@ -264,14 +244,12 @@ def test_a_batch_that_a_kill_has_repeated_counts_once(life: Life) -> None:
         staged.ledger_file.append(staged.entry(5, context.plan.generation, "fixed"), {})
         return found
 
-    run(recovery(life, planned(life), resumed))
+    run_stages(recovery(life, planned(life), resumed))
     corrected = life.record.generations[-1].corrected
     assert corrected is not None and corrected.rows == {"written": 30}
 
 
-def test_rebuilt_rows_without_a_column_of_the_table_are_not_published(
-    delta: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rebuilt_rows_without_a_column_of_the_table_are_not_published(delta: Life) -> None:
     """The later rows have the column, and the rebuilt ones would have nulls in it."""
     for name in ("things", "copies"):
         stored = delta.stored(name)
@@ -281,7 +259,7 @@ def test_rebuilt_rows_without_a_column_of_the_table_are_not_published(
     plan = planned(delta)
     whole = recovery(delta, plan)
     with pytest.raises(AuditRefused, match="column more of table things is long, in the rebuilt one gone"):
-        run(whole)
+        run_stages(whole)
     executor.give_up(whole)
     assert delta.record.generation == 3
 
@@ -296,7 +274,7 @@ def test_later_rows_that_would_change_are_not_published(life: Life, monkeypatch:
     monkeypatch.setattr(type(life.stored()), "add_later_rows", less)
     whole = recovery(life, planned(life))
     with pytest.raises(AuditRefused, match="30 rows of table copies after batch 5 would not be the same as before"):
-        run(whole)
+        run_stages(whole)
     executor.give_up(whole)
     assert life.ids() == life.ids("copies") == BEFORE
 
@@ -307,7 +285,7 @@ def test_the_audit_reads_only_files_that_differ(delta: Life, monkeypatch: pytest
     request = Request(planning_snapshot(delta.settings, delta.stream, Topics(end=END)), Target("batch", "2"))
     plan = planned(delta) if bounded else make_plan(delta.settings, [request])
     whole, read = recovery(delta, plan), set[int]()
-    run(whole, until="audit")
+    run_stages(whole, until="audit")
     register = QueryBuilder.register
 
     def registered(data: QueryBuilder, name: str, table: DeltaTable) -> QueryBuilder:
@@ -316,7 +294,7 @@ def test_the_audit_reads_only_files_that_differ(delta: Life, monkeypatch: pytest
         return register(data, name, table)
 
     monkeypatch.setattr(QueryBuilder, "register", registered)
-    run(whole, until="publish")
+    run_stages(whole, until="publish")
     shared = [Path(file).stat().st_ino for file in files(delta) if int(ids_of(file)[0]) in range(30)]
     assert shared and read, "those of the savepoint, and those that were rebuilt"
     assert not read & set(shared)
@@ -328,11 +306,11 @@ def test_the_audit_reads_only_files_that_differ(delta: Life, monkeypatch: pytest
 def test_a_rule_is_about_the_rebuilt_rows_alone(life: Life) -> None:
     """Rows after the end are left alone, whatever they are."""
     checks = Checks(("id < 60",), 1.0)
-    run(recovery(life, planned(life, checks=checks)))
+    run_stages(recovery(life, planned(life, checks=checks)))
     assert life.ids() == RIGHT
     other = recovery(life, planned_again(life, Checks(("id < 50",))))
     with pytest.raises(AuditRefused, match="10 rows break the rule id < 50"):
-        run(other)
+        run_stages(other)
 
 
 def planned_again(life: Life, checks: Checks) -> RecoveryPlan:
@@ -354,36 +332,33 @@ def test_suites_judge_the_content_that_is_published(life: Life) -> None:
     whole = executor.recovery_of(
         life.settings, [life.stream], Topics(end=END), plan, RecoveryEvents(), replay=replay, run_suite=run_suite
     )
-    run(whole)
+    run_stages(whole)
     assert judged == [RIGHT]
 
 
 def test_a_change_of_somebody_else_that_is_accepted_meanwhile_ends_it(life: Life) -> None:
     whole = recovery(life, planned(life))
-    run(whole, until="publish")
+    run_stages(whole, until="publish")
     life.save(replace(life.record, accepted=(Accepted("copies", 99, "by hand", 1.0),)))
     with pytest.raises(PreflightRefused, match=r"version 99 of table copies was accepted \(by hand\)"):
-        run(whole)
+        run_stages(whole)
     assert life.ids() == BEFORE
 
 
 @pytest.mark.parametrize("last", [6, 7])
-def test_a_last_batch_that_is_not_finished_is_refused_before_the_fence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
-) -> None:
+def test_a_last_batch_that_is_not_finished_is_refused_before_the_fence(tmp_path: Path, last: int) -> None:
     """It is in the tables, and Spark has not noted that it is done: its rows would vanish, and then come again."""
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     life = Life.begin(tmp_path, in_delta())
     for number in range(last + 1):
         life.batch(number, wrong=number in WRONG, commit=number < last)
     whole = recovery(life, planned(life))
     with pytest.raises(UsageError, match=f"batch {last} is in the tables, and the checkpoint does not know") as refused:
-        run(whole)
+        run_stages(whole)
     assert "without --until" in refused.value.next_step
     assert life.at() == Txn(1, last) and whole.journal.done("fence", STREAM.name) is None
     life.finish(last)
-    run(whole)
-    assert life.ids() == list(range((last + 1) * PER_BATCH)) and refusals(life) == []
+    run_stages(whole)
+    assert life.ids() == list(range((last + 1) * PER_BATCH)) and life.refused(Topics(end=END)) == []
 
 
 def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
@@ -407,11 +382,11 @@ def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
 def test_a_slice_that_is_rebuilt_after_the_plan_was_made_ends_it(delta: Life, reached: str, noted: bool) -> None:
     """Rows of its version cannot be told apart by those as of the last batch to correct."""
     whole = recovery(delta, planned(delta))
-    run(whole, until=reached)
+    run_stages(whole, until=reached)
     version = slice_rebuilt(delta, BATCHES - 1, noted=noted)
     words = "slice a day of table things was rebuilt after g0001 batch 5" if noted else f"in version {version}"
     with pytest.raises(PreflightRefused, match=words) as refused:
-        run(whole)
+        run_stages(whole)
     assert whole.journal.done(reached, STREAM.name) is None and "recover abort" in refused.value.next_step
     assert delta.record.generation == 1
 
@@ -421,7 +396,7 @@ def test_a_slice_that_waits_ends_it_before_the_fence(life: Life) -> None:
     request = SliceRequest("things-1", STREAM.name, "things", entry, {}, 1.0, {"slice": "a day"})
     SliceRequests.of(life.settings, STREAM.name).ask(request)
     with pytest.raises(PreflightRefused, match="slice a day of table things waits for its commit"):
-        run(whole)
+        run_stages(whole)
     assert whole.journal.done("take_savepoint", STREAM.name) is None
 
 
@@ -438,11 +413,11 @@ def test_after_the_last_commit_of_a_publish_an_accepted_change_does_not_end_it(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(RecoveryContext, "crash_point", killed)
-        run(whole)
+        run_stages(whole)
     life.save(replace(life.record, accepted=(Accepted("things", 99, "by hand", 1.0),)))
     with pytest.raises(UsageError, match="has published table things"):
         executor.give_up(whole)
-    run(whole)
+    run_stages(whole)
     assert life.ids() == RIGHT and whole.journal.outcome == "published"
 
 
@@ -455,12 +430,12 @@ def test_without_the_savepoint_of_its_end_it_does_not_begin(life: Life) -> None:
     assert needed == {"g0001-b000000002": plan.id, "g0001-b000000005": plan.id}
     savepoints.drop(life.settings, life.stream, "g0001-b000000005")
     with pytest.raises(PreflightRefused, match="savepoint g0001-b000000005 of stream things is gone"):
-        run(whole)
+        run_stages(whole)
     assert whole.journal.done("fence", STREAM.name) is None
 
 
 def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life: Life) -> None:
-    run(recovery(life, planned(life)))
+    run_stages(recovery(life, planned(life)))
     life.batch(BATCHES, generation=2)
     again = planned_for(life, Target("batch", "6"), None)
     assert again.streams[0].base.savepoint == "g0001-b000000002", "that of batch 5 has wrong rows"
@@ -469,7 +444,7 @@ def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life
 
 def test_the_last_batch_before_a_bounded_recovery_is_named_as_it_is_after_it(life: Life) -> None:
     """Its own rows are those from before the correction; the empty batch of the same number has the present ones."""
-    run(recovery(life, planned(life)))
+    run_stages(recovery(life, planned(life)))
     life.batch(BATCHES, generation=2)
     again = planned_for(life, Target("batch", "2"), Target("batch", str(BATCHES - 1))).streams[0]
     assert again.until is not None and again.until.txn == Txn(2, BATCHES - 1)
@@ -478,7 +453,7 @@ def test_the_last_batch_before_a_bounded_recovery_is_named_as_it_is_after_it(lif
 
 def test_what_code_has_written_in_a_bounded_replay_is_found_with_its_other_rows(life: Life) -> None:
     """It ran on from batch 9, and the rows of batches 3 to 5 are its own too."""
-    run(recovery(life, planned(life), lambda context: replay(context, wrong=True)))
+    run_stages(recovery(life, planned(life), lambda context: replay(context, wrong=True)))
     life.batch(BATCHES, generation=2, code="fixed")
     life.save(replace(life.record, code=(*life.record.code, CodeSince("fixed", "1", 2, BATCHES, 3.0))))
     assert planned_for(life, Target("code", "fixed"), None).streams[0].base.savepoint == "g0001-b000000002"
@@ -508,14 +483,13 @@ def test_a_quarantine_that_is_younger_than_its_savepoints_begins_empty(life: Lif
         begin_late(context.replay_settings, context.stream, generation=context.plan.generation)
         return replay(context)
 
-    run(recovery(judged, planned(judged), as_a_start_does))
-    assert judged.ids() == judged.ids("copies") == RIGHT and refusals(judged) == []
+    run_stages(recovery(judged, planned(judged), as_a_start_does))
+    assert judged.ids() == judged.ids("copies") == RIGHT and judged.refused(Topics(end=END)) == []
     assert open_tables(life.settings, judged.stream)["things_quarantine"].position == Txn(2, BATCHES - 1)
 
 
-def test_two_streams_are_corrected_by_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_streams_are_corrected_by_one_plan(tmp_path: Path) -> None:
     """The second one as a whole: its replay goes to the topic's end."""
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     lives = [lived(Life.begin(tmp_path, in_delta())), lived(Life.begin(tmp_path, OTHERS))]
     snapshots = [planning_snapshot(each.settings, each.stream, Topics(end=END)) for each in lives]
     ends = (UNTIL, None)
@@ -526,6 +500,6 @@ def test_two_streams_are_corrected_by_one_plan(tmp_path: Path, monkeypatch: pyte
     whole = executor.recovery_of(
         lives[0].settings, [each.stream for each in lives], Topics(end=END), plan, RecoveryEvents(), replay=replay
     )
-    run(whole)
+    run_stages(whole)
     assert lives[0].ids() == RIGHT and lives[1].ids() == list(range(END))
     assert [each.record.generations[-1].from_batch for each in lives] == [BATCHES - 1, 2]

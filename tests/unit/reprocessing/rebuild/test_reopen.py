@@ -41,21 +41,21 @@ from streaming_jobs.state.stream_record import Accepted, CodeSince
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics, plan_one, recovery, run_stage
 
 NONE = Checks()
+TO_COME = Topics(end=120)
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+def life(tmp_path: Path) -> Life:
     """Nine batches; the topic has thirty records more."""
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     return Life.of_batches(tmp_path, 9)
 
 
 def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
-    return planning_snapshot(life.settings, STREAM, topics or Topics(end=120))
+    return planning_snapshot(life.settings, STREAM, topics or TO_COME)
 
 
 def working(life: Life, plan: StreamPlan, events: RecoveryEvents | None = None) -> RecoveryContext:
-    return recovery(life, plan.id, Topics(end=120), events).of(STREAM.name)
+    return recovery(life, plan.id, TO_COME, events).of(STREAM.name)
 
 
 def begun(life: Life, target: Target) -> RecoveryContext:
@@ -65,11 +65,6 @@ def begun(life: Life, target: Target) -> RecoveryContext:
     context.journal.write("fence", "begun")
     fence(life.settings, STREAM, context.plan.id, context.plan.generation)
     return context
-
-
-def refusals(life: Life) -> list[str]:
-    around = take_snapshot(life.settings, STREAM, Topics(end=120))
-    return [f.found for f in check_start(around) if f.severity == "refuse"]
 
 
 def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
@@ -88,10 +83,10 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
     text = explain(load(life.settings, plan.id))
     for words in ("skip ahead to offsets 0:110", "20 records are never read", "keeps its rows", "undo reads them"):
         assert words in text
-    assert any("fenced" in words for words in refusals(life))
+    assert any("fenced" in each.found for each in life.refused(TO_COME))
     skip(context)
     skip(context)
-    assert life.rows() == rows and life.at() == Txn(2, 8) and refusals(life) == []
+    assert life.rows() == rows and life.at() == Txn(2, 8) and life.refused(TO_COME) == []
     checkpoint = StreamFolder.of(life.settings, STREAM.name).checkpoint(2)
     assert checkpoint.end(8) == {TOPIC: {0: 110}} and checkpoint.last_committed == 8
     record = life.record
@@ -124,15 +119,15 @@ def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypat
         patched.setattr("reprocessing.stages.recovery.crash_point", killed)
         with pytest.raises(KeyboardInterrupt, match="recover_skip_between"):
             skip(context)
-    assert life.record.generation == 1 and refusals(life)
+    assert life.record.generation == 1 and life.refused(TO_COME)
     skip(context)
-    assert life.at() == Txn(2, 8) and refusals(life) == [] and len(life.record.void_ranges) == 1
+    assert life.at() == Txn(2, 8) and life.refused(TO_COME) == [] and len(life.record.void_ranges) == 1
 
 
 def test_a_skip_can_be_given_up_before_it_has_begun(life: Life) -> None:
     context = begun(life, Target("latest"))
     abort(context)
-    assert life.at() == Txn(3, 8) and life.record.void_ranges == () and refusals(life) == []
+    assert life.at() == Txn(3, 8) and life.record.void_ranges == () and life.refused(TO_COME) == []
     assert StreamFolder.of(life.settings, STREAM.name).checkpoint(3).end(8) == {TOPIC: {0: 90}}
 
 
@@ -191,7 +186,7 @@ def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_h
         run_stage(working(life, plan), TakeSavepoint)
     context = begun(life, Target("offsets", "0:110"))
     skip(context)
-    assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and refusals(life) == []
+    assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and life.refused(TO_COME) == []
     assert StreamFolder.of(life.settings, STREAM.name).checkpoint(2).end(8) == {TOPIC: {0: 110}}
     assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
 
@@ -229,7 +224,7 @@ def test_an_abort_before_the_first_fence_touches_nothing(life: Life) -> None:
     context.journal.write("fence", "begun")
     life.batch(9)
     abort(context)
-    assert life.rows() == list(range(100)) and life.record.generation == 1 and refusals(life) == []
+    assert life.rows() == list(range(100)) and life.record.generation == 1 and life.refused(TO_COME) == []
 
 
 def test_a_number_names_the_batch_and_not_the_border_behind_a_skip(life: Life) -> None:
@@ -304,7 +299,7 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
 
 def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
     plan = plan_one(found(life), Target("latest"), NONE)
-    whole = recovery(life, plan.id, Topics(end=120), RecoveryEvents(confirm=lambda _: False))
+    whole = recovery(life, plan.id, TO_COME, RecoveryEvents(confirm=lambda _: False))
     whole.of(STREAM.name).journal.write("take_savepoint", "done", TakeSavepoint(plan).run(whole))
     with pytest.raises(AuditRefused, match="not confirmed"):
         Confirm((plan,)).run(whole)
@@ -335,7 +330,7 @@ def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Li
     assert record.generations[-1].restarts and record.generations[-1].from_batch == 3
     assert not StreamFolder.of(replay_settings, STREAM.name).checkpoint(2).folder.exists()
     assert life.rows(replay_settings.tables / "things") == list(range(40))
-    around = take_snapshot(replay_settings, STREAM, Topics(end=120))
+    around = take_snapshot(replay_settings, STREAM, TO_COME)
     assert [f for f in check_start(around) if f.severity == "refuse"] == []
     assert around.tables[0].txn == Txn(2, -1)
 
@@ -357,19 +352,11 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
 
 def test_where_the_targets_own_records_are_gone_it_begins_with_the_first_that_is_left(life: Life) -> None:
     stateful(life)
-    forget_cuts(life)
+    life.forget(5)
     for target in (Target("batch", "3"), Target("batch", "-1")):
         plan = plan_one(found(life, Topics(first=65, end=120)), target, NONE, discard_state=True)
         assert plan.discards_state and plan.base.ends == {TOPIC: {0: 65}} and plan.records == 55
         assert any("the first that the topic still has" in note for note in plan.notes)
-
-
-def forget_cuts(life: Life) -> None:
-    """Spark's log reaches back to the last batches only."""
-    folder_of = StreamFolder.of(life.settings, STREAM.name).checkpoint(1).folder
-    for log in ("offsets", "commits"):
-        for number in range(6):
-            (folder_of / log / str(number)).unlink()
 
 
 def test_nothing_is_discarded_where_nothing_is_replayed(life: Life) -> None:
@@ -381,7 +368,7 @@ def test_nothing_is_discarded_where_nothing_is_replayed(life: Life) -> None:
 
 def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
     savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
-    forget_cuts(life)
+    life.forget(5)
     ledger = ledger_file(life.settings, STREAM.name)
     day = next(ledger.folder.glob("*.jsonl"))
     day.write_text("\n".join(day.read_text().splitlines()[5:]) + "\n")
@@ -442,7 +429,7 @@ def test_a_publish_that_has_begun_and_committed_nothing_can_be_given_up(life: Li
     context = publishing(life)
     executor.give_up(recovery(life, context.plan.id, context.topics))
     assert context.journal.outcome == "aborted" and context.record.generation == 3
-    assert life.rows() == rows and not refusals(life)
+    assert life.rows() == rows and not life.refused(TO_COME)
 
 
 def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> None:
@@ -465,7 +452,7 @@ def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> No
     assert done == ["things_dead_letters"]
     executor.give_up(recovery(life, context.plan.id, context.topics))
     assert context.journal.outcome == "aborted" and context.record.generation == 3
-    assert life.rows() == rows and not refusals(life), "also the table that was published goes on as it was"
+    assert life.rows() == rows and not life.refused(TO_COME), "also the table that was published goes on as it was"
 
 
 def test_a_publish_that_the_primary_table_has_is_finished_and_not_given_up(life: Life) -> None:
@@ -483,5 +470,5 @@ def test_a_skip_that_has_begun_and_committed_nothing_can_be_given_up(life: Life)
     context.journal.write("fence", "done")
     context.journal.write("skip", "begun")
     executor.give_up(recovery(life, context.plan.id, context.topics))
-    assert context.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
+    assert context.journal.outcome == "aborted" and life.rows() == rows and not life.refused(TO_COME)
     assert context.record.generation == 3 and not context.record.void_ranges

@@ -139,8 +139,7 @@ def test_a_partition_that_the_published_tables_do_not_know_has_no_border(tmp_pat
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+def life(tmp_path: Path) -> Life:
     return Life.of_batches(tmp_path, 9)
 
 
