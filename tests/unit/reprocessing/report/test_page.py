@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from reprocessing.explainer import explain
 from reprocessing.report.facts import PARTITIONS
-from reprocessing.report.page import page
+from reprocessing.report.page import page, sample_table
 from tests.support.reports import AT, batches_of, difference, journal_of, plan_of
 
 LIMIT = 2_000_000
@@ -124,3 +125,26 @@ def test_partitions_beyond_the_bound_are_counted(tmp_path: Path) -> None:
     read = page(plan, journal_of(tmp_path, plan), [], explain(plan))
     assert "1 more partition with 15,100 records not shown" in read
     assert len(list(Tags(read).of("rect", "replay"))) == PARTITIONS
+
+
+def test_of_both_sides_only_the_columns_that_differ_are_shown_after_the_keys() -> None:
+    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    rows = [
+        {"id": 1, "n published": 1, "n rebuilt": 2, "at published": at, "at rebuilt": at},
+        {"id": 2, "n published": None, "n rebuilt": 2, "at published": at, "at rebuilt": at},
+    ]
+    assert sample_table(rows) == (["id", "n published", "n rebuilt"], [["1", "1", "2"], ["2", "null", "2"]])
+
+
+def test_rows_of_one_side_keep_all_columns_and_values_are_text() -> None:
+    at = datetime(2026, 3, 1, 12, 0, 0, 5, tzinfo=UTC)
+    rows = [{"side": "gone", "at": at, "day": date(2026, 3, 1), "text": "x" * 200}, {"side": "new"}]
+    head, (gone, new) = sample_table(rows)
+    assert head == ["side", "at", "day", "text"]
+    assert gone == ["gone", "2026-03-01 12:00:00.000005", "2026-03-01", "x" * 120 + " ..."]
+    assert new == ["new", "", "", ""]
+    assert sample_table([]) == ([], [])
+
+
+def test_a_column_that_only_ends_like_a_side_is_kept() -> None:
+    assert sample_table([{"was published": 1}]) == (["was published"], [["1"]])

@@ -1,4 +1,4 @@
-"""The base of a slice: which offsets it is made from, and when it cannot be made."""
+"""The base of a slice, and the outcome of a rebuild that commits nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from deltalake import write_deltalake
 
 from reprocessing.plan.sliceable import sliceable
-from reprocessing.slices.rebuild import SliceOpen, late_records, take_base
+from reprocessing.replay.difference import Difference
+from reprocessing.slices.rebuild import SliceOpen, late_records, nothing_committed, take_base
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.tables import existing_table
@@ -149,3 +150,19 @@ def test_what_was_accepted_is_not_taken_back_unless_somebody_says_so(life: Days)
         base(life)
     made = take_base(life.settings, sliceable(life.stream), range_of(DAY), Topics(), despite_accepted=True)
     assert made.entry.batch == 4
+
+
+EMPTY, RIGHT = (Difference("t", rows, rows, 0, 0, 0, {}, ()) for rows in (0, 5))
+
+
+@pytest.mark.parametrize(
+    ("made", "dry_run", "outcome"),
+    [
+        (RIGHT, False, "unchanged"),
+        (RIGHT, True, "dry run"),
+        (EMPTY, False, "unchanged: no row is in the slice, before or after"),
+        (EMPTY, True, "dry run: no row is in the slice, before or after"),
+    ],
+)
+def test_a_slice_without_a_row_says_so(made: Difference, dry_run: bool, outcome: str) -> None:
+    assert nothing_committed(made, dry_run) == outcome

@@ -21,7 +21,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.state import savepoints
 from tests.support.life import STREAM, Killed, Life, Topics, plan_one, recovery, replayed
-from tests.unit.reprocessing.plans.test_plan_file import stream_plan
+from tests.unit.reprocessing.plan.test_plan_file import stream_plan
 
 STAGES: dict[PlanOutcome, tuple[tuple[str, str, str], ...]] = {
     "planned": (),

@@ -32,7 +32,7 @@ from streaming_jobs.state import savepoints, stream_record, topic_records
 from streaming_jobs.state.topic_records import TopicRecord, VoidRange
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.support.life import STREAM, TOPIC_ID, Life, Topics
-from tests.unit.reprocessing.plans.test_plan_file import stream_plan
+from tests.unit.reprocessing.plan.test_plan_file import stream_plan
 
 TOPIC, END = CHANGES.name, 8
 SAVEPOINT, NOTHING = Base("g0001-b000000000", 1, 0, {}), Base(None, 1, -1, {})

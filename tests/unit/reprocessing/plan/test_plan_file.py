@@ -1,4 +1,4 @@
-"""Plans on disk: read as they were written, and refused when somebody has changed them."""
+"""A plan and its journal on disk: read as they were written, and refused when somebody has changed them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,56 @@ from pathlib import Path
 
 import pytest
 
+from reprocessing.explainer import _from_archives
+from reprocessing.plan.journal import Journal
 from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
 from reprocessing.plan.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
+from tests.support.life import Life
+from tests.support.rewind import planned as planned_stream
+
+
+def test_what_moved_is_told_and_the_streams_own_progress_is_not(life: Life) -> None:
+    plan = planned_stream(life)
+    saw = plan.saw
+    further = replace(saw, batch=9, tables=tuple(replace(t, version=t.version + 7) for t in saw.tables))
+    assert moved(plan, saw) == [] == moved(plan, further)
+    topic = saw.topics[0]
+    for now, words in (
+        (replace(saw, generation=2), "in generation 2"),
+        (replace(saw, batch=4), "at batch 4"),
+        (replace(saw, code=CodeVersion("other", "1")), "the code is other"),
+        (replace(saw, tables=(replace(saw.tables[0], table_id="x"), *saw.tables[1:])), "is another table"),
+        (replace(saw, tables=(replace(saw.tables[0], version=0), *saw.tables[1:])), "at version 0"),
+        (replace(saw, topics=(replace(topic, topic_id="y"),)), "deleted or made anew"),
+        (replace(saw, topics=(replace(topic, latest={0: 60, 1: 0}),)), "has 2 partitions"),
+        (replace(saw, topics=(replace(topic, earliest={0: 31}),)), "offsets 30 to 30"),
+    ):
+        assert len(changes := moved(plan, now)) == 1 and words in changes[0]
+
+
+def test_the_part_that_kafka_no_longer_has_comes_from_the_archive_and_may_grow(life: Life) -> None:
+    plan = planned_stream(life)
+    (topic,) = plan.saw.topics
+    ((name, partition, begin, end),) = plan.ranges()
+    assert list(plan.archived()) == []
+    with_archive = replace(topic, archive="things_archive", first={partition: begin + 7})
+    archived = replace(plan, saw=replace(plan.saw, topics=(with_archive,)))
+    assert list(archived.archived()) == [(name, partition, begin, begin + 7)]
+    more = replace(with_archive, first={partition: end + 100})
+    assert moved(archived, replace(archived.saw, topics=(more,))) == [], "the archive has what Kafka deleted since"
+    all_of_it = replace(plan, saw=replace(plan.saw, topics=(more,)))
+    assert list(all_of_it.archived()) == [(name, partition, begin, end)]
+    text = "\n".join(_from_archives(archived))
+    rest = end - begin - 7
+    assert "7 records of them from table things_archive" in text and f"{rest} records of {name} from Kafka" in text
+    assert f"partition {partition}: {begin} to {begin + 6}" in text
+    assert list(_from_archives(plan)) == []
+    hole = replace(topic, earliest={partition: begin + 1})
+    assert "are gone since" in moved(archived, replace(archived.saw, topics=(hole,)))[0]
+
 
 OFFSETS = {"things": {partition: 10 * partition + 3 for partition in range(12)}}
 """More than ten partitions: as text they are in another order than as numbers."""
@@ -162,3 +207,45 @@ def test_a_plan_remembers_the_versions_of_a_table_and_is_moved_when_one_of_them_
         assert bool(moved(of_table, now)) is lost
     from_the_start = replace(of_table, base=Base(None, 2, -1, {"numbers": {0: 0}}))
     assert not moved(from_the_start, replace(of_table.saw, topics=(replace(table, continues={0: 45}),)))
+
+
+def test_a_journal_line_that_a_kill_cut_off_counts_as_not_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "plan" / "journal.jsonl")
+    assert journal.outcome == "planned"
+    journal.write("take_savepoint", "begun")
+    journal.write("take_savepoint", "done", {"savepoint": "x"})
+    with journal.path.open("ab") as file:
+        file.write(b'{"stage":"fence","sta')
+    assert [line.stage for line in journal.lines()] == ["take_savepoint", "take_savepoint"]
+    journal.write("fence", "begun")
+    assert (
+        journal.done("take_savepoint") == {"savepoint": "x"}
+        and journal.begun("fence")
+        and journal.done("fence") is None
+    )
+    assert journal.outcome == "applying"
+    journal.write("audit", "failed", {"error": "no"})
+    assert journal.outcome == "refused"
+    journal.write("abort", "begun")
+    assert journal.outcome == "aborting"
+    journal.write("abort", "done")
+    assert journal.outcome == "aborted"
+
+
+def test_a_journal_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    """Its stages have other names, and its lines no stream if the plan has only one."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    lines = [
+        {"stage": stage, "state": "done", "at": 1.0, "found": {"stage": stage}}
+        for stage in ("keep", "settle", "combine", "switch")
+    ]
+    journal.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    now = ("take_savepoint", "void_records", "add_later_rows", "switch_generation", "continue_generation")
+    assert [journal.of("things").done(stage) for stage in now] == [
+        {"stage": stage} for stage in ("keep", "settle", "combine", "switch", "switch")
+    ]
+    assert journal.done("take_savepoint", "things") is not None and journal.outcome == "applying"
+    journal.of("things").write("fence", "begun")
+    assert journal.begun("fence", "things") and not journal.begun("fence", "others") and not journal.begun("fence")
+    journal.write("finish", "done")
+    assert journal.outcome == "published" and journal.of("things").outcome == "published"

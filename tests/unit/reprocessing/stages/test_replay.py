@@ -1,4 +1,4 @@
-"""The border of a replay: whatever batches Spark plans, one ends where the published tables do."""
+"""The replay of a recovery: its progress, the border where it is compared, and its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from reprocessing.plan.targets import Target
 from reprocessing.replay import staging
 from reprocessing.replay.border import Border, RowByRow
 from reprocessing.stages import replay
-from reprocessing.stages.recovery import RecoveryContext
+from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
+from reprocessing.stages.replay import ReplayProgress
 from reprocessing.stages.stages import TakeSavepoint
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.files import sync_tree
@@ -33,6 +34,24 @@ from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.stream import KafkaTopic, Stream
 from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one, recovery, run_stage
 from tests.support.power import Power
+
+
+def test_progress_is_told_when_there_is_some_and_else_what_is_waited_for() -> None:
+    now, said = [0.0], list[str]()
+    events = RecoveryEvents(tell=said.append, progress=lambda done, total: said.append(f"{done} of {total}"))
+    progress = ReplayProgress(events, planned=60, total=100, clock=lambda: now[0])
+    for second, (done, batch) in enumerate([(0, 2)] * 40 + [(50, 3)] * 3 + [(100, 4)] * 40):
+        now[0] = float(second)
+        progress.reached(done, batch)
+    assert said == [
+        "  replay: 40 records have come since the plan was made, and are read too",
+        "0 of 100",
+        "  replay: it waits for the commit of batch 3",
+        "50 of 100",
+        "100 of 100",
+        "  replay: it waits for the end of its session",
+    ]
+
 
 Offsets = dict[int, int]
 LETTERS = all_tables(STREAM)[-1][0]

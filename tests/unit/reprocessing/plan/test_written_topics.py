@@ -1,4 +1,4 @@
-"""Consumer groups that are asked for their offsets: all but those that only show the offsets of streams."""
+"""Which records prove what a topic has, and which consumer groups are asked for their offsets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,33 @@ from typing import Any
 import pytest
 
 from reprocessing.plan import written_topics
-from reprocessing.plan.written_topics import WrittenTopics
+from reprocessing.plan.written_topics import WrittenTopics, _may_be_later
+from streaming_jobs.ledger import Txn
 from tests.conftest import SettingsFactory
+
+
+def of(stream: str, generation: int, batch: int) -> dict[str, bytes | None]:
+    values = {"stream": stream, "generation": generation, "batch": batch}
+    return {f"recourse.{name}": str(value).encode() for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("headers", "later"),
+    [
+        (of("mine", 2, 7), False),
+        (of("mine", 1, 9), False),
+        (of("mine", 2, 8), True),
+        (of("mine", 3, 0), True),
+        (of("another", 5, 5), False),
+        ({}, True),
+        ({"recourse.stream": b"mine"}, True),
+        ({**of("mine", 2, 7), "recourse.batch": None}, True),
+    ],
+)
+def test_a_record_is_of_an_earlier_batch_of_another_stream_or_may_be_later(
+    headers: dict[str, bytes | None], later: bool
+) -> None:
+    assert _may_be_later(headers, "mine", Txn(2, 7)) == later
 
 
 @pytest.mark.parametrize(("prefix", "asked"), [("", ["billing", "shown.parity"]), ("shown.", ["billing"])])

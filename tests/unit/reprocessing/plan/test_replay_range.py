@@ -1,4 +1,4 @@
-"""The end of a bounded recovery: how it becomes a batch, and when a stream cannot have one."""
+"""Where a replay starts and what it would miss; the end of a bounded one, and when a stream cannot have one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 from reprocessing.plan.history import has_present_rows
 from reprocessing.plan.plan import Base, StreamPlan
 from reprocessing.plan.plan_file import load, names
-from reprocessing.plan.replay_range import Border, until_border, until_of, until_target
+from reprocessing.plan.replay_range import Border, lost, until_border, until_of, until_target
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.targets import Resolved, Target
 from streaming_jobs.delta_source import DeltaSource
@@ -30,6 +30,29 @@ from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, G
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
 from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one
+
+
+@pytest.mark.parametrize(
+    ("begin", "words"),
+    [
+        (0, ""),
+        (1, "versions 1 to 9 of table numbers can no longer be read"),
+        (9, "version 9 of table numbers can no longer be read"),
+        (10, ""),
+    ],
+)
+def test_a_replay_begins_with_the_whole_table_or_where_its_versions_are_left(begin: int, words: str) -> None:
+    found = lost({"numbers": {0: begin}}, {"numbers": {0: 0}}, {}, {"numbers": {0: 10}})
+    assert found.startswith(words) and bool(found) is bool(words)
+
+
+def test_of_a_topic_only_its_first_offset_counts() -> None:
+    earliest = {"things": {0: 5, 1: 0}}
+    assert lost({"things": {0: 4, 1: 0}}, earliest, {"things": None}, {"things": {}}).startswith(
+        "offsets 4 to 4 of topic"
+    )
+    assert lost({"things": {0: 5, 1: 0}}, earliest, {"things": None}, {"things": {}}) == ""
+
 
 SUM = {"0": "Aggregate [k], [k, sum(value) AS s]"}
 
