@@ -37,7 +37,7 @@ from streaming_jobs.stream import Stream
 
 @dataclass(frozen=True)
 class PlanningSnapshot:
-    """A stream at the moment of planning; `unreachable` is the error if no broker answered (`offline.py`)."""
+    """A stream at the moment of planning; `unreachable` is the error if no broker answered."""
 
     settings: Settings
     stream: Stream

@@ -43,7 +43,7 @@ def replay_is(monkeypatch: pytest.MonkeyPatch, *, wrong: bool = False, failure: 
 
     def replay(folders: Folders, *_: Any) -> Failure | None:
         for number in (3, 4, 5) if failure is None else ():
-            Life(folders.own()).batch(number, generation=2, code="b", wrong=wrong)
+            Life(folders.replay_settings()).batch(number, generation=2, code="b", wrong=wrong)
         return failure
 
     asked = preview_run.PreviewRequest
