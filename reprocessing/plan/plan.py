@@ -15,7 +15,7 @@ from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.positions import TopicOffsets, first_after
 from streaming_jobs.state.stream_record import Generation
 
-Kind = Literal["rewind", "skip"]
+PlanKind = Literal["rewind", "skip"]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class StreamPlan:
 
     id: str
     stream: str
-    kind: Kind
+    kind: PlanKind
     target: str
     wanted: TopicOffsets
     notes: tuple[str, ...]

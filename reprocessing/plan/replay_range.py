@@ -197,7 +197,7 @@ def until_target(text: str) -> Target:
 
 
 @dataclass(frozen=True)
-class Border:
+class LastBatch:
     """The last batch to correct, its end, and notes about how it was found."""
 
     txn: Txn
@@ -205,7 +205,7 @@ class Border:
     notes: tuple[str, ...] = ()
 
 
-def until_border(snapshot: PlanningSnapshot, target: Target, resolved: Resolved) -> Border:
+def until_border(snapshot: PlanningSnapshot, target: Target, resolved: Resolved) -> LastBatch:
     """The last batch that a recovery to `resolved` corrects; raises UsageError for a stream or batch that cannot be.
 
     Nothing is changed, and no savepoint is needed yet.
@@ -228,7 +228,7 @@ def until_border(snapshot: PlanningSnapshot, target: Target, resolved: Resolved)
     return border
 
 
-def until_of(snapshot: PlanningSnapshot, target: Target, border: Border, base: Base) -> Until:
+def until_of(snapshot: PlanningSnapshot, target: Target, border: LastBatch, base: Base) -> Until:
     """The end of a plan whose replay starts from `base`; a savepoint of it is taken if there is none.
 
     Raises UsageError if the rows as of that batch are no longer known, if there are rows of no batch
@@ -255,7 +255,7 @@ def until_of(snapshot: PlanningSnapshot, target: Target, border: Border, base: B
     return Until(saved.id, saved.generation, saved.batch, border.ends, str(target))
 
 
-def _border(target: Target, view: View) -> Border:
+def _border(target: Target, view: View) -> LastBatch:
     if target.kind == "savepoint":
         saved = named_savepoint(target.value, view)
         if saved is None or not has_present_rows(view.record.generations, saved.txn):
@@ -264,13 +264,13 @@ def _border(target: Target, view: View) -> Border:
                 f"stream {view.record.stream} has no savepoint '{target.value}' of its present rows",
                 f"choose one: {known or 'there are none'}",
             )
-        return Border(saved.txn, saved.ends)
+        return LastBatch(saved.txn, saved.ends)
     if target.kind in ("batch", "table-version"):
         batch = named_batch(target, view)
-        return Border(batch.txn, batch.ends)
+        return LastBatch(batch.txn, batch.ends)
     if target.kind == "code":
         batch = _last_of_code(target.value, view)
-        return Border(batch.txn, batch.ends, (f"the last batch of code {target.value} is {batch.txn}",))
+        return LastBatch(batch.txn, batch.ends, (f"the last batch of code {target.value} is {batch.txn}",))
     wanted = _wanted(target, view)
     covering = view.history.first_covering(wanted) or view.history.last
     assert covering is not None  # a stream without a batch has no present state
@@ -281,7 +281,7 @@ def _border(target: Target, view: View) -> Border:
             f"{target} means every record up to the first one at or after it; where timestamps are not in order, "
             "earlier records may come after that one, and stay as they are"
         )
-    return Border(covering.txn, covering.ends, tuple(notes))
+    return LastBatch(covering.txn, covering.ends, tuple(notes))
 
 
 def _wanted(target: Target, view: View) -> TopicOffsets:

@@ -34,7 +34,7 @@ from streaming_jobs.state.named_savepoints import NamedSavepoint
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import CodeSince, StreamRecord
 
-Kind = Literal[
+TargetKind = Literal[
     "earliest",
     "latest",
     "offsets",
@@ -53,12 +53,12 @@ Kind = Literal[
 class Target:
     """A target in text form; raises UsageError for an unknown kind."""
 
-    kind: Kind
+    kind: TargetKind
     value: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise UsageError(f"there is no target '{self.kind}'", f"choose one of {', '.join(get_args(Kind))}")
+        if self.kind not in get_args(TargetKind):
+            raise UsageError(f"there is no target '{self.kind}'", f"choose one of {', '.join(get_args(TargetKind))}")
 
     def __str__(self) -> str:
         return f"{self.kind} {self.value}".strip()

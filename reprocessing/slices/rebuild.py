@@ -60,7 +60,7 @@ class SliceOpen(TransientError):
 
 
 @dataclass(frozen=True)
-class Base:
+class SliceBase:
     """A version of the table, the newest entry of the batches in it, and the offsets that the slice is made from."""
 
     table: StoredTable
@@ -75,7 +75,7 @@ class Base:
 
 def take_base(
     settings: Settings, made: Sliceable, chosen: SliceRange, topics: TopicReader, *, despite_accepted: bool = False
-) -> Base:
+) -> SliceBase:
     """The base as it is now; raises PreflightRefused, OffsetsLost or SliceOpen for a slice that cannot be made.
 
     `despite_accepted`: a slice may bring back what somebody else has changed, if that was accepted.
@@ -102,7 +102,7 @@ def take_base(
     entry = max(reached, key=lambda each: each.txn)
     if record.state_fingerprint:
         _refuse_open(settings, made, record, entry, chosen)
-    return Base(table, record, entry, _offsets(made, chosen, record, entry, topics))
+    return SliceBase(table, record, entry, _offsets(made, chosen, record, entry, topics))
 
 
 def column_kind(settings: Settings, made: Sliceable) -> str:
@@ -234,7 +234,7 @@ def _refuse_void(record: StreamRecord, topic: str, start: Mapping[int, int], end
             )
 
 
-def entry_of(base: Base, name: str, chosen: SliceRange, code: CodeVersion, rows: Mapping[str, int]) -> LedgerEntry:
+def entry_of(base: SliceBase, name: str, chosen: SliceRange, code: CodeVersion, rows: Mapping[str, int]) -> LedgerEntry:
     return LedgerEntry(
         kind="slice",
         stream=base.record.stream,
@@ -337,7 +337,7 @@ class _Attempt:
     tools: Tools
     made: Sliceable
     chosen: SliceRange
-    base: Base
+    base: SliceBase
     name: str
     requests: SliceRequests
     began: float
@@ -472,7 +472,7 @@ def _ended(at: _Attempt, request: SliceRequest) -> SliceRequest:
             time.sleep(_LOOK)
 
 
-def _closed_base(tools: Tools, made: Sliceable, chosen: SliceRange) -> Base:
+def _closed_base(tools: Tools, made: Sliceable, chosen: SliceRange) -> SliceBase:
     """The base, once the slice is closed; raises SliceOpen if that takes longer than the wait."""
     deadline, told = time.monotonic() + tools.waits.closed, False
     while True:

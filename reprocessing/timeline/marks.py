@@ -23,8 +23,8 @@ from streaming_jobs.state.session_events import SessionEvent, session_events
 from streaming_jobs.state.status import read_status
 from streaming_jobs.state.stream_folder import StreamFolder
 
-Kind = Literal["deploy", "code", "session", "recovery", "savepoint"]
-KINDS: tuple[Kind, ...] = ("deploy", "code", "session", "recovery", "savepoint")
+MarkKind = Literal["deploy", "code", "session", "recovery", "savepoint"]
+KINDS: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery", "savepoint")
 
 _TAIL = 1 << 20
 """Bytes at the end of the file of deploys that are read."""
@@ -36,7 +36,7 @@ class Mark:
     """One event at `at` (seconds since 1970): its kind, what it was in a word, and a line of text about it."""
 
     at: float
-    kind: Kind
+    kind: MarkKind
     what: str
     text: str
     plan: str | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from reprocessing.timeline.marks import KINDS, Kind, Mark
+from reprocessing.timeline.marks import KINDS, Mark, MarkKind
 from reprocessing.timeline.timeline import BatchPoint, Timeline
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import write_atomic
@@ -75,14 +75,14 @@ _LEFT, _RIGHT, _TOP = 92, 24, 64
 _INSIDE = WIDTH - _LEFT - _RIGHT
 _LANE, _PANEL, _GAP = 22, 150, 52
 _LETTER = 6.7
-_LANES: dict[Kind, str] = {
+_LANES: dict[MarkKind, str] = {
     "deploy": "deploys",
     "code": "code",
     "session": "sessions",
     "recovery": "recoveries",
     "savepoint": "savepoints",
 }
-_LINES: tuple[Kind, ...] = ("deploy", "code", "session", "recovery")
+_LINES: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery")
 """Kinds whose marks are lines through the plots."""
 _STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 2 * 86_400, 7 * 86_400, 28 * 86_400)
 
@@ -275,7 +275,7 @@ class _Picture:
                 if label and x + 9 + len(label) * _LETTER < end - 8:
                     yield text(x + 9, y + 4, label, class_="note")
 
-    def _apart(self, kind: Kind, pixels: float) -> list[Mark]:
+    def _apart(self, kind: MarkKind, pixels: float) -> list[Mark]:
         """The marks of a kind, without those that would lie upon the one before."""
         shown: list[Mark] = []
         for mark in self.timeline.marks:

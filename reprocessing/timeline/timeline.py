@@ -87,19 +87,19 @@ class BatchPoint(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadBatches:
     """Batches, oldest first; `newest` is the time of the newest one on file, also if it is before those asked for."""
 
     batches: tuple[BatchPoint, ...]
     newest: float | None
 
 
-def read_batches(settings: Settings, stream: str, since: float, last: int | None = None) -> Read:
+def read_batches(settings: Settings, stream: str, since: float, last: int | None = None) -> ReadBatches:
     """The batches that ended at `since` or later; with `last`, the newest of all, that many."""
     return of_days(ledger_file(settings, stream).days(stream), since, last)
 
 
-def of_days(days: Iterable[Sequence[RawLine]], since: float, last: int | None = None) -> Read:
+def of_days(days: Iterable[Sequence[RawLine]], since: float, last: int | None = None) -> ReadBatches:
     """The same from the lines of a ledger, newest day first; of a batch that was repeated, the newer line counts."""
     points: dict[tuple[int, int], BatchPoint] = {}
     newest: float | None = None
@@ -118,7 +118,7 @@ def of_days(days: Iterable[Sequence[RawLine]], since: float, last: int | None = 
         if len(points) >= enough or (last is None and latest and latest < since):
             break
     ordered = sorted(points.values(), key=attrgetter("at"))
-    return Read(tuple(ordered[-enough:]), newest)
+    return ReadBatches(tuple(ordered[-enough:]), newest)
 
 
 def _point(line: _Line, raw: RawLine) -> BatchPoint:

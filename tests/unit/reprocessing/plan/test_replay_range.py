@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 from reprocessing.plan.history import has_present_rows
 from reprocessing.plan.plan import Base, StreamPlan
 from reprocessing.plan.plan_file import load, names
-from reprocessing.plan.replay_range import Border, lost, until_border, until_of, until_target
+from reprocessing.plan.replay_range import LastBatch, lost, until_border, until_of, until_target
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.targets import Resolved, Target
 from streaming_jobs.delta_source import DeltaSource
@@ -282,7 +282,7 @@ class Reads(Topics):
 
 def test_a_replay_from_the_whole_content_of_a_table_has_no_end(life: Life) -> None:
     """The content is read as it is now, with rows from after the end."""
-    snapshot, border = reading(life, 0), Border(Txn(1, 5), life.ends(5))
+    snapshot, border = reading(life, 0), LastBatch(Txn(1, 5), life.ends(5))
     begin = Base(None, 1, -1, {TOPIC: {0: 0}, "numbers": {0: 0}})
     with pytest.raises(UsageError, match="begins with the whole content of table numbers"):
         until_of(snapshot, Target("batch", "5"), border, begin)
