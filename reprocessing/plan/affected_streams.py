@@ -1,14 +1,11 @@
-"""The streams that a recovery takes along: those that read, through topics, what the recovered ones write.
+"""The streams that a recovery takes along: streams that read, through topics, what the recovered streams write.
 
 Each of them goes back to its last batch before the first wrong record, found through the ledger of the stream that
 wrote it. A stream that reads a table is not taken along: of a publish it gets the rows that are new, and no others.
 
-Whether a stream's target has read records that the plan makes void, or has missed some that count again.
-
-A savepoint holds what its stream had read by then, past the ranges that were void then. If the plan leaves other
-ranges, and the first difference lies before the savepoint's end, its rows and its state are wrong, and the stream goes
-back further: to the last batch that had read nothing from there on. The same is true of any other target of a stream
-that reads what an earlier one of the plan corrects.
+A target may have read records that the plan voids, or lack records that the plan restores: a savepoint holds what its
+stream had read by then, past the ranges that were void then. If the first difference lies before the target's end, its
+rows and its state are wrong, and the stream goes back further: to the last batch that had read nothing from there on.
 """
 
 from __future__ import annotations
@@ -38,6 +35,8 @@ from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.state.topic_records import TopicRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.topology import Topology
+
+_FOR_EVER = 1 << 62
 
 
 def all_streams(settings: Settings, given: Sequence[Stream]) -> dict[str, Stream]:
@@ -259,9 +258,6 @@ def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Tar
     if any(starts.get(topic, {}).get(p, 0) > offset for topic, each in read.items() for p, offset in each.items()):
         notes.append("it began behind some of them: corrected ones of earlier records, which it never had, come too")
     return Target("offsets", words), replace(resolved, notes=(*notes, *resolved.notes))
-
-
-_FOR_EVER = 1 << 62
 
 
 def further_back(

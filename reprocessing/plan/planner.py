@@ -1,8 +1,7 @@
 """From the requests for one or more streams to a plan: check each, choose the start of its replay, write the plan.
 
-With a target ahead of the stream nothing is replayed: the records in between are skipped.
-
-Notes of a plan about what the replay does not repeat, and about the streams that it leaves alone.
+With a target ahead of the stream nothing is replayed: the records in between are skipped. The plan's notes name what
+the replay does not repeat, and the streams that the plan leaves alone.
 """
 
 from __future__ import annotations
@@ -66,6 +65,9 @@ from streaming_jobs.stream_graph import way
 from streaming_jobs.table_sources.later_commits import replaced_since
 from streaming_jobs.table_sources.table_topics import versions_of
 from streaming_jobs.topology import Topology
+
+_ONE_DEPLOY = 900.0
+"""Seconds within which a deploy restarts the sessions of several streams."""
 
 
 @dataclass(frozen=True)
@@ -412,10 +414,6 @@ def _mean_size(snapshot: PlanningSnapshot, base: Base) -> float | None:
         if begins and (size := snapshot.topics.mean_size(topic.name, begins)) is not None:
             sizes.append(size)
     return round(sum(sizes) / len(sizes), 1) if sizes else None
-
-
-_ONE_DEPLOY = 900.0
-"""Seconds within which a deploy restarts the sessions of several streams."""
 
 
 def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until: Until | None) -> list[str]:

@@ -66,6 +66,12 @@ Start = tuple[Base, list[str], bool]
 """The base, notes about it, and True if state is discarded."""
 
 
+KINDS = ("batch", "table-version", "savepoint", "code", "datetime", "duration", "offsets")
+"""Kinds of targets at which a bounded recovery can end."""
+_ORDINARY = "correct everything after the target too: leave --until out"
+_START = Txn(0, -1)
+
+
 def replay_start(
     snapshot: PlanningSnapshot, resolved: Resolved, base: Savepoint | None, *, discard_state: bool
 ) -> Start:
@@ -177,12 +183,6 @@ def lost(
                     return gone_words(topic, begin, first)
                 return gone(archived.get(topic), topic, partition, begin, first)
     return ""
-
-
-KINDS = ("batch", "table-version", "savepoint", "code", "datetime", "duration", "offsets")
-"""Kinds of targets at which a bounded recovery can end."""
-_ORDINARY = "correct everything after the target too: leave --until out"
-_START = Txn(0, -1)
 
 
 def until_target(text: str) -> Target:

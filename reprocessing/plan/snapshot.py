@@ -1,9 +1,7 @@
 """The snapshot that planning takes of a stream: its record, its tables and topics, its history, its savepoints.
 
-Planning without a broker, from the stream's files alone.
-
-They are enough for targets that are a batch of the stream. The plan's figures about the topics then come from the
-record and the ledger; like every plan, it is compared with the topics when it is applied.
+Without a broker, the stream's files are enough for targets that are a batch of the stream. The plan's figures about the
+topics then come from the record and the ledger; like every plan, it is compared with the topics when it is applied.
 """
 
 from __future__ import annotations
@@ -33,6 +31,9 @@ from streaming_jobs.state import named_savepoints, savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
+
+OF_THE_STREAM = ("batch", "table-version", "savepoint", "code")
+"""Targets that need no broker."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,6 @@ def _batch(entry: LedgerEntry) -> Batch:
         records=entry.records,
         rows=entry.rows.get("written", 0),
     )
-
-
-OF_THE_STREAM = ("batch", "table-version", "savepoint", "code")
-"""Targets that need no broker."""
 
 
 def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], TopicReader]) -> PlanningSnapshot:

@@ -10,8 +10,6 @@
 
 Offsets outside of the topic's retained range are moved to its edge, and the plan notes it. If every partition
 of a target is at or ahead of the stream, and at least one ahead, the plan skips the records between.
-
-Offsets in text form: the CSV of Kafka's tool, and a short form for the command line.
 """
 
 from __future__ import annotations
@@ -47,6 +45,9 @@ TargetKind = Literal[
     "savepoint",
     "code",
 ]
+
+
+_NUMBER = "the number of a batch"
 
 
 @dataclass(frozen=True)
@@ -273,9 +274,6 @@ def _batch(target: Target, view: View) -> Resolved:
     if batch.ends == position:
         raise UsageError(f"{batch.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
     return Resolved(batch.txn, batch.ends)
-
-
-_NUMBER = "the number of a batch"
 
 
 def named_batch(target: Target, view: View) -> Batch:

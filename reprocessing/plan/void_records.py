@@ -1,10 +1,8 @@
 """Where the records of a topic begin that a recovery declares void, from the ledger of the stream that wrote them.
 
 Generations and batches only ever grow, so everything after a replay's start lies behind what was written before it. The
-first wrong offset of a partition is therefore the smallest one that any later batch has written, of whichever
+first wrong offset of a partition is therefore the smallest offset that any later batch has written, of whichever
 generation. What an earlier recovery has declared void lies behind it too.
-
-The topics that a stream writes, as they are when its recovery is planned.
 
 The log cleaner of a compacted topic removes a right record because of a later wrong one with its key, and a wrong one
 because of its correction. So only a replay that writes every record anew ends with all keys, and what it has replaced
@@ -39,6 +37,12 @@ from streaming_jobs.stream import Stream
 
 BEFORE_ALL = Txn(0, -1)
 _NEWEST = 500
+
+
+_EVERYTHING = (
+    "everything that the stream has ever written to its topics becomes void, also what came from records before the "
+    "target: these are not read again"
+)
 
 
 def start_of(base: Base) -> Txn:
@@ -275,10 +279,6 @@ class WrittenAtPlanning:
     notes: tuple[str, ...] = ()
 
 
-_EVERYTHING = (
-    "everything that the stream has ever written to its topics becomes void, also what came from records before the "
-    "target: these are not read again"
-)
 NOTHING_WRITTEN = WrittenAtPlanning()
 
 

@@ -45,6 +45,16 @@ from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import Stream
 
+_POLL = 0.1
+_BEYOND_A_TRANSACTION = timedelta(seconds=20)
+"""The broker looks for transactions past their timeout every ten seconds."""
+_BLOCK = 10_000
+_AT_ONCE = 100
+"""Consumer groups that are asked about at the same time."""
+IN_SHARDS = "in shards only"
+"""The note of the newest batch, if the topic's own marker does not have it: some shards may lack it."""
+_OWN = "recourse."
+
 
 def group_words(group: GroupPosition, begins: PartitionOffsets, ends: PartitionOffsets) -> str:
     """What a group has read of the wrong records of a partition, and what comes for it, in words.
@@ -60,15 +70,7 @@ def group_words(group: GroupPosition, begins: PartitionOffsets, ends: PartitionO
 
 log = structlog.get_logger()
 
-_POLL = 0.1
-_BEYOND_A_TRANSACTION = timedelta(seconds=20)
-"""The broker looks for transactions past their timeout every ten seconds."""
-_BLOCK = 10_000
-_AT_ONCE = 100
-"""Consumer groups that are asked about at the same time."""
 
-IN_SHARDS = "in shards only"
-"""The note of the newest batch, if the topic's own marker does not have it: some shards may lack it."""
 NextMarker = Callable[[LedgerEntry | None], LedgerEntry]
 """What the marker shall say, made of the newest one."""
 
@@ -265,9 +267,6 @@ class WrittenTopics:
 def _carried(newest: LedgerEntry, position: Txn) -> tuple[WrittenRange, ...]:
     """The ranges of a batch after a position, from its own marker or from the one that a fence has made of it."""
     return newest.written if newest.txn > position or newest.kind == "fence" else ()
-
-
-_OWN = "recourse."
 
 
 def write_markers(

@@ -17,6 +17,12 @@ from streaming_jobs.page import macros, render_page
 from streaming_jobs.positions import TopicOffsets, by_place
 from streaming_jobs.spelling import counted, instant_words
 
+_SHOWN = 3
+_CHARACTERS = 200
+_COLUMNS = 8
+_PARTITIONS = 24
+_RANGES = 200
+
 
 @dataclass(frozen=True)
 class TableChange:
@@ -191,12 +197,6 @@ def _samples(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(row) for row in rows]
 
 
-_SHOWN = 3
-_CHARACTERS = 200
-_COLUMNS = 8
-_PARTITIONS = 24
-
-
 def headline(preview: Preview) -> str:
     if preview.verdict is Verdict.cannot_start:
         return f"stream {preview.stream}: cannot start on today's state: {'; '.join(reasons(preview))}"
@@ -294,9 +294,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {each}" for name, each in list(value.items())[:_COLUMNS])
     return str(value)
-
-
-_RANGES = 200
 
 
 def write_page(path: Path, preview: Preview) -> None:

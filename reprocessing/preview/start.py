@@ -28,6 +28,8 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.stream import Stream
 
+_ATTEMPTS = 3
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -121,9 +123,6 @@ def _beginning(view: StartView, younger: Sequence[Savepoint], why: str) -> Start
         if oldest is not None
         else f"take a savepoint and let records come: recourse savepoints create {view.stream}",
     )
-
-
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)

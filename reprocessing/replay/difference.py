@@ -1,15 +1,11 @@
-"""The SQL of all parts of the audit: rows of two tables counted as multisets, and those that differ matched by key.
-
-The differences of a table in groups: by time, and by key. Their number is bounded, so that a journal can hold them.
-
-Times are in seconds since 1970: DataFusion's TIMESTAMP counts nanoseconds and ends in the year 2262.
-
-The difference of the rebuilt rows from the published ones, computed before publishing.
+"""The difference of the rebuilt rows from the published ones, computed before publishing.
 
 DataFusion reads both tables through deltalake, without Spark (`StoredTable.readable`), and of each only the files that
-the other one does not have. Both are compared as multisets of rows; the rows that differ are then matched by key if the
-table has keys. If the table has a time column, differences are counted by period too. The
-sample shows the rows whose numbers differ most, each column measured by its largest difference.
+the other table does not have. Both are compared as multisets of rows; the rows that differ are then matched by key if
+the table has keys. The sample shows the rows whose numbers differ most, each column measured by its largest difference.
+
+Differences are counted by time and by key, in a bounded number of groups, so that a journal can hold them. Times are in
+seconds since 1970: DataFusion's TIMESTAMP counts nanoseconds and ends in the year 2262.
 """
 
 from __future__ import annotations
@@ -35,6 +31,26 @@ from streaming_jobs.sinks.tables import store_of
 
 DIFFERING = "differing"
 """The table of the rows whose counts differ: the columns, and `__net`."""
+
+
+PERIODS = 10
+"""Periods at most in the text of a difference."""
+FINE_PERIODS = 60
+"""Periods at most in its plot."""
+KEYS = 20
+"""Keys at most that are listed by name."""
+KEY_LENGTH = 60
+"""Characters at most of a key's text."""
+_FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that contains it may begin before
+_LAST_SECOND = 253_402_300_799  # of 9999
+# Each divides the next ones of the rough widths, so that fine periods can be joined to rough ones.
+_ROUGH = (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400)
+_FINE = tuple(sorted({*_ROUGH, 120, 300, 1_200, 1_800, 7_200, 10_800, 2 * 21_600}))
+_DECADE = 3_640 * 86_400
+_SAMPLE = 5
+_NOTHING = "CAST(0 AS DOUBLE)"
+_TIMES = {"timestamp", "timestamp_ntz", "date"}
+_NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
 
 
 def net(names: Sequence[str]) -> str:
@@ -94,22 +110,6 @@ def unequal(names: Sequence[str], tables: Mapping[str, tuple[int, Sequence[str]]
 def one(data: QueryBuilder, sql: str, table: str) -> dict[str, Any]:
     return rows_of(data, sql, table)[0]
 
-
-PERIODS = 10
-"""Periods at most in the text of a difference."""
-FINE_PERIODS = 60
-"""Periods at most in its plot."""
-KEYS = 20
-"""Keys at most that are listed by name."""
-KEY_LENGTH = 60
-"""Characters at most of a key's text."""
-
-_FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that contains it may begin before
-_LAST_SECOND = 253_402_300_799  # of 9999
-# Each divides the next ones of the rough widths, so that fine periods can be joined to rough ones.
-_ROUGH = (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400)
-_FINE = tuple(sorted({*_ROUGH, 120, 300, 1_200, 1_800, 7_200, 10_800, 2 * 21_600}))
-_DECADE = 3_640 * 86_400
 
 Period = tuple[int, int, int, int]
 """Start in seconds since 1970, then the numbers of rows that vanish, appear and change."""
@@ -235,12 +235,6 @@ def dated_by_row(when: str) -> str:
         f'SELECT {quoted(when)} AS at, CASE WHEN "__net" < 0 THEN -"__net" ELSE 0 END AS gone, '
         f'CASE WHEN "__net" > 0 THEN "__net" ELSE 0 END AS came, 0 AS changed FROM "{DIFFERING}"'
     )
-
-
-_SAMPLE = 5
-_NOTHING = "CAST(0 AS DOUBLE)"
-_TIMES = {"timestamp", "timestamp_ntz", "date"}
-_NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,10 @@ READ = 50_000
 """Batches at most that are read from a ledger, the newest ones."""
 
 
+PARTITIONS = 24
+"""Partitions at most that are shown, those with the most records to replay or to skip."""
+
+
 @dataclass(frozen=True)
 class BatchRows:
     """One batch: its time (seconds since 1970), its number, the rows written to the primary table, the records read."""
@@ -100,9 +104,6 @@ def _column(batches: Sequence[BatchRows]) -> BatchColumn:
         largest=max(each.rows for each in batches),
     )
 
-
-PARTITIONS = 24
-"""Partitions at most that are shown, those with the most records to replay or to skip."""
 
 Span = tuple[int, int]
 """First offset, and the one after the last."""

@@ -1,7 +1,4 @@
-"""The plots of one stream: the offsets of its partitions, and its batches. Colours are classes of the page's style.
-
-The plots of one table's differences: by time, and by key. Colours are classes of the page's style.
-"""
+"""The plots of a report: offsets and batches of a stream, differences of a table by time and by key."""
 
 from __future__ import annotations
 
@@ -20,6 +17,12 @@ _PANEL, _PANEL_LEFT = 120, 70
 
 _KEPT = 0.3
 """Offsets from before the change that are drawn, at most, as a share of those after it; older ones are cut off."""
+
+
+KINDS = ("corrected", "new", "gone")
+"""Classes of the style, in the order of `paired`."""
+_HIGH, _TIME_LEFT, _TOP = 150, 70, 14
+_KEY_LEFT, _KEY_ROW, _KEY_CHARACTERS = 270, 22, 36
 
 
 def offsets(stream: StreamFacts) -> str:
@@ -158,13 +161,6 @@ def _column_words(column: BatchColumn) -> str:
 
 def _read(column: BatchColumn) -> str:
     return counted(column.records, "record")
-
-
-KINDS = ("corrected", "new", "gone")
-"""Classes of the style, in the order of `paired`."""
-
-_HIGH, _TIME_LEFT, _TOP = 150, 70, 14
-_KEY_LEFT, _KEY_ROW, _KEY_CHARACTERS = 270, 22, 36
 
 
 def by_time(difference: Difference) -> str:

@@ -1,19 +1,15 @@
-"""The base of a slice: the version of the table that it is rebuilt from, and the records that go with that version.
+"""The rebuild of one slice, from the records to the commit. Read `rebuild`; it works in this order.
 
-The slice is made from the records that the stream has read up to that version, and from no later ones: those the stream
-adds itself. Kafka's look-up by timestamp gives the lower bound: an event time is at most `max_ahead` after its record's
-timestamp. Offsets that are needed and gone from Kafka, or that a recovery has skipped, make the slice impossible.
-
-The rebuild of one slice, from the records to the commit. Read `rebuild`; it works in this order.
-
-1. The base: the table's version and the offsets that go with it (`base.py`).
+1. The base: the table's version, and the records that the stream has read up to that version; the stream adds later
+   records itself. Kafka's look-up by timestamp gives the lower bound: an event time is at most `max_ahead` after its
+   record's timestamp. If needed offsets are gone from Kafka, or a recovery has skipped them, the slice is impossible.
 2. The stream's own function on a batch read of these records; its rows are staged beside the table.
 3. The difference from the rows that are there. If there is none, or it is a dry run, it ends here.
 4. The change waits as a file beside the stream's state. The stream's driver commits it at its next batch border; if no
    driver runs, this process takes the stream's lease and commits it itself.
 5. If the table was compacted meanwhile, the slice is rebuilt on the newest version, a few times.
 
-A kill at any moment leaves the table with the old slice or with the new one; what is staged, the next rebuild removes.
+A kill at any moment leaves the table with the old slice or with the new one; the next rebuild removes staged files.
 """
 
 from __future__ import annotations
@@ -53,6 +49,12 @@ from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
+
+
+_TRIES = 5
+_LOOK = 0.1
+_MARGIN = 60.0
+"""Seconds after the end of the wait for which a waiting change is still valid: the wait ends, then it is withdrawn."""
 
 
 class SliceOpen(TransientError):
@@ -248,11 +250,6 @@ def entry_of(base: SliceBase, name: str, chosen: SliceRange, code: CodeVersion, 
         note=chosen.words,
     )
 
-
-_TRIES = 5
-_LOOK = 0.1
-_MARGIN = 60.0
-"""Seconds after the end of the wait for which a waiting change is still valid: the wait ends, then it is withdrawn."""
 
 Tell = Callable[[str], None]
 

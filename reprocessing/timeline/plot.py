@@ -1,10 +1,7 @@
-"""The batches of a timeline as columns of a plot: equal parts of its time, with rows per minute and durations.
+"""A timeline in a file: the picture alone (.svg), or a page with the picture and its marks in words (.html).
 
-The picture of a timeline: rows per minute and duration of batches over time, with marks in lanes above them.
-
-Plain SVG: no script, nothing loaded, all text escaped; colours for a light and a dark background.
-
-A timeline in a file: the picture alone (.svg), or a page with the picture and its marks in words (.html).
+The picture has rows per minute and durations of batches over time, in columns of equal parts of the time, with marks in
+lanes above them.
 """
 
 from __future__ import annotations
@@ -25,6 +22,52 @@ from streaming_jobs.svg import VerticalScale, element, line, rect, text, title
 COLUMNS = 220
 """Columns at most."""
 _WIDTHS = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 7 * 86_400)
+
+
+WIDTH = 1100
+_LEFT, _RIGHT, _TOP = 92, 24, 64
+_INSIDE = WIDTH - _LEFT - _RIGHT
+_LANE, _PANEL, _GAP = 22, 150, 52
+_LETTER = 6.7
+_LANES: dict[MarkKind, str] = {
+    "deploy": "deploys",
+    "code": "code",
+    "session": "sessions",
+    "recovery": "recoveries",
+    "savepoint": "savepoints",
+}
+_LINES: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery")
+"""Kinds whose marks are lines through the plots."""
+_STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 2 * 86_400, 7 * 86_400, 28 * 86_400)
+STYLE = (
+    colours("svg.timeline", "ink", "soft", "line", "back", "now", "replay", "good", "warn", "bad", "recovery")
+    + """
+svg.timeline text { font: 13px system-ui, sans-serif; fill: var(--ink) }
+svg.timeline text.head { font-size: 16px; font-weight: 600 }
+svg.timeline text.note { font-size: 12px; fill: var(--soft) }
+svg.timeline text.over { paint-order: stroke; stroke: var(--back); stroke-width: 5px; stroke-linejoin: round }
+svg.timeline rect { stroke: none }
+svg.timeline .back { fill: var(--back) }
+svg.timeline .grid { stroke: var(--line); stroke-width: 1 }
+svg.timeline .axis { stroke: var(--soft); stroke-width: 1 }
+svg.timeline .rows { fill: var(--now) } svg.timeline .replay { fill: var(--replay) }
+svg.timeline .time { fill: var(--soft) } svg.timeline .most { stroke: var(--ink); stroke-width: 1.5 }
+svg.timeline .stood { fill: var(--recovery); opacity: .13 }
+svg.timeline .deploy, svg.timeline .code, svg.timeline .session, svg.timeline .failed, svg.timeline .recovery,
+svg.timeline .savepoint { stroke-width: 1.5; fill: none }
+svg.timeline .deploy { stroke: var(--good) } svg.timeline .code { stroke: var(--good); stroke-dasharray: 6 3 }
+svg.timeline .session { stroke: var(--warn); stroke-dasharray: 2 4 }
+svg.timeline .failed { stroke: var(--bad); stroke-dasharray: 2 4 }
+svg.timeline .recovery { stroke: var(--recovery); stroke-dasharray: 9 4 }
+svg.timeline .savepoint { stroke: var(--soft) }
+svg.timeline g.sign * { stroke-dasharray: none }
+svg.timeline g.sign .deploy { fill: var(--good) } svg.timeline g.sign .code { fill: var(--back) }
+svg.timeline g.sign .session { fill: var(--warn) } svg.timeline g.sign .failed { fill: var(--bad) }
+svg.timeline g.sign .recovery { fill: var(--recovery) }
+"""
+)
+MOST = 500
+"""Marks at most that a page lists, the newest ones."""
 
 
 @dataclass
@@ -68,51 +111,6 @@ def bins_of(batches: Sequence[BatchPoint], since: float, until: float) -> list[B
             found.seconds += each.seconds
             found.slowest = max(found.slowest, each.seconds)
     return [bins[place] for place in sorted(bins)]
-
-
-WIDTH = 1100
-_LEFT, _RIGHT, _TOP = 92, 24, 64
-_INSIDE = WIDTH - _LEFT - _RIGHT
-_LANE, _PANEL, _GAP = 22, 150, 52
-_LETTER = 6.7
-_LANES: dict[MarkKind, str] = {
-    "deploy": "deploys",
-    "code": "code",
-    "session": "sessions",
-    "recovery": "recoveries",
-    "savepoint": "savepoints",
-}
-_LINES: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery")
-"""Kinds whose marks are lines through the plots."""
-_STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 2 * 86_400, 7 * 86_400, 28 * 86_400)
-
-STYLE = (
-    colours("svg.timeline", "ink", "soft", "line", "back", "now", "replay", "good", "warn", "bad", "recovery")
-    + """
-svg.timeline text { font: 13px system-ui, sans-serif; fill: var(--ink) }
-svg.timeline text.head { font-size: 16px; font-weight: 600 }
-svg.timeline text.note { font-size: 12px; fill: var(--soft) }
-svg.timeline text.over { paint-order: stroke; stroke: var(--back); stroke-width: 5px; stroke-linejoin: round }
-svg.timeline rect { stroke: none }
-svg.timeline .back { fill: var(--back) }
-svg.timeline .grid { stroke: var(--line); stroke-width: 1 }
-svg.timeline .axis { stroke: var(--soft); stroke-width: 1 }
-svg.timeline .rows { fill: var(--now) } svg.timeline .replay { fill: var(--replay) }
-svg.timeline .time { fill: var(--soft) } svg.timeline .most { stroke: var(--ink); stroke-width: 1.5 }
-svg.timeline .stood { fill: var(--recovery); opacity: .13 }
-svg.timeline .deploy, svg.timeline .code, svg.timeline .session, svg.timeline .failed, svg.timeline .recovery,
-svg.timeline .savepoint { stroke-width: 1.5; fill: none }
-svg.timeline .deploy { stroke: var(--good) } svg.timeline .code { stroke: var(--good); stroke-dasharray: 6 3 }
-svg.timeline .session { stroke: var(--warn); stroke-dasharray: 2 4 }
-svg.timeline .failed { stroke: var(--bad); stroke-dasharray: 2 4 }
-svg.timeline .recovery { stroke: var(--recovery); stroke-dasharray: 9 4 }
-svg.timeline .savepoint { stroke: var(--soft) }
-svg.timeline g.sign * { stroke-dasharray: none }
-svg.timeline g.sign .deploy { fill: var(--good) } svg.timeline g.sign .code { fill: var(--back) }
-svg.timeline g.sign .session { fill: var(--warn) } svg.timeline g.sign .failed { fill: var(--bad) }
-svg.timeline g.sign .recovery { fill: var(--recovery) }
-"""
-)
 
 
 def draw(timeline: Timeline) -> str:
@@ -330,10 +328,6 @@ def _span(seconds: int) -> str:
         if seconds >= size and seconds % size == 0:
             return counted(seconds // size, name)
     return counted(seconds, "second")
-
-
-MOST = 500
-"""Marks at most that a page lists, the newest ones."""
 
 
 def write(path: Path, timeline: Timeline) -> None:

@@ -1,9 +1,8 @@
-"""The batches of a stream in the order of time, from the ledger file beside its state; quick for a hundred thousand.
+"""A timeline: batches joined to groups, with the marks between them, so that a day fits on a screen.
 
-A timeline: batches joined to groups, with the marks between them, so that a day fits on a screen.
-
-A group ends with its period (an hour, for a day), with its generation or its code, and at a mark. Savepoints taken by
-the clock, and starts and ends of sessions beyond a few per period, are counted in a group instead of parting it.
+Batches come from the ledger file beside the stream's state; reading a hundred thousand of them is quick. A group ends
+with its period (an hour, for a day), with its generation or its code, and at a mark. Savepoints taken by the clock, and
+starts and ends of sessions beyond a few per period, are counted in a group instead of parting it.
 """
 
 from __future__ import annotations
@@ -29,6 +28,13 @@ MOST = 1_000_000
 
 _SPARE = 1_000
 """Lines of a day that are read beyond the batches asked for: some may be of one batch, or out of order."""
+
+
+_PERIODS = (60, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 7 * 86_400)
+_LINES = 26
+_RATE_OF = 10.0
+_SESSIONS = 4
+"""Starts and ends of sessions per period that are lines of their own."""
 
 
 class _Offsets(msgspec.Struct, gc=False):
@@ -139,13 +145,6 @@ def _point(line: _Line, raw: RawLine) -> BatchPoint:
         line.code[0] if line.code else "",
         raw,
     )
-
-
-_PERIODS = (60, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 7 * 86_400)
-_LINES = 26
-_RATE_OF = 10.0
-_SESSIONS = 4
-"""Starts and ends of sessions per period that are lines of their own."""
 
 
 @dataclass(frozen=True)
