@@ -114,8 +114,9 @@ def _watch(session: Session, watch: Watch, over: threading.Event, raised: list[R
                 session.stop_all.set()
 
 
-def _launch(name: str, settings: Settings, **options: Any) -> Launched:
-    return spark.launch(settings, **{**options, "name": name})
+def _launch(log_name: str, settings: Settings, **options: Any) -> Launched:
+    """As `spark.launch`, which a session gives the name of its stream: the replay's log file has another name."""
+    return spark.launch(settings, **{**options, "name": log_name})
 
 
 def failure_of(running: StreamRunner | None) -> Failure:

@@ -1,10 +1,11 @@
-"""What watches a replay can end it."""
+"""What watches a replay can end it, and Spark's log file has a name of its own."""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -30,3 +31,11 @@ def test_what_a_watcher_refuses_ends_the_session_and_is_raised(monkeypatch: pyte
         and running.stop_all.is_set()
         and [each.found for each in raised] == ["a rule names no column"]
     )
+
+
+def test_spark_is_launched_under_the_name_of_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session launches Spark with the stream's name, which is that of the running stream's log file."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(session.spark, "launch", lambda _, **options: given.update(options))
+    partial(session._launch, "preview-things")(cast("Any", None), name="things", pools=["things"])
+    assert given == {"name": "preview-things", "pools": ["things"]}
