@@ -10,14 +10,14 @@ from orchestration.cli.output import say
 from orchestration.recoveries.words import Pace, difference_lines
 
 if TYPE_CHECKING:
-    from reprocessing.rebuild.context import Recovery, RecoveryEvents
+    from reprocessing.stages.recovery import Recovery, RecoveryEvents
 
 _DOING = {"rewind": "publish the rebuilt rows", "skip": "skip these records"}
 
 
 def recovery_events(yes: bool) -> RecoveryEvents:
     """Everything is said on stderr; with `yes` nobody is asked."""
-    from reprocessing.rebuild.context import RecoveryEvents
+    from reprocessing.stages.recovery import RecoveryEvents
 
     def confirm(recovery: Recovery) -> bool:
         for difference in recovery.differences:

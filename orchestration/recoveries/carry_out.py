@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reprocessing.plans.plan import RecoveryPlan
-    from reprocessing.rebuild.context import Recovery, RecoveryEvents
+    from reprocessing.plan.plan import RecoveryPlan
+    from reprocessing.stages.recovery import Recovery, RecoveryEvents
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
@@ -46,8 +46,8 @@ def carry_out(
 
 def make_undo(settings: Settings, topology: Topology, name: str) -> RecoveryPlan:
     """The plan that takes the published plan `name` back; raises UsageError if that cannot be done."""
-    from reprocessing.plans.plan_file import load
-    from reprocessing.undo import plan_undo
+    from reprocessing.plan.plan_file import load
+    from reprocessing.plan.undo import plan_undo
 
     plan = load(settings, name)
     streams = {stream.name: stream for stream in topology.select(plan.names)}

@@ -44,7 +44,7 @@ from orchestration.sessions.supervisor import (
     uninterrupted,
 )
 from orchestration.sessions.tags import RECOVERY_KIND
-from reprocessing.plans.journal import journal_of
+from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 
@@ -197,7 +197,7 @@ def _first_stream(launch: Launch) -> str:
         if not launch.request.streams:
             raise UsageError("no stream was given", "name one: streams: [...]")
         return launch.request.streams[0]
-    from reprocessing.plans.plan_file import stream_of
+    from reprocessing.plan.plan_file import stream_of
 
     return stream_of(launch.plan)
 

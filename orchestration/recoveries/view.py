@@ -12,7 +12,7 @@ from orchestration.recoveries.events import Ended, Event, Failed, PlanShown, Pro
 from orchestration.recoveries.metadata import Metadata
 from orchestration.recoveries.words import Pace
 from orchestration.sessions.tags import PLAN_TAG, STAGE_TAG
-from reprocessing.rebuild.context import StageBegun
+from reprocessing.stages.recovery import StageBegun
 
 SOON, LATE = 5.0, 300.0
 """Seconds between two lines of progress: at first, and at most. In between a twentieth of the replay's time so far."""

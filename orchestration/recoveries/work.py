@@ -13,11 +13,11 @@ from orchestration.recoveries.plan_request import make_requested
 from orchestration.recoveries.words import difference_lines
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.plans.journal import journal_of
-from reprocessing.plans.plan import RecoveryPlan
-from reprocessing.plans.plan_file import folder, load, undos_of
-from reprocessing.rebuild.context import Recovery, RecoveryEvents, StageBegun
-from reprocessing.stages import AuditRefused
+from reprocessing.plan.journal import journal_of
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.plan.plan_file import folder, load, undos_of
+from reprocessing.stages.recovery import Recovery, RecoveryEvents, StageBegun
+from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import structlog
 
-from reprocessing.planning.instants import instant_words
 from reprocessing.timeline.marks import Mark, events_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import read_status
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.spelling import instant_words
 
 if TYPE_CHECKING:
     from streaming_jobs.runtime.lag import Unread

@@ -20,8 +20,8 @@ from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, Pl
 from orchestration.recoveries.launchpad import run_config
 from orchestration.sessions.supervisor import PARENT_VARIABLE
 from orchestration.sessions.tags import KIND_TAG, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
-from reprocessing.plans.journal import journal_of
-from reprocessing.rebuild.context import StageBegun
+from reprocessing.plan.journal import journal_of
+from reprocessing.stages.recovery import StageBegun
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.execute import execute
 from tests.dagster.fakes.recover_worker import recover

@@ -19,7 +19,7 @@ from orchestration.local_dagster.client import DagsterClient
 from orchestration.local_dagster.processes import DagsterProcesses
 from orchestration.recoveries.launchpad import run_config
 from orchestration.sessions.tags import PLAN_TAG, STAGE_TAG, WORKER_TAG
-from reprocessing.plans.journal import journal_of
+from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.stock import movements
 from streaming_jobs.platform.broker import Broker

@@ -12,8 +12,8 @@ import pytest
 
 from orchestration.definitions import definitions
 from orchestration.slices.job import JOB, SliceDefinitions, newest_closed_day, slices_key
-from reprocessing.planning.sliceable import Sliceable, sliceable
-from reprocessing.rebuild.audit import Difference
+from reprocessing.plan.sliceable import Sliceable, sliceable
+from reprocessing.replay.difference import Difference
 from reprocessing.slices.rebuild import SliceReport
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import OffsetsLost, RecourseError, TransientError

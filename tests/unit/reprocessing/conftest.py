@@ -16,3 +16,9 @@ def life(tmp_path: Path) -> Life:
     for number in range(6):
         life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
     return life
+
+
+@pytest.fixture(autouse=True)
+def _one_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that the code of `Life` names."""
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")

@@ -15,7 +15,7 @@ import pytest
 from orchestration import cli
 from orchestration.cli.invocation import Invocation, environment_name, parse_set, parse_value
 from orchestration.recoveries import words as recovery_words
-from reprocessing.rebuild.audit import Difference
+from reprocessing.replay.difference import Difference
 from streaming_jobs.errors import SetupError, UsageError
 from tests.support import ROOT
 

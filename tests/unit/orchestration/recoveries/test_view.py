@@ -25,7 +25,7 @@ from orchestration.recoveries.events import (
 from orchestration.recoveries.metadata import Metadata
 from orchestration.recoveries.view import View
 from orchestration.sessions.tags import PLAN_TAG, STAGE_TAG
-from reprocessing.rebuild.context import StageBegun
+from reprocessing.stages.recovery import StageBegun
 
 SHOWN = PlanShown("orders-0001", "Plan orders-0001: rewind\n", "batch 3", ["orders"], "/nowhere", 900)
 REPLAY = StageBegun(4, 8, "replay", "orders", "replay 900 records")
@@ -107,7 +107,7 @@ def test_a_plan_alone_marks_no_table_and_says_what_to_do_next(desk: Desk) -> Non
 
 
 def test_the_tables_are_marked_once_while_the_recovery_is_at_work(desk: Desk) -> None:
-    desk.take(SHOWN, StageBegun(1, 8, "keep", "orders", "stop orders"), REPLAY)
+    desk.take(SHOWN, StageBegun(1, 8, "take_savepoint", "orders", "stop orders"), REPLAY)
     ((how, stream, mark),) = desk.page.marks
     assert (how, stream) == ("observed", "orders")
     assert value(mark, "recovery").startswith("under recovery by plan orders-0001")
