@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.executor import recovery_of
 from reprocessing.planning.planner import Request, make_plan
@@ -21,7 +20,6 @@ from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stage import Findings, OfOneStream
 from reprocessing.undo import plan_undo
-from streaming_jobs.formats import Json
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.preflight.findings import Finding
@@ -31,35 +29,12 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_record import CodeSince
-from streaming_jobs.stream import DeltaTable as Declared
-from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.stream import Stream
+from tests.support.life_flows import ROWS, STREAM, TOPIC, TOPIC_ID
 from tests.support.stream_on_disk import StreamOnDisk, append
 
-TOPIC, TOPIC_ID = "things", "topic-1"
-ROWS = StructType([StructField("id", LongType()), StructField("place", StringType())])
 PLACES = ("plain", "two words", "a/b", "50%", "über:all")
 PER_BATCH = 10
-
-
-def things(value: object) -> object:
-    """The stream's function; nobody calls it here."""
-    return value
-
-
-STREAM = Stream(
-    "things",
-    things,
-    {"value": KafkaTopic(TOPIC, Json(ROWS))},
-    {"things": Declared("things", partition_by=["place"])},
-)
-
-OTHERS = Stream(
-    "others",
-    things,
-    {"value": KafkaTopic(TOPIC, Json(ROWS))},
-    {"others": Declared("others", partition_by=["place"])},
-)
-"""A second stream of the same topic."""
 
 
 class Topics:

@@ -36,7 +36,8 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.topology import Topology
-from tests.support.life import OTHERS, STREAM, Killed, Life, Topics, replayed
+from tests.support.life import Killed, Life, Topics, replayed
+from tests.support.life_flows import OTHERS, STREAM
 
 BOTH = (STREAM, OTHERS)
 RIGHT = list(range(60))

@@ -16,7 +16,8 @@ import pytest
 from orchestration import cli
 from reprocessing import executor
 from streaming_jobs.state import named_savepoints, savepoints
-from tests.support.life import OTHERS, STREAM, Life, Topics
+from tests.support.life import Life, Topics
+from tests.support.life_flows import OTHERS, STREAM
 
 NEVER_RAN = replace(OTHERS, name="never_ran", sinks={"never_ran": replace(OTHERS.primary, name="never_ran")})
 
@@ -121,7 +122,7 @@ def test_killed_between_two_streams_nothing_has_the_name(
     lives: list[Life], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The command is a process of its own, which the crash point kills after its first savepoint."""
-    (tmp_path / "killed_flows.py").write_text("from tests.support.life import OTHERS, STREAM")
+    (tmp_path / "killed_flows.py").write_text("from tests.support.life_flows import OTHERS, STREAM")
     paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
     environment = {"RECOURSE_FLOWS": '["killed_flows"]', "RECOURSE_CRASH": "things:savepoint_of_name:0"}
     arguments = ["savepoints", "create", "--name", "before-release"]

@@ -22,7 +22,8 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.topic_records import VoidRange
-from tests.support.life import OTHERS, STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.life import Life, Topics
+from tests.support.life_flows import OTHERS, STREAM, TOPIC, TOPIC_ID
 
 Planned = Callable[..., RecoveryPlan]
 

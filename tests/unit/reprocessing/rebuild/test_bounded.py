@@ -40,7 +40,8 @@ from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, G
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from tests.support.life import OTHERS, PER_BATCH, STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.life import PER_BATCH, Life, Topics
+from tests.support.life_flows import OTHERS, STREAM, TOPIC, TOPIC_ID
 
 BATCHES, WRONG = 9, range(3, 6)
 """Batches 3 to 5 are wrong; those after them are right."""

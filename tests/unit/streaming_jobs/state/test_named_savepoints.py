@@ -18,7 +18,8 @@ from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topology_savepoints import drop_named, take_last, take_named
 from streaming_jobs.stream import Stream
-from tests.support.life import OTHERS, STREAM, Life
+from tests.support.life import Life
+from tests.support.life_flows import OTHERS, STREAM
 
 BOTH = (STREAM, OTHERS)
 NAME = "before-release"
