@@ -34,8 +34,8 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.topology import Topology
-from tests.support.life import Life, Topics, plan_one, things, undo_one
-from tests.support.life_flows import OTHERS, ROWS, STREAM
+from tests.support.life import Life, Topics, plan_one, undo_one
+from tests.support.life_flows import OTHERS, ROWS, STREAM, things
 
 NONE = Checks()
 
