@@ -36,11 +36,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Life]:
     monkeypatch.setenv("RECOURSE_FLOWS", f'["{flows.__name__}"]')
     monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: Topics())
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "nowhere:1")
-    made = [Life.begin(tmp_path, stream) for stream in (STREAM, OTHERS)]
-    for life, batches in zip(made, (6, 4), strict=True):
-        for number in range(batches):
-            life.batch(number)
-    return made
+    return [Life.of_batches(tmp_path, count, stream.name) for stream, count in ((STREAM, 6), (OTHERS, 4))]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -32,10 +32,7 @@ Planned = Callable[..., RecoveryPlan]
 def reader(tmp_path: Path) -> Life:
     """`things` reads what `others` is taken to write: both have six batches of the topic."""
     Life.of_batches(tmp_path, 6)
-    others = Life.begin(tmp_path, OTHERS)
-    for number in range(6):
-        others.batch(number)
-    return Life(others.settings)
+    return Life(Life.of_batches(tmp_path, 6, OTHERS.name).settings)
 
 
 @pytest.fixture

@@ -32,11 +32,7 @@ class Killed(BaseException):
 @pytest.fixture
 def lives(tmp_path: Path) -> list[Life]:
     """Two streams, of which the second one is two batches behind."""
-    lives = [Life.begin(tmp_path, stream) for stream in BOTH]
-    for life, batches in zip(lives, (6, 4), strict=True):
-        for number in range(batches):
-            life.batch(number)
-    return lives
+    return [Life.of_batches(tmp_path, count, stream.name) for stream, count in zip(BOTH, (6, 4), strict=True)]
 
 
 @pytest.fixture
