@@ -18,12 +18,12 @@ from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.supervisor import Command, SessionSpec, run_session
 from orchestration.sessions.tags import SESSION_TAG
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
-from streaming_jobs.topology import Topology
 
 TOPIC_GROUP = "kafka"
 TABLE_GROUP = "tables_of_others"

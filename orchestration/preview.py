@@ -21,10 +21,10 @@ from pydantic import Field
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.ownership import claim, job_tags, parent_lives
 from orchestration.sessions.supervisor import PARENT_VARIABLE, uninterrupted
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 JOB, STEP = "preview", "replay_and_compare"
 VERDICT_TAG = "recourse/verdict"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.spelling import nearest
+from streaming_jobs.text.spelling import nearest
 
 _PART = re.compile(r"[^.\[\]]+")
 """A key or an index in the path of a field."""

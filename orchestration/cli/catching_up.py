@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestration.cli.output import ago, number, say, stderr_console
-from streaming_jobs.table_sources.ends import TABLE, end_names
+from streaming_jobs.table_sources.topics import TABLE, end_names
 from streaming_jobs.table_sources.versions import TableVersions
 
 if TYPE_CHECKING:

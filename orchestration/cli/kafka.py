@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from orchestration.cli.output import say
 
 if TYPE_CHECKING:
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.platform.broker import Broker
     from streaming_jobs.settings import Settings
-    from streaming_jobs.topology import Topology
 
 PARTITIONS = 4
 """Number of partitions of a topic that a command creates for a stream."""

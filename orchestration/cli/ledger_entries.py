@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from orchestration.cli.output import number
 
 if TYPE_CHECKING:
-    from streaming_jobs.ledger import LedgerEntry
-    from streaming_jobs.positions import OffsetRange
+    from streaming_jobs.ledger.entry import LedgerEntry
+    from streaming_jobs.ledger.positions import OffsetRange
     from streaming_jobs.sinks.stored import Commit
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from orchestration.cli.output import say
 from streaming_jobs.errors import RecourseError, SetupError, TransientError, setup_error
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.disk_space import disk_space
+from streaming_jobs.state.health import disk_space
 
 LONGEST_DELAY = 60.0
 

@@ -176,10 +176,10 @@ def ledger(
     Reads the table's log, and for entries that the log no longer has the ledger file in the stream's state folder.
     """
     from streaming_jobs.errors import UsageError
-    from streaming_jobs.preflight.take_snapshot import ledger_file
+    from streaming_jobs.preflight.snapshot import ledger_file
     from streaming_jobs.sinks.stored import entries
     from streaming_jobs.sinks.tables import all_tables, store_of
-    from streaming_jobs.state.ledger_history import FROM_FILE, code_changes, newest_entries
+    from streaming_jobs.state.ledger_file import FROM_FILE, code_changes, newest_entries
 
     call = invocation(context)
     stream = call.topology[name]

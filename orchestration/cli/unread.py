@@ -11,7 +11,7 @@ from streaming_jobs.errors import UsageError
 if TYPE_CHECKING:
     from orchestration.cli.invocation import Invocation
     from orchestration.cli.observed import Observed
-    from streaming_jobs.runtime.unread import PartitionLag, Unread
+    from streaming_jobs.runtime.lag import PartitionLag, Unread
 
 _SHOWN = 40
 """Partitions that are printed, those with the most unread records."""
@@ -27,7 +27,7 @@ def unread_now(call: Invocation, observed: Sequence[Observed]) -> dict[str, Unre
         streams = [call.topology[name] for name in seen]
     except UsageError:  # without its code, the topics of a stream are not known
         return {}
-    from streaming_jobs.runtime.unread import unread_now as look  # it loads the Kafka client
+    from streaming_jobs.runtime.lag import unread_now as look  # it loads the Kafka client
 
     return look(call.settings, streams)
 

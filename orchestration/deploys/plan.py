@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestration.deploys.starting import code_of, streams_of
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.preflight.rules import other_tables
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
 from streaming_jobs.preflight.topic_rules import other_topics
@@ -22,7 +23,6 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.health import Seen, look
 from streaming_jobs.stream import Stream
-from streaming_jobs.topology import Topology
 
 Action = Literal["deploy", "same", "not running", "new", "removed", "recovering"]
 

@@ -12,7 +12,7 @@ from orchestration.local_dagster.session_log_manager import SessionLogManager
 from orchestration.recoveries import launchpad
 from orchestration.sessions.supervisor import GRACE
 from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND
-from streaming_jobs.files import private_folder, write_atomic
+from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
 LOCATION = launchpad.LOCATION

@@ -35,12 +35,10 @@ from orchestration.sessions.decisions import IN_PROGRESS
 from orchestration.sessions.ownership import identity
 from orchestration.sessions.supervisor import GRACE, PARENT_VARIABLE
 from orchestration.sessions.tags import KIND_TAG, STOPPED_BY_TAG
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError
-from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
-from streaming_jobs.platform.processes.parent_death import terminated_with_parent
-from streaming_jobs.platform.processes.tree import ProcessTree
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree, terminated_with_parent
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 log = structlog.get_logger()
 

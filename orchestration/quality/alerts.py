@@ -33,7 +33,7 @@ from orchestration.sessions.ownership import job_tags
 from orchestration.sessions.tags import QUALITY_KIND
 from orchestration.sessions.verdicts import HEALTH, NOT_TOLD
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.disk_space import disk_space
+from streaming_jobs.state.health import disk_space
 
 log = structlog.get_logger()
 

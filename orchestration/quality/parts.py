@@ -18,10 +18,10 @@ from orchestration.sessions.tags import QUALITY_KIND
 from quality.suite_set import SuiteSet
 from quality.suites import Suite
 from quality.validation import Validation
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import read_status
-from streaming_jobs.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import dagster as dg
 from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.verdicts import Verdict, to_tell
+from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.errors import RuleBroken
-from streaming_jobs.rules import RowRules
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 

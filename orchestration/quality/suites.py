@@ -34,7 +34,7 @@ from orchestration.sessions.tags import QUALITY_KIND
 from quality.suites import Suite
 from quality.validation import Validation
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.files import private_folder
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reprocessing.plans.plan import RecoveryPlan
     from reprocessing.rebuild.context import Recovery, RecoveryEvents
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
-    from streaming_jobs.topology import Topology
 
 
 def topics_of(settings: Settings) -> Topics:

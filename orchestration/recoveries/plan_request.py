@@ -11,10 +11,10 @@ from streaming_jobs.errors import UsageError
 if TYPE_CHECKING:
     from reprocessing.planning.planner import Request
     from reprocessing.plans.plan import Checks, RecoveryPlan
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.stream import Stream
-    from streaming_jobs.topology import Topology
 
 TARGETS: Mapping[str, str] = {
     "to-earliest": "earliest",

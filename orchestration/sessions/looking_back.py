@@ -16,7 +16,7 @@ from streaming_jobs.state.status import read_status
 from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
-    from streaming_jobs.runtime.unread import Unread
+    from streaming_jobs.runtime.lag import Unread
 
 log = structlog.get_logger()
 
@@ -26,7 +26,7 @@ _CHARACTERS = 160
 
 def unread(settings: Settings, stream: Stream) -> Unread | None:
     """What a stream has not read; None if no broker answers, which its driver then shows by the age of the lag."""
-    from streaming_jobs.runtime.unread import unread_now  # it loads the Kafka client
+    from streaming_jobs.runtime.lag import unread_now  # it loads the Kafka client
 
     status = read_status(settings, stream.name)
     answered = status is not None and status.lag_at is not None and time.time() - status.lag_at < 30.0

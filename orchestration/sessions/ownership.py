@@ -18,7 +18,7 @@ from pathlib import Path
 import dagster as dg
 
 from orchestration.sessions.tags import KIND_TAG, LOCATION_TAG, WORKER_TAG
-from streaming_jobs.files import private_folder, sync
+from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.settings import Settings
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from orchestration.sessions.reasons import failure_text
-from streaming_jobs.durations import format_duration
 from streaming_jobs.settings import DagsterSettings
 from streaming_jobs.state.deploys import Deploy
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:
-    from streaming_jobs.runtime.unread import Unread
+    from streaming_jobs.runtime.lag import Unread
 
 LogEvent = Callable[[dg.AssetObservation | dg.AssetMaterialization], None]
 

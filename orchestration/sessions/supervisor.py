@@ -40,13 +40,13 @@ from orchestration.sessions.ownership import claim, parent_lives
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, HEARTBEAT_TAG, SESSION_TAG, STOPPED_BY_TAG
-from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import ENDED
 from streaming_jobs.state.status import Status, read_status, write_status
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.durations import format_duration
 
 log = structlog.get_logger()
 

@@ -7,7 +7,8 @@ times; and the declared `files`. The hash is of the syntax trees without docstri
 do not make a new version. The version of the package is recorded beside the hash. Imports are read from the source, so
 a module that is imported for one value counts too.
 
-`2-` begins the hash: this is the second scheme. `CodeVersion.same_code` compares versions of different schemes.
+`3-` begins the hash: this is the third scheme, which names Recourse's own types without their modules. The hash by the
+second scheme is recorded beside it; `CodeVersion.same_code` compares versions of both schemes.
 """
 
 from __future__ import annotations
@@ -17,24 +18,192 @@ import hashlib
 import inspect
 import json
 import re
+import site
 import sys
+import sysconfig
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cached_property, lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache, cached_property, lru_cache
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
-from streaming_jobs.event_times import ComputedTime
-from streaming_jobs.kafka_topic import KafkaTopic
-from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.runtime.code_version_1 import hash_1
-from streaming_jobs.runtime.source_code import Found, dump, module_source, reached, users_own
+from streaming_jobs.declare.topic import ComputedTime, KafkaTopic
+from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.stream import Stream
 
-_SCHEME = "2-"
+# The source behind a stream: the tree of its module, and the modules that it imports, without importing them.
+
+Found = tuple[ModuleSpec, str]
+"""A module's spec and its source text."""
+
+_PLATFORM = frozenset({__name__.partition(".")[0], "pyspark", "py4j", "delta"})
+"""Packages that are no part of a stream's code even where PYTHONPATH has them, as spark-submit does."""
+
+
+def module_source(module: ModuleType | None) -> str | None:
+    """The source text of a loaded module; None for a shell, which has none."""
+    try:
+        return inspect.getsource(module) if module is not None else None
+    except (OSError, TypeError):
+        return None
+
+
+def reached(
+    module: ModuleType | None, find: Callable[[str], ModuleSpec | None], further: tuple[str, ...] = ()
+) -> dict[str, Found]:
+    """The modules that the module and the `further` ones import, directly or not, as far as `find` returns them.
+
+    Imports inside functions count. A `further` module is among the result itself.
+    """
+    modules: dict[str, Found] = {}
+    tried: set[str] = set()
+    waiting = [(module.__package__ or "", source)] if module and (source := module_source(module)) else []
+    names = set(further)
+    while waiting or names:
+        if waiting:
+            package, source = waiting.pop()
+            names |= _imported(source, package)
+        for name in names - tried:
+            tried.add(name)
+            if (spec := find(name)) is not None and (found := _source(spec)) is not None:
+                modules[name] = spec, found
+                waiting.append((spec.parent or "", found))
+        names = set()
+    return modules
+
+
+def users_own(roots: tuple[str, ...], module: str) -> Callable[[str], ModuleSpec | None]:
+    """What finds the modules of a stream's code: those that are not installed, and its own ones if they are.
+
+    Own are all modules below `roots` (the setting `flows`), and those of the installed distribution to which the roots
+    and the stream's `module` belong. Never a part of Recourse or of Spark, unless it is below a root.
+    """
+    own = {top for name in (*roots, module) for top in _tops_of_distribution(name.partition(".")[0])}
+    spec_of = _specs()
+
+    def installed(top: str) -> bool:
+        """Whether the whole package is: what is below one with an `__init__.py` lies in its folder."""
+        spec = spec_of(top)
+        return spec is None or (spec.origin or "").startswith(_installed())
+
+    def find(name: str) -> ModuleSpec | None:
+        below = any(name == root or name.startswith(f"{root}.") for root in roots)
+        top = name.partition(".")[0]
+        if not below and (name == module or top in _PLATFORM or (top not in own and installed(top))):
+            return None
+        spec = spec_of(name)
+        if spec is None or name == module:
+            return None
+        return spec if below or top in own or not (spec.origin or "").startswith(_installed()) else None
+
+    return find
+
+
+@cache
+def _tops_of_distribution(top: str) -> frozenset[str]:
+    """The top-level packages of the installed distribution that has this one; empty if it is not installed."""
+    spec = None if top in _PLATFORM else _specs()(top)
+    where = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec is not None else []
+    if not any(path.startswith(_installed()) for path in where):
+        return frozenset()
+    by_package = packages_distributions()
+    distributions = set(by_package.get(top, ()))
+    return frozenset({top, *(name for name, of in by_package.items() if distributions.intersection(of))})
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return (*(sysconfig.get_path(each) for each in names), *site.getsitepackages(), site.getusersitepackages())
+
+
+def _specs() -> Callable[[str], ModuleSpec | None]:
+    """What finds the spec of a module without importing its parents; it looks for each module and parent once."""
+
+    @cache
+    def spec_of(name: str) -> ModuleSpec | None:
+        parent, _, last = name.rpartition(".")
+        if not last or name.startswith("."):  # a shell's module, or a relative import in one
+            return None
+        if not parent:
+            return _found(name, None)
+        above = spec_of(parent)
+        if above is None or above.submodule_search_locations is None:  # not a module but something in one
+            return None
+        return _found(name, above.submodule_search_locations)
+
+    return spec_of
+
+
+def _found(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """The spec by the import path, else by a further finder, such as that of an editable installation."""
+    if (spec := PathFinder.find_spec(name, path)) is not None:
+        return spec
+    further = (each for each in sys.meta_path if each not in (BuiltinImporter, FrozenImporter, PathFinder))
+    return next((spec for finder in further if (spec := finder.find_spec(name, path)) is not None), None)
+
+
+@lru_cache(maxsize=1_000)  # a recovery asks for the version of the code at each stage
+def _imported(source: str, package: str) -> frozenset[str]:
+    """Every name in an import that may be a module."""
+    return frozenset(_import_names(ast.parse(source), package))
+
+
+def _import_names(tree: ast.Module, package: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _source(spec: ModuleSpec) -> str | None:
+    """The source text; None for a module that has none, such as a namespace or a compiled one."""
+    get_source = getattr(spec.loader, "get_source", None)  # an archive's loader is no InspectLoader
+    try:
+        text: str | None = get_source(spec.name) if get_source is not None else None
+    except ImportError:
+        return None
+    return text
+
+
+def dump(tree: ast.AST) -> str:
+    """The tree as text, without docstrings, comments and layout."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef))
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+            and isinstance(body[0].value.value, str)
+        ):
+            node.body = body[1:] or [ast.Pass()]
+    return ast.dump(tree)
+
+
+_SCHEME, _FORMER_SCHEME = "3-", "2-"
+_OWN = __name__.partition(".")[0]
+_FORMER_MODULES = {
+    **dict.fromkeys(("EpochSeconds", "EpochMillis", "EpochMicros", "ComputedTime", "TimedFormat"), "event_times"),
+    **dict.fromkeys(("Between", "Holds", "InSet", "Matches", "NotNull", "RowRules", "Unique"), "rules"),
+    **dict.fromkeys(("Text", "Raw"), "formats.raw"),
+    "DeltaSource": "delta_source",
+    "DeltaTable": "stream",
+    "Json": "formats.json",
+    "KafkaSink": "kafka_sink",
+    "KafkaTopic": "kafka_topic",
+    "Slices": "slices",
+}
+"""The module of each declared type, as the second scheme names it."""
+TypeName = Callable[[type], str]
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NO_CODE = frozenset({"name", "description", "owners", "slices", "store"})
 """Options of a declaration that change no row; the name is said beside them. A store has rows of its own."""
@@ -43,8 +212,12 @@ _NO_CODE = frozenset({"name", "description", "owners", "slices", "store"})
 def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     """The version of the code behind a stream: the scheme, and 12 hexadecimal digits of SHA-256."""
     roots = tuple(flows)
-    told = repr((stream.name, sorted(code_parts(stream, roots).items()), _declared(stream)))
-    return CodeVersion(_SCHEME + _short(told), package_version(), hash_1(stream, roots))
+    hashes = (
+        scheme + _short(repr((stream.name, sorted(code_parts(stream, roots, named).items()), _declared(stream, named))))
+        for scheme, named in ((_SCHEME, _type), (_FORMER_SCHEME, _former_type))
+    )
+    present, former = hashes
+    return CodeVersion(present, package_version(), former)
 
 
 _LOADED: dict[Callable[..., object], CodeVersion] = {}
@@ -57,7 +230,7 @@ def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     return _LOADED[stream.function]
 
 
-def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
+def code_parts(stream: Stream, flows: Iterable[str], type_name: TypeName | None = None) -> dict[str, str]:
     """The parts of the version, each with its hash: the function, what it uses, imported modules, formats, files."""
     module = sys.modules.get(stream.function.__module__)
     function = _function(stream)
@@ -71,7 +244,7 @@ def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
     for imported, (_, source) in _imports(stream, tuple(flows)).items():
         parts[f"module {imported}"] = _source_hash(source)
     for place, each in _formats(stream).items():
-        parts[f"format of topic {place}"] = _short(repr(_described(each)))
+        parts[f"format of topic {place}"] = _short(repr(_described(each, type_name or _type)))
     for file, path in stream.files.items():
         parts[f"file {file}"] = _content(path)
     return parts
@@ -112,36 +285,43 @@ def _time_functions(stream: Stream) -> list[FunctionType]:
     return [cast("FunctionType", time.function) for time in times if isinstance(time, ComputedTime)]
 
 
-def _declared(stream: Stream) -> list[object]:
+def _declared(stream: Stream, type_name: TypeName) -> list[object]:
     parts: dict[str, Mapping[str, object]] = {
         "source": stream.sources,
         "sink": stream.sinks,
         "topic": stream.topic_sinks,
         "rules": {name: rules for name, rules in stream.rules.items() if rules},
     }
-    return [(kind, name, _described(each)) for kind, by_name in parts.items() for name, each in by_name.items()]
+    return [
+        (kind, name, _described(each, type_name)) for kind, by_name in parts.items() for name, each in by_name.items()
+    ]
 
 
-def _described(value: object) -> object:
+def _described(value: object, type_name: TypeName) -> object:
     """A declared value in a form that is the same in each process; options that have their default are left out."""
     if hasattr(value, "jsonValue"):  # a type of Spark; comments of columns are no code
         return json.dumps(_without_comments(value.jsonValue()), sort_keys=True)
     if isinstance(value, Mapping):
-        return [(str(name), _described(each)) for name, each in value.items()]
+        return [(str(name), _described(each, type_name)) for name, each in value.items()]
     if isinstance(value, FunctionType):  # a lambda is in no statement of its own
         return _code_text(value.__code__) if "<" in value.__qualname__ else value.__qualname__
     if isinstance(value, (list, tuple)):
-        return [_described(each) for each in value]
+        return [_described(each, type_name) for each in value]
     options = fields(value) if is_dataclass(value) and not isinstance(value, type) else ()
     if not options and type(value).__repr__ is not object.__repr__:
         return _ADDRESS.sub("", repr(value))
-    said = [(each.name, _described(getattr(value, each.name))) for each in options if _is_said(value, each)]
+    said = [(each.name, _described(getattr(value, each.name), type_name)) for each in options if _is_said(value, each)]
     computed = {
         name for kind in type(value).__mro__ for name, d in vars(kind).items() if isinstance(d, cached_property)
     }
     own = getattr(value, "__dict__", {})
     beside = sorted(own.keys() - computed - {each.name for each in options})
-    return (_type(value), getattr(value, "name", ""), said, [(name, _described(own[name])) for name in beside])
+    return (
+        type_name(type(value)),
+        getattr(value, "name", ""),
+        said,
+        [(name, _described(own[name], type_name)) for name in beside],
+    )
 
 
 def _is_said(declared: Any, option: Field[Any]) -> bool:
@@ -153,8 +333,16 @@ def _is_said(declared: Any, option: Field[Any]) -> bool:
     return bool(getattr(declared, option.name) != default)
 
 
-def _type(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def _type(kind: type) -> str:
+    """The name of a type; one of Recourse's own has no module, so that it may move."""
+    own = kind.__module__.startswith(f"{_OWN}.") and kind.__qualname__ in _FORMER_MODULES
+    return f"{_OWN}.{kind.__qualname__}" if own else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _former_type(kind: type) -> str:
+    own = kind.__module__.startswith(f"{_OWN}.") and kind.__qualname__ in _FORMER_MODULES
+    module = f"{_OWN}.{_FORMER_MODULES[kind.__qualname__]}" if own else kind.__module__
+    return f"{module}.{kind.__qualname__}"
 
 
 def _without_comments(value: Any) -> Any:

@@ -11,7 +11,7 @@ batch (`getCache`, the way of Spark's `SimpleDataSourceStreamReader`). So a live
 starts a reader.
 
 Nothing secret travels: a reader knows the path of a file that holds the properties of Kafka's client
-(`client_file.py`).
+(`connection.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
 from streaming_jobs.sources.base import Archive, Span
-from streaming_jobs.sources.client_file import read_client_file
+from streaming_jobs.sources.connection import read_client_file
 from streaming_jobs.sources.planner import Limits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import RecordBlocks

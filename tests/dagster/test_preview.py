@@ -16,9 +16,9 @@ import pytest
 from orchestration.bundle import job_yaml
 from orchestration.location import location
 from orchestration.preview import JOB, STEP, VERDICT_TAG, preview_command, preview_job
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 from tests.support.driver import until
 
 

@@ -31,9 +31,9 @@ from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.tags import KIND_TAG, SESSION_TAG
 from quality.suites import Suite
 from quality.validation import Outcome, Validation
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 from tests.support.receivers import webhook
 from tests.support.validations import validation
 

@@ -30,10 +30,10 @@ from orchestration.sessions.fingerprint import fingerprint
 from orchestration.sessions.ownership import identity, is_running
 from orchestration.sessions.supervisor import PARENT_VARIABLE, SessionSpec
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire, holder
 from streaming_jobs.state.status import Status, read_status, write_status
-from streaming_jobs.topology import Topology
 from tests.dagster.conftest import starts
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.fakes.execute import execute

@@ -47,5 +47,8 @@ def test_a_suite_is_built_in_a_process_without_a_file() -> None:
 @pytest.mark.parametrize("module", [CONNECT, pytest.param(GREAT_EXPECTATIONS, marks=pytest.mark.long)])
 def test_a_module_of_flows_that_imports_pysparks_connect_client_is_loaded_there(tmp_path: Path, module: str) -> None:
     (tmp_path / "strict.py").write_text(module)
-    program = "from streaming_jobs.topology import modules_of; print([each.__name__ for each in modules_of('strict')])"
+    program = (
+        "from streaming_jobs.catalog.topology import modules_of; "
+        "print([each.__name__ for each in modules_of('strict')])"
+    )
     assert python(program, str(tmp_path)).strip() == "['strict']"

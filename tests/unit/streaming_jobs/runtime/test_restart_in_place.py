@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.runtime import restart_in_place
+from streaming_jobs.runtime import child_sessions
 from streaming_jobs.runtime.code_watch import CodeWatch, versions
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import holder, take
 from streaming_jobs.state.status import read_status
-from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
 from tests.support.driver import until
@@ -27,16 +27,16 @@ from tests.support.worlds import parity, plain
 
 SESSION = """
 import os, signal, sys, threading, time
-from streaming_jobs.runtime import restart_in_place
+from streaming_jobs.runtime import child_sessions
 from streaming_jobs.state import stop_request
 stop = threading.Event()
 print(os.getpid(), sys.argv[1:], flush=True)
-if restart_in_place.AGAIN in sys.argv:
+if child_sessions.AGAIN in sys.argv:
     time.sleep(1)
-for number in restart_in_place.STOP_SIGNALS:
+for number in child_sessions.STOP_SIGNALS:
     signal.signal(number, lambda *_: stop.set())
-restart_in_place.take_signals(stop)
-if restart_in_place.AGAIN in sys.argv:
+child_sessions.take_signals(stop)
+if child_sessions.AGAIN in sys.argv:
     stop.wait(3 if LATE else 20)
     print("asked to stop:", stop.is_set(), "input:", sys.stdin.readline(), flush=True)
     sys.exit(7)
@@ -48,7 +48,7 @@ if LATE:
         time.sleep(0.2)
         replace(*command)
     os.execv = late
-restart_in_place.start(stop)
+child_sessions.start(stop)
 """
 
 
@@ -99,18 +99,18 @@ def test_a_stop_after_the_last_look_is_not_lost_whichever_thread_takes_it(tmp_pa
 
 
 def test_a_session_that_starts_again_and_again_keeps_its_command_line() -> None:
-    first = restart_in_place.command(["python", "-m", "streaming_jobs.session", "--streams", "a"])
-    assert first[-1] == restart_in_place.AGAIN and restart_in_place.command(first) == first
+    first = child_sessions.next_command(["python", "-m", "streaming_jobs.session", "--streams", "a"])
+    assert first[-1] == child_sessions.AGAIN and child_sessions.next_command(first) == first
 
 
 def test_streams_that_run_elsewhere_by_now_are_left_there(settings: SettingsFactory) -> None:
     home = settings()
     with take(home, "plain", purpose="session"):
-        assert restart_in_place.free(home, [plain, parity]) == [parity]
+        assert child_sessions.free(home, [plain, parity]) == [parity]
         with pytest.raises(LeaseBusy, match="runs elsewhere"):
-            restart_in_place.free(home, [plain])
+            child_sessions.free(home, [plain])
     with take(home, "plain", purpose="recovery plan plain-1"):
-        assert restart_in_place.free(home, [plain, parity]) == [plain, parity]
+        assert child_sessions.free(home, [plain, parity]) == [plain, parity]
 
 
 def verdict(watch: CodeWatch, *streams: str) -> bool:
