@@ -17,8 +17,8 @@ from reprocessing.plan.plan_file import folder
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
+from reprocessing.stages import stopped_streams
 from reprocessing.stages.publish import fence
-from reprocessing.stages.stages import stopped_streams
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stop_request

@@ -17,9 +17,10 @@ from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.replay import staging
 from reprocessing.replay.border import Border, RowByRow
+from reprocessing.stages import replay
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.replay import ReplayProgress
-from reprocessing.stages.stages import TakeSavepoint, replay
+from reprocessing.stages.stages import TakeSavepoint
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.formats import Json
 from streaming_jobs.platform.files import sync_tree
