@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, print_table, say, show
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, print_table, say, show
 from streaming_jobs.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Settings and their origins.", rich_markup_mode=None)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, say, show
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, say, show
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, ago, number, say, show, stdout_console
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, ago, number, say, show, stdout_console
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def history(
 
 
 def _begin(settings: Any, stream: str, text: str, now: float) -> float:
-    """The beginning of the timeline in seconds since 1970."""
     from reprocessing.timeline.marks import events_of
     from streaming_jobs.durations import parse_duration
     from streaming_jobs.errors import ConfigurationError

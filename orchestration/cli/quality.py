@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import Invocation, invocation
-from orchestration.cli.output import Output, OutputOption, ago, number, print_json, print_table, say, show
+from orchestration.cli.options import Invocation, invocation
+from orchestration.cli.text import Output, OutputOption, ago, number, print_json, print_table, say, show
 from streaming_jobs.errors import RecourseError, UsageError
 
 if TYPE_CHECKING:
@@ -24,15 +24,11 @@ app = typer.Typer(no_args_is_help=True, help="Suites of expectations on tables."
 
 
 class Slice(StrEnum):
-    """The rows that a run looks at."""
-
     new = "new"
     all = "all"
 
 
 class Engine(StrEnum):
-    """What evaluates a suite."""
-
     auto = "auto"
     pandas = "pandas"
     spark = "spark"

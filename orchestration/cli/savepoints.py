@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import Invocation, invocation
-from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
+from orchestration.cli.options import Invocation, invocation
+from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import counted
 

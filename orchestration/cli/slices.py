@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 
 if TYPE_CHECKING:
     from reprocessing.slices.rebuild import SliceReport
@@ -52,7 +52,7 @@ def rebuild(
     1 failed or still open; 2 usage, also a table that cannot be sliced; 78 the records are gone.
     """
     from orchestration.cli.children import stop_signals_interrupt
-    from orchestration.cli.kafka import broker_for_command
+    from orchestration.cli.preparations import broker_for_command
     from orchestration.slices.runner import rebuild_slice
     from reprocessing.planning.sliceable import sliceable
     from reprocessing.slices.rebuild import Waits
@@ -124,7 +124,6 @@ def list_slices(
 
 
 def as_json(report: SliceReport) -> dict[str, Any]:
-    """A report with stable keys."""
     made = report.difference
     return {
         **{key: value for key, value in asdict(report).items() if key != "difference"},

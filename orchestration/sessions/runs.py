@@ -13,10 +13,18 @@ from dagster._core.storage.dagster_run import RunRecord
 
 from orchestration.bundle.job import Continuous
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
-from orchestration.sessions.ownership import is_running, location_id
+from orchestration.sessions.ownership import (
+    KIND_TAG,
+    LOCATION_TAG,
+    SESSION_KINDS,
+    SESSION_TAG,
+    WAITS_FOR_TAG,
+    WORKER_TAG,
+    is_running,
+    location_id,
+)
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import KIND_TAG, LOCATION_TAG, SESSION_KINDS, SESSION_TAG, WAITS_FOR_TAG, WORKER_TAG
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import read_status
 

@@ -28,6 +28,8 @@ import psutil
 from streaming_jobs.platform.processes.parent_death import ChildReaper
 
 _LOOK_EVERY = 0.1
+JVM_GONE_WITHIN = 10.0
+"""Seconds that the JVM of an ended Spark driver takes to end at most: a `group_patience` for `ChildProcess.end`."""
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,19 @@ import dagster as dg
 import pytest
 
 from orchestration.bundle.job import Continuous
-from orchestration.checks import HealthChecks, check_key, left_behind, settling, verdict
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import RunSeen, missed, should_run
-from orchestration.sessions.events import report_without_run
+from orchestration.sessions.health import (
+    NOT_TOLD,
+    HealthChecks,
+    check_key,
+    left_behind,
+    settling,
+    verdict,
+)
+from orchestration.sessions.ownership import STOPPED_BY_TAG
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import STOPPED_BY_TAG
-from orchestration.sessions.verdicts import AGAIN_AFTER, NOT_TOLD, OTHER_WORDS_AFTER, Verdict, to_tell
+from orchestration.sessions.verdicts import AGAIN_AFTER, OTHER_WORDS_AFTER, Verdict, to_report
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status
@@ -172,9 +178,9 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = None) -> int:
     """Report what is to be told; how much it was."""
-    reported = to_tell(instance, {KEY: verdict}, now or time.time())
+    reported = to_report(instance, {KEY: verdict}, now or time.time())
     for evaluation in reported:
-        report_without_run(instance, evaluation)
+        instance.report_runless_asset_event(evaluation)
     return len(reported)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from orchestration.cli.invocation import Invocation
+from orchestration.cli.options import Invocation
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.settings import load

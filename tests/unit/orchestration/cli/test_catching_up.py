@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.cli.catching_up import Bars, CatchingUp, Pace
+from orchestration.cli.progress import Bars, CatchingUp, Pace
 from tests.support.life import STREAM, TOPIC
 
 ENDS = {TOPIC: {0: 1_100, 1: 900}}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestration import cli
-from orchestration.cli.invocation import Invocation, environment_name, parse_set, parse_value
-from orchestration.recoveries import words as recovery_words
+from orchestration.cli.options import Invocation, environment_name, parse_set, parse_value
+from orchestration.recoveries import progress_text as recovery_words
 from reprocessing.rebuild.audit import Difference
 from streaming_jobs.errors import SetupError, UsageError
 from tests.support import ROOT

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.cli.children import attend, end, kill, session_driver, stop_signals_interrupt
-from orchestration.sessions.bounded_log import BoundedLog
-from orchestration.sessions.driver import Driver
+from orchestration.cli.children import attend, end, session_driver, stop_signals_interrupt
+from streaming_jobs.platform.processes.child import ChildProcess
 
 OBEDIENT = """
 import os, signal, sys, time
@@ -33,25 +32,25 @@ while True: time.sleep(60)
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Driver]]:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ChildProcess]]:
     """Starts a script in the place of `python -m streaming_jobs.session`."""
-    started: list[Driver] = []
+    started: list[ChildProcess] = []
     interpreter = tmp_path / "interpreter"
     interpreter.write_text(f'#!/bin/sh\nexec \'{sys.executable}\' -c "$SCRIPT" "$@"\n')
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
 
-    def start(script: str) -> Driver:
+    def start(script: str) -> ChildProcess:
         environment = {"SCRIPT": script, "RECOURSE_HOME": "/home"}
-        child = session_driver(["a", "b"], environment, BoundedLog(tmp_path / "log"), trigger="available-now")
-        child.start()
+        with (tmp_path / "log").open("ab") as log:
+            child = session_driver(["a", "b"], environment, trigger="available-now").start(log)
         started.append(child)
         _until(lambda: "ready" in (tmp_path / "log").read_text())
         return child
 
     yield start
     for child in started:
-        kill(child)
+        child.kill()
 
 
 def _until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -61,9 +60,9 @@ def _until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def _signal_while_waiting(child: Driver, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+def _signal_while_waiting(child: ChildProcess, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send us the signal at the first look at the child."""
-    look, sent = child.exit_code, [False]
+    look, sent = child.process.poll, [False]
 
     def look_and_signal() -> int | None:
         if not sent[0]:
@@ -71,49 +70,47 @@ def _signal_while_waiting(child: Driver, number: signal.Signals, monkeypatch: py
             os.kill(os.getpid(), number)
         return look()
 
-    monkeypatch.setattr(child, "exit_code", look_and_signal)
+    monkeypatch.setattr(child.process, "poll", look_and_signal)
 
 
-def test_it_gets_streams_trigger_and_settings(session: Callable[[str], Driver], tmp_path: Path) -> None:
+def test_it_gets_streams_trigger_and_settings(session: Callable[[str], ChildProcess], tmp_path: Path) -> None:
     session(OBEDIENT)
     text = (tmp_path / "log").read_text()
     assert "'--streams', 'a,b', '--supervised', '--trigger', 'available-now'" in text
     assert "/home" in text
 
 
-def test_it_is_out_of_reach_of_the_terminals_interrupt(session: Callable[[str], Driver]) -> None:
+def test_it_is_out_of_reach_of_the_terminals_interrupt(session: Callable[[str], ChildProcess]) -> None:
     pid = session(OBEDIENT).pid
-    assert pid is not None
     assert os.getpgid(pid) == pid != os.getpgrp()
 
 
-def test_waiting_has_a_deadline(session: Callable[[str], Driver]) -> None:
+def test_waiting_has_a_deadline(session: Callable[[str], ChildProcess]) -> None:
     assert session(OBEDIENT).wait(0.1) is None
 
 
-def test_end_stops_it_in_order(session: Callable[[str], Driver], tmp_path: Path) -> None:
+def test_end_stops_it_in_order(session: Callable[[str], ChildProcess], tmp_path: Path) -> None:
     child = session(OBEDIENT)
     end(child, 20.0)
-    assert child.exit_code() == 0
+    assert child.exit_code == 0
     assert (tmp_path / "log").read_text().endswith("stopped\n")
 
 
-def test_an_interrupt_while_it_ends_kills_it(session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_it_ends_kills_it(
+    session: Callable[[str], ChildProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = session(STUBBORN)
-    patient = child.end
 
-    def interrupted(patience: float) -> int | None:
-        if patience:
-            raise KeyboardInterrupt
-        return patient(patience)
+    def interrupted(patience: float, group_patience: float) -> int | None:
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(child, "end", interrupted)
     end(child, 20.0)
-    assert child.exit_code() == -signal.SIGKILL
+    assert child.exit_code == -signal.SIGKILL
 
 
 def test_in_the_foreground_an_interrupt_stops_it_at_a_border_and_its_exit_code_is_ours(
-    session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
+    session: Callable[[str], ChildProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: list[str] = []
     child = session(OBEDIENT)
@@ -123,7 +120,7 @@ def test_in_the_foreground_an_interrupt_stops_it_at_a_border_and_its_exit_code_i
 
 
 def test_in_the_foreground_a_second_interrupt_ends_it_at_once(
-    session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
+    session: Callable[[str], ChildProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: list[str] = []
 
@@ -138,7 +135,9 @@ def test_in_the_foreground_a_second_interrupt_ends_it_at_once(
     assert messages[-1] == "ending at once"
 
 
-def test_in_the_foreground_patience_ends(session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_foreground_patience_ends(
+    session: Callable[[str], ChildProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = session(STUBBORN)
     _signal_while_waiting(child, signal.SIGINT, monkeypatch)
     assert attend(child, 0.2, lambda _: None) == -signal.SIGKILL

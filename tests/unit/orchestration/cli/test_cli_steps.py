@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.cli.steps import Steps
+from orchestration.cli.children import Steps
 
 
 def interrupt() -> None:

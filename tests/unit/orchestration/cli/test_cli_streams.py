@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestration import cli
-from orchestration.cli.observed import observe, observe_all, with_lag
+from orchestration.cli.progress import observe, observe_all, with_lag
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.positions import OffsetRange
@@ -134,7 +134,7 @@ def tell(words):
 def test_run_of_a_stream_that_another_process_runs_says_which_and_what_to_do(
     held: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orchestration.cli.kafka.broker_for_command", lambda settings: nullcontext())
+    monkeypatch.setattr("orchestration.cli.preparations.broker_for_command", lambda settings: nullcontext())
     monkeypatch.setattr("orchestration.cli.children.session_driver", lambda *_, **__: SimpleNamespace(start=int))
     monkeypatch.setattr("orchestration.cli.children.attend", lambda *_: LeaseBusy.exit_code)
     assert cli.main(["streams", "run", "count"]) == LeaseBusy.exit_code

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize("logger", ["DataFrameQueryContextLogger", "SQLQueryContextLogger"])
 def test_an_error_of_a_plan_is_told_without_the_traces_that_pyspark_logs(logger: str) -> None:
     code = (
-        "from orchestration.cli.output import log_to_stderr, say\n"
+        "from orchestration.cli.text import log_to_stderr, say\n"
         "from pyspark.logger import PySparkLogger\n"
         "log_to_stderr()\n"
         f"PySparkLogger.getLogger({logger!r}).exception('a trace', file='flows.py', line='7')\n"

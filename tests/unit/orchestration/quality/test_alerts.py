@@ -17,14 +17,11 @@ import structlog
 
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.quality.alerts import CheckAlerts
-from orchestration.quality.suites import run_tags
+from orchestration.quality.suites import JOB, OP, run_config, run_tags
 from orchestration.quality.transitions import LONGEST_PAUSE, Alerts, Receiver, Transition
-from orchestration.quality.when import JOB, OP, run_config
-from orchestration.sessions.events import report_without_run
-from orchestration.sessions.ownership import identity
+from orchestration.sessions.health import Verdict
+from orchestration.sessions.ownership import WORKER_TAG, identity
 from orchestration.sessions.runs import end_lost
-from orchestration.sessions.tags import WORKER_TAG
-from orchestration.sessions.verdicts import Verdict
 from streaming_jobs.settings import Settings
 from tests.support.receivers import Webhook, mail_server, webhook
 
@@ -62,15 +59,14 @@ class Ticks:
         return words
 
     def evaluate(self, passed: bool, text: str = "...", severity: str = "ERROR") -> None:
-        report_without_run(
-            self.instance,
+        self.instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=KEY.asset_key,
                 check_name=KEY.name,
                 passed=passed,
                 severity=dg.AssetCheckSeverity[severity],
                 description=text,
-            ),
+            )
         )
 
 
@@ -212,7 +208,7 @@ def test_a_stream_that_is_stopped_on_purpose_or_recovered_is_no_change(instance:
             Verdict(False, warn, "job YAML: line 3", "orders is running; databricks.yml:3"),
             Verdict(True, error, "well", "orders is running"),
         ):
-            report_without_run(instance, verdict.evaluation(KEY))
+            instance.report_runless_asset_event(verdict.evaluation(KEY))
             ticks.tick()
         assert states(hook) == ["failed", "warning", "passed"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from orchestration.quality import delivery
-from orchestration.quality.delivery import Failure, beat, mail, payload, post, receivers
+from orchestration.quality import alerts
+from orchestration.quality.alerts import Failure, beat, mail, payload, post, receivers
 from orchestration.quality.transitions import Transition
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import QualitySettings
@@ -82,7 +82,7 @@ def test_any_other_answer_is_a_failure_and_a_redirect_is_not_followed(status: in
 def test_a_webhook_that_is_away_hangs_or_is_no_url_is_a_failure_that_does_not_name_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery, "TIMEOUT", 0.2)
+    monkeypatch.setattr(alerts, "TIMEOUT", 0.2)
     with webhook() as receiver:
         gone = receiver.url
     released = threading.Event()

@@ -17,10 +17,9 @@ import pytest
 
 from orchestration.quality import spark_session, suites
 from orchestration.quality.spark_session import CORES, HEAP_MB, QualitySpark, small
-from orchestration.quality.suites import SPARK, SuiteChecks, check_key, one_at_a_time, run_tags
-from orchestration.quality.when import JOB, run_config
-from orchestration.sessions.events import NO_RUN
-from orchestration.sessions.tags import WORKER_TAG
+from orchestration.quality.suites import JOB, SuiteChecks, check_key, one_at_a_time, run_config, run_tags
+from orchestration.sessions.ownership import WORKER_TAG
+from orchestration.sessions.reporting import NO_RUN
 from quality.suites import Suite
 from quality.validation import Outcome, Validation
 from streaming_jobs.errors import ConfigurationError
@@ -55,12 +54,8 @@ class Runs:
 
     @property
     def defs(self) -> dg.Definitions:
-        return dg.Definitions(
-            assets=[dg.AssetSpec("orders"), dg.AssetSpec("stock")],
-            asset_checks=self.checks.definitions(),
-            jobs=[self.checks.job()],
-            resources=self.checks.resources(),
-        )
+        tables = dg.Definitions(assets=[dg.AssetSpec("orders"), dg.AssetSpec("stock")])
+        return dg.Definitions.merge(tables, self.checks.definitions())
 
     def execute(self, *only: str) -> dg.ExecuteInProcessResult:
         """A run of the job."""
@@ -252,5 +247,4 @@ def test_a_suite_that_fits_no_table_or_has_the_name_of_another_check_is_refused(
 
 def test_without_suites_there_is_nothing(tmp_path: Path) -> None:
     none = SuiteChecks([], Settings(home=tmp_path), lambda *_: validation())
-    assert (none.definitions(), none.resources()) == ([], {})
-    assert list(SuiteChecks([ROWS], Settings(home=tmp_path), lambda *_: validation()).resources()) == [SPARK]
+    assert none.definitions() == dg.Definitions()

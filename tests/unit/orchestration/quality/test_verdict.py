@@ -12,9 +12,9 @@ import dagster as dg
 import pytest
 import yaml
 
-from orchestration.quality.verdict import MOST_TABLES, of_exception, of_validation, table
-from orchestration.recoveries.launch import launch_of
-from orchestration.recoveries.launchpad import JOB, STEP, schema
+from orchestration.quality.suites import MOST_TABLES, of_exception, of_validation, table
+from orchestration.recoveries.definitions import JOB, STEP, schema
+from orchestration.recoveries.request import launch_of
 from quality.validation import MOST_ROWS, FirstFailing, Outcome, Severity
 from streaming_jobs.errors import UsageError
 from tests.support.validations import validation

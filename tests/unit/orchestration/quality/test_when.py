@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
-from orchestration.quality.when import JOB, OP, cron_of, due_checks, run_config
+from orchestration.quality.suites import JOB, OP, cron_of_interval, due_checks, run_config
 
 REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("streams"), "__repository__")
 EVERY = timedelta(minutes=5)
@@ -37,7 +37,7 @@ TAGS = {"recourse/location": "ours"}
 def test_a_duration_as_cron_is_never_longer_than_a_day_and_never_shorter_than_a_minute(
     every: timedelta, cron: str
 ) -> None:
-    assert cron_of(every) == cron
+    assert cron_of_interval(every) == cron
 
 
 @pytest.fixture

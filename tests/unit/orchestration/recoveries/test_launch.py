@@ -11,10 +11,9 @@ import dagster as dg
 import pytest
 import yaml
 
-from orchestration.recoveries.job import recover_jobs
-from orchestration.recoveries.launch import Launch, launch_of
-from orchestration.recoveries.launchpad import STEP, link, run_config
-from orchestration.recoveries.plan_request import PlanRequest, share_of
+from orchestration.bundle.job import Bundle, Job, Task
+from orchestration.recoveries.definitions import STEP, definitions, link, run_config
+from orchestration.recoveries.request import Launch, PlanRequest, launch_of, share_of
 from orchestration.sessions.reporting import table_key
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings import Settings
@@ -23,7 +22,9 @@ from streaming_jobs.settings import Settings
 @pytest.fixture
 def job(tmp_path: Path) -> dg.JobDefinition:
     tables = {name: [table_key(name)] for name in ("orders", "customers")}
-    return recover_jobs(Settings.load({"home": tmp_path}), tables, jobs=["shop"])[0]
+    return definitions(
+        Settings.load({"home": tmp_path}), tables, Bundle("shop", "default", (), tmp_path)
+    ).resolve_job_def("recover")
 
 
 def checked(job: dg.JobDefinition, fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,8 +140,9 @@ def test_a_link_fills_the_launchpad_in_with_what_it_accepts(job: dg.JobDefinitio
 
 @pytest.mark.parametrize("name", ["recover", "recovery"])
 def test_the_names_of_the_job_and_its_step_cannot_be_a_job_of_the_yaml(tmp_path: Path, name: str) -> None:
+    named = Job(name, name, "", {}, (), None, 0, Task("session", "", "", ()), tmp_path)
     with pytest.raises(ConfigurationError, match=name):
-        recover_jobs(Settings.load({"home": tmp_path}), {"orders": []}, jobs=[name])
+        definitions(Settings.load({"home": tmp_path}), {"orders": []}, Bundle("shop", "default", (named,), tmp_path))
 
 
 def test_choices_for_streams_that_go_along_are_those_of_the_command_line(job: dg.JobDefinition) -> None:

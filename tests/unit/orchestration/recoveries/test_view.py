@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from orchestration.recoveries import metadata as made
+from orchestration.recoveries import run_page as made
 from orchestration.recoveries.events import (
     Ended,
     Event,
@@ -22,9 +22,8 @@ from orchestration.recoveries.events import (
     decode,
     encode,
 )
-from orchestration.recoveries.metadata import Metadata
-from orchestration.recoveries.view import View
-from orchestration.sessions.tags import PLAN_TAG, STAGE_TAG
+from orchestration.recoveries.run_page import Metadata, RunView
+from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG
 from reprocessing.rebuild.context import StageBegun
 
 SHOWN = PlanShown("orders-0001", "Plan orders-0001: rewind\n", "batch 3", ["orders"], "/nowhere", 900)
@@ -72,7 +71,7 @@ class Desk:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.view = View(self.page, clock=lambda: self.now)
+        self.view = RunView(self.page, clock=lambda: self.now)
 
     def take(self, *events: Event) -> None:
         for event in events:

@@ -12,16 +12,16 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from orchestration.bounded_log import BoundedLog
 from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, Said
-from orchestration.recoveries.launch import Launch
-from orchestration.recoveries.plan_request import PlanRequest
-from orchestration.recoveries.process import RecoveryProcess, recovery_command
-from orchestration.recoveries.work import Work
-from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.recoveries.request import Launch, PlanRequest
+from orchestration.recoveries.run import RecoveryProcess, recovery_command
+from orchestration.recoveries.worker import Worker
 from reprocessing.plans.journal import journal_of
 from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import StageBegun
 from streaming_jobs.errors import UsageError
+from streaming_jobs.platform.processes.child import ChildProcess
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.topology import Topology
@@ -35,8 +35,8 @@ SKIP = PlanRequest((STREAM.name,), {"latest": ""})
 
 @pytest.fixture
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr("orchestration.recoveries.carry_out.topics_of", lambda _: Topics(end=120))
-    monkeypatch.setattr("orchestration.recoveries.work.topics_of", lambda _: Topics(end=120))
+    monkeypatch.setattr("orchestration.recoveries.request.topics_of", lambda _: Topics(end=120))
+    monkeypatch.setattr("orchestration.recoveries.worker.topics_of", lambda _: Topics(end=120))
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     # Otherwise these would be the shipped flows, with their suites.
     flows = ModuleType("recoveries_test_flows")
@@ -49,7 +49,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 def work(life: Life, launch: Launch) -> list[Event]:
     """The events of one launch."""
     events: list[Event] = []
-    Work(life.settings, Topology.of([STREAM]), events.append).run(launch)
+    Worker(life.settings, Topology.of([STREAM]), events.append).run(launch)
     return events
 
 
@@ -136,7 +136,7 @@ def test_what_names_one_stream_is_refused_for_two(life: Life) -> None:
 
 
 @contextmanager
-def child(settings: Settings) -> Iterator[RecoveryProcess]:
+def child(settings: Settings) -> Iterator[tuple[RecoveryProcess, ChildProcess]]:
     """The process of a recovery in this home; it has ended afterwards."""
     environment = {
         "RECOURSE_HOME": str(settings.home),
@@ -144,18 +144,19 @@ def child(settings: Settings) -> Iterator[RecoveryProcess]:
         "PYTHONPATH": str(ROOT),
     }
     process = RecoveryProcess(recovery_command(), environment, BoundedLog(settings.logs / "recovery.log"))
+    running = process.start(Launch("apply", "things-0009"))
     try:
-        yield process
+        yield process, running
     finally:
-        process.end(0.0)
+        running.kill()
 
 
 def test_the_process_reports_a_refusal_as_an_event_and_by_its_exit_code(life: Life) -> None:
-    with child(life.settings) as process:
-        process.start(Launch("apply", "things-0009"))
-        assert process.next(30) == Failed("REC-001", "there is no plan things-0009", "see `recourse recover list`")
-        assert wait_for(lambda: process.exit_code, "its end") == 2
-        assert not process.rest()
+    with child(life.settings) as (process, running):
+        (failed,) = wait_for(lambda: list(process.events()), "its event")
+        assert failed == Failed("REC-001", "there is no plan things-0009", "see `recourse recover list`")
+        assert wait_for(lambda: running.exit_code, "its end") == 2
+        assert not [*process.rest()]
     assert "Traceback" not in (life.settings.logs / "recovery.log").read_text()
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from orchestration.bounded_log import BoundedLog
+from orchestration.local_dagster import session_logs
 from orchestration.local_dagster.dagster_home import prepare
-from orchestration.sessions import run_logs
-from orchestration.sessions.bounded_log import BoundedLog
-from orchestration.sessions.run_logs import RunLogs, mark
+from orchestration.local_dagster.session_logs import RunLogs
+from orchestration.sessions.supervisor import mark
 from streaming_jobs.settings import Settings
 
 ONE, TWO = "11111111-aaaa-bbbb-cccc-000000000001", "22222222-aaaa-bbbb-cccc-000000000002"
@@ -47,8 +48,8 @@ def test_reading_goes_on_at_an_offset_while_the_log_grows(log: BoundedLog) -> No
 
 
 def test_of_a_large_part_the_end_is_shown(log: BoundedLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_logs, "SHOWN", 100)
-    monkeypatch.setattr(run_logs, "_BLOCK", 64)
+    monkeypatch.setattr(session_logs, "SHOWN", 100)
+    monkeypatch.setattr(session_logs, "_BLOCK", 64)
     logs = filled(log)
     log.write("x" * 500)
     data, offset = logs.read(TWO, 0)

@@ -22,7 +22,7 @@ from orchestration.sessions.decisions import (
     keepalive,
     presumed_dead,
 )
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
+from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 from streaming_jobs.failures import ErrorReport
 
 NOW = 1_000_000.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.bounded_log import BoundedLog
 from orchestration.sessions.reporting import Reporter, figures
 from streaming_jobs.settings import DagsterSettings
 from streaming_jobs.state.status import Status
@@ -225,14 +225,14 @@ def test_the_lag_by_partition_is_shown_while_it_is_fresh_and_short() -> None:
 
 
 def test_materialisations_have_the_last_events_of_the_stream(tmp_path: Path) -> None:
-    from orchestration.sessions.looking_back import recent
+    from orchestration.sessions.reporting import recent_events
     from streaming_jobs.settings import Settings
     from streaming_jobs.state import session_events
 
     settings = Settings(home=tmp_path)
     for number in range(12):
         session_events.note(settings, replace(STATUS, stream="orders", pid=100 + number), "failed", "a | b <i>")
-    text = str(recent(settings, orders)["timeline"].value)
+    text = str(recent_events(settings, orders)["timeline"].value)
     assert len(text.splitlines()) == 2 + 8 + 2
     assert "failed: a \\| b \\<i\\>" in text
     assert "recourse streams history orders" in text

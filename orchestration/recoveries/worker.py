@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from orchestration.recoveries.carry_out import carry_out, generations, make_undo, topics_of
 from orchestration.recoveries.events import Ended, Event, OffsetSpan, PlanShown, Progress, Said, TableChange
-from orchestration.recoveries.launch import Launch
-from orchestration.recoveries.plan_request import make_requested
-from orchestration.recoveries.words import difference_lines
+from orchestration.recoveries.progress_text import difference_lines
+from orchestration.recoveries.request import Launch, carry_out, generations, make_requested, make_undo, topics_of
 from reprocessing import executor
 from reprocessing.explainer import explain
 from reprocessing.plans.journal import journal_of
@@ -27,9 +25,7 @@ _BEGUN = ("applying", WAITS, "refused")
 
 
 @dataclass
-class Work:
-    """Does what a run was launched for; `emit` gets the events."""
-
+class Worker:
     settings: Settings
     topology: Topology
     emit: Callable[[Event], None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestration.cli.output import say
+from orchestration.cli.text import say
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class Invocation:
 
     @property
     def settings(self) -> Settings:
-        """The merged settings."""
         return self.loaded.settings
 
     @cached_property
@@ -83,7 +82,6 @@ class Invocation:
 
 
 def invocation(context: typer.Context) -> Invocation:
-    """The invocation that belongs to a command's context."""
     context_object = context.find_object(Invocation)
     assert context_object is not None, "the callback of the app sets it"
     return context_object
@@ -116,5 +114,4 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def environment_name(key: str) -> str:
-    """The environment variable of a dotted key."""
     return "RECOURSE_" + key.upper().replace(".", "__")

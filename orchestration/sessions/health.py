@@ -1,14 +1,12 @@
 """The check `health` of each table: red when its stream is dead, stuck, failing, failed or late, green when it is well.
 
-A sensor looks at the streams' files (`streaming_jobs.state.health`: no Spark, no broker) and reports every change of a
-verdict to Dagster. Unchanged verdicts are reported again from time to time, so that their age shows that the sensor
-still runs.
-
-(No postponed annotations here: Dagster looks at the type of a step's `context`.)
+The verdicts come from the streams' files (`streaming_jobs.state.health`: no Spark, no broker).
 """
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,25 +17,24 @@ from dagster._utils.schedules import get_latest_completed_cron_tick
 from orchestration.bundle.job import Continuous, Schedule
 from orchestration.bundle.last_good import Fault
 from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, should_run
-from orchestration.sessions.events import NO_RUN, not_being_made
-from orchestration.sessions.ownership import claim
-from orchestration.sessions.reporting import health_figures, table_key
+from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made, table_key
 from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.verdicts import AGAIN_AFTER, HEALTH, Verdict, to_tell
+from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, Verdict, Verdicts, checks_from_files
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.deploys import deploys
 from streaming_jobs.state.health import Health, Limits, Reason, judge, look
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
 
-NAME = HEALTH
+HEALTH = "health"
+"""The name of the check of a stream's tables that says whether the stream is well."""
+NOT_TOLD = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
+"""Marks of verdicts that nobody has to be told: brought about on purpose, not settled yet, or told for all streams."""
 STARTING = "starting"
 """The mark of a stream that was not green before its start, and has not shown yet that it works."""
 OVERDUE_AFTER = 300.0
 """Seconds after a schedule's tick in which its run has to be there; Dagster's daemon looks each minute or so."""
-LOOK_EVERY = 15
-"""Seconds between two ticks of the sensor."""
 
 
 def verdict(health: Health, *, continuous: bool, broken: str = "") -> Verdict:
@@ -71,8 +68,7 @@ def settling(now: Verdict, before: dg.AssetCheckEvaluation | None) -> Verdict:
 
 
 def check_key(table: str) -> dg.AssetCheckKey:
-    """The check of a table."""
-    return dg.AssetCheckKey(table_key(table), NAME)
+    return dg.AssetCheckKey(table_key(table), HEALTH)
 
 
 @dataclass(frozen=True)
@@ -86,56 +82,22 @@ class HealthChecks:
     loaded_at: float = field(default_factory=time.time)
     """The time of loading: a job that never ran is measured from then on."""
 
-    def definitions(self) -> list[dg.AssetChecksDefinition]:
-        """The checks of all tables but those of dead letters; executing one in the UI looks at once."""
-        stream_of = self._stream_of()
-        if not stream_of:
-            return []
-
-        @dg.multi_asset_check(
-            name=NAME,
-            specs=[
-                dg.AssetCheckSpec(
-                    NAME,
-                    asset=key.asset_key,
-                    description=f"Red when stream {name} is dead, stuck, failing, failed or late; evaluated every "
-                    f"{LOOK_EVERY} seconds.",
-                )
-                for key, name in stream_of.items()
-            ],
-            can_subset=True,
+    def definitions(self) -> dg.Definitions:
+        """The checks of all tables but those of dead letters, and their sensor."""
+        about = f"is dead, stuck, failing, failed or late; evaluated every {LOOK_EVERY} seconds."
+        return checks_from_files(
+            HEALTH,
+            {key: f"Red when stream {name} {about}" for key, name in self._stream_of().items()},
+            self.settings,
+            self.verdicts,
+            sensor="stream_health",
+            sensor_description=f"Evaluates the check `{HEALTH}` of every table from the streams' files: reports each "
+            f"change at once, and the rest every {AGAIN_AFTER // 60:.0f} minutes.",
+            all_well="every stream is well",
+            seen=_show_red,
         )
-        def look_now(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-            claim(context.instance, context.run.run_id, self.settings, NAME)
-            verdicts = self.verdicts(context.instance, time.time())
-            for key in context.selected_asset_check_keys:
-                yield verdicts[key].result(key)
-
-        return [look_now]
-
-    def sensor(self) -> dg.SensorDefinition:
-        """The sensor that looks at the streams and reports to Dagster what has changed."""
-
-        @dg.sensor(
-            name="stream_health",
-            minimum_interval_seconds=LOOK_EVERY,
-            default_status=dg.DefaultSensorStatus.RUNNING,
-            description=f"Evaluates the check `{NAME}` of every table from the streams' files: reports each change "
-            f"at once, and the rest every {AGAIN_AFTER // 60:.0f} minutes.",
-        )
-        def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-            now = time.time()
-            verdicts = self.verdicts(context.instance, now)
-            events = to_tell(context.instance, verdicts, now)
-            _show_red(context.instance, verdicts)
-            red = sorted({verdict.text for verdict in verdicts.values() if not verdict.passed})
-            # Dagster shows a skip reason also beside reported events: it carries the summary of the tick.
-            return dg.SensorResult(asset_events=events, skip_reason="; ".join(red) or "every stream is well")
-
-        return tick
 
     def verdicts(self, instance: dg.DagsterInstance, now: float) -> dict[dg.AssetCheckKey, Verdict]:
-        """The verdict on every table now."""
         runs = runs_by_session(instance, self.sessions)
         expected, missing = self._should_run(runs, now), self._missed(runs, now)
         fault = self.fault()
@@ -159,7 +121,6 @@ class HealthChecks:
 
     @property
     def keys(self) -> list[dg.AssetCheckKey]:
-        """The checks."""
         return list(self._stream_of())
 
     def _stream_of(self) -> dict[dg.AssetCheckKey, str]:
@@ -219,7 +180,7 @@ def left_behind(runs: Sequence[RunSeen], status: Status | None, now: float, *, p
     return status.state == "stopped" and passed(max(session.started, status.heartbeat), now) > patience
 
 
-def _show_red(instance: dg.DagsterInstance, verdicts: Mapping[dg.AssetCheckKey, Verdict]) -> None:
+def _show_red(instance: dg.DagsterInstance, verdicts: Verdicts) -> None:
     """Clear the "materializing" mark of red tables: Dagster shows it in place of the check while a run is queued."""
     for key, verdict in verdicts.items():
         if verdict.passed or verdict.severity is not dg.AssetCheckSeverity.ERROR:

@@ -64,7 +64,6 @@ def difference_lines(difference: Difference) -> Iterator[str]:
 
 
 def counts_words(corrected: int, new: int, gone: int) -> str:
-    """Numbers of rows, such as `3 corrected, 1 gone`."""
     counts = [(corrected, "corrected"), (new, "new"), (gone, "gone")]
     return ", ".join(f"{count:,} {what}" for count, what in counts if count) or "no difference"
 

@@ -59,17 +59,14 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
 
 
 def style_of(cell: str) -> str:
-    """The colour of a state or a verdict; empty for everything else."""
     return _STYLES.get(cell.split(" ", 1)[0], "")
 
 
 def stdout_console() -> Console:
-    """The console on stdout, for data."""
     return _console(stderr=False)
 
 
 def stderr_console() -> Console:
-    """The console on stderr, for messages, progress bars and live screens."""
     return _console(stderr=True)
 
 
