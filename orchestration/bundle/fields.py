@@ -146,6 +146,9 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 Scalar = BeforeValidator(_scalar)
 """For a choice of words, which YAML may take for something else: OFF is false."""
 
+Section = BeforeValidator(lambda value: {} if value is None else value)
+"""For fields that may be left out: one that is written with nothing below it is there."""
+
 T = TypeVar("T")
 
 

@@ -17,7 +17,18 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestration.bundle.fields import Count, Fields, Flag, Scalar, Text, read_yaml, refusal, refused, validated
+from orchestration.bundle.fields import (
+    Count,
+    Fields,
+    Flag,
+    Scalar,
+    Section,
+    Text,
+    read_yaml,
+    refusal,
+    refused,
+    validated,
+)
 from orchestration.bundle.job import RUN_REFERENCE, Bundle, Continuous, Job, Parameter, Schedule, Task, parameter_of
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
@@ -129,8 +140,8 @@ class _Job(Fields):
     description: Text = ""
     tags: dict[str, Text] = Field(default_factory=dict)
     parameters: list[_Parameter] = Field(default_factory=list)
-    continuous: _Pausable = Field(None, validate_default=False)  # type: ignore[assignment]
-    schedule: _Schedule = Field(None, validate_default=False)  # type: ignore[assignment]
+    continuous: Annotated[_Pausable | None, Section] = None
+    schedule: Annotated[_Schedule | None, Section] = None
     max_concurrent_runs: Count = 1
     timeout_seconds: Count = 0
     tasks: list[_Task]
@@ -212,7 +223,7 @@ class _Bundle(Fields):
 
 class _Variable(Fields):
     description: Text = ""
-    default: Text = Field(None, validate_default=False)  # type: ignore[assignment]
+    default: Annotated[str | None, Scalar] = None
 
 
 class _Target(Fields):

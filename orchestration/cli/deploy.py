@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli import FAILED
-from orchestration.cli.options import Invocation, invocation
+from orchestration.cli.options import AnyStreams, Invocation, invocation
 from orchestration.cli.streams import user
 from orchestration.cli.text import Output, OutputOption, print_json, print_table, say
 
@@ -29,14 +29,9 @@ class Require(StrEnum):
     equal = "equal"
 
 
-Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
-]
-
-
 def deploy(
     context: typer.Context,
-    names: Names = None,
+    names: AnyStreams = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     preview: Annotated[
@@ -51,9 +46,7 @@ def deploy(
         bool,
         typer.Option("--trial/--no-trial", help="Have Spark look at the new code first; with --yes, it has to answer."),
     ] = True,
-    timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait_for_code until the streams run the new code.")
-    ] = 300.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run the new code.")] = 300.0,
     output: OutputOption = Output.text,
 ) -> None:
     """Bring the code on disk to the streams that run, and to no others.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.options import invocation
+from orchestration.cli.options import StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, ago, number, say, show, stdout_console
 from streaming_jobs.errors import UsageError
 
@@ -24,7 +24,7 @@ _LAST_CHANGE = "deploy"
 
 def history(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    name: StreamName,
     since: Annotated[
         str, typer.Option(help="A duration ('2 days'), a time in UTC ('2026-11-24 09:30'), or 'deploy': the last one.")
     ] = "1 day",

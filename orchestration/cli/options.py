@@ -1,4 +1,4 @@
-"""The global options, and what is derived from them once per command."""
+"""The global options, what is derived from them once per command, and parameters that several commands have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,15 @@ from streaming_jobs.errors import UsageError
 if TYPE_CHECKING:
     from streaming_jobs.settings import Loaded, Settings
     from streaming_jobs.topology import Topology
+
+
+AnyNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME...]", help="Streams; none: all.", show_default=False)
+]
+AnyStreams = Annotated[
+    list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
+]
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)]
 
 
 @dataclass

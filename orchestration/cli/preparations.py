@@ -1,4 +1,4 @@
-"""Preparations of a command before it starts anything: checks, jars, sole use of the home."""
+"""Preparations of a command before it starts anything: checks, jars, sole use of the home, a broker and its topics."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _REHEARSAL_SECONDS = 900
+PARTITIONS = 4
+"""Number of partitions of a topic that a command creates for a stream."""
 
 
 def quick_checks(settings: Settings, *, ui: bool) -> None:
@@ -114,12 +116,6 @@ def sole_use(settings: Settings) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-# The broker that a command uses, and its topics.
-
-PARTITIONS = 4
-"""Number of partitions of a topic that a command creates for a stream."""
 
 
 def restart_if_dead(broker: Broker) -> None:

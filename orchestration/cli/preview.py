@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestration.cli.options import invocation
+from orchestration.cli.options import StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, say, show
 from streaming_jobs.errors import UsageError
 
@@ -23,7 +23,7 @@ _NICENESS = 10
 
 def preview(
     context: typer.Context,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    stream: StreamName,
     last: Annotated[
         str | None, typer.Option(metavar="'2 hours'", help="From the newest savepoint that is at least that old.")
     ] = None,

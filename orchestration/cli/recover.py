@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Put a stream right after a bug.", rich_markup_mode=None)
 
 WOULD_CHANGE = 10
+_DOING = {"rewind": "publish the rebuilt rows", "skip": "skip these records"}
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Publish, or skip, without asking.")]
 
@@ -256,11 +257,6 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
     else:
         where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in opened.items())
         say(f"plan {name} is {outcome}; {where}")
-
-
-# A recovery as the command line shows it while it is carried out: stages, progress, differences, and the question.
-
-_DOING = {"rewind": "publish the rebuilt rows", "skip": "skip these records"}
 
 
 def recovery_events(yes: bool) -> RecoveryEvents:

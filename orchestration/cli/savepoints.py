@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.options import Invocation, invocation
+from orchestration.cli.options import Invocation, StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import counted
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Savepoints, to which a stream can go back.", rich_markup_mode=None)
 generations_app = typer.Typer(no_args_is_help=True, help="Generations of a stream's checkpoint.", rich_markup_mode=None)
-
-Name = Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)]
 
 
 @app.callback()
@@ -244,7 +242,7 @@ def generations() -> None:
 
 
 @generations_app.command("list", short_help="Print a stream's generations.")
-def list_generations(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
+def list_generations(context: typer.Context, stream: StreamName, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
     from reprocessing.planning.instants import instant_words
     from streaming_jobs.state import stream_record
@@ -272,7 +270,7 @@ def list_generations(context: typer.Context, stream: Name, output: OutputOption 
 
 
 @generations_app.command(short_help="Remove the checkpoints of earlier generations.")
-def prune(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
+def prune(context: typer.Context, stream: StreamName, output: OutputOption = Output.text) -> None:
     """Remove the checkpoints of earlier generations; savepoints hold what an undo needs."""
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.lease import take

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.options import invocation
+from orchestration.cli.options import AnyStreams, StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def slices() -> None:
 @app.command(short_help="Rebuild the rows of some days.")
 def rebuild(
     context: typer.Context,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    stream: StreamName,
     begin: Annotated[
         str, typer.Option("--from", metavar="DAY", help="The first day, or a time: 2013-03-01, 2013-03-01T05:00.")
     ],
@@ -88,9 +88,7 @@ def rebuild(
 @app.command("list", short_help="Print the slices that were rebuilt.")
 def list_slices(
     context: typer.Context,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
-    ] = None,
+    names: AnyStreams = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Print the slices that were rebuilt, oldest first, and those that wait for their commit."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli import FAILED
-from orchestration.cli.options import Invocation, invocation
+from orchestration.cli.options import AnyNames, Invocation, invocation
 from orchestration.cli.progress import loadable_or_known, observed_now, print_unread, unread_now
 from orchestration.cli.text import Output, OutputOption, make_table, number, print_json, print_table, say, show
 
@@ -32,9 +32,8 @@ app = typer.Typer(no_args_is_help=True, help="Look at streams, run and stop them
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A stream.", show_default=False)]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Streams.", show_default=False)]
-AnyNames = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME...]", help="Streams; none: all.", show_default=False)
-]
+Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Leave the request, and do not wait.")]
 
 
 @app.callback()
@@ -316,16 +315,9 @@ def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
     }
 
 
-# `recourse streams start` and `restart`: one stream, while the others of its session run on.
-
-StreamNames = Annotated[list[str], typer.Argument(metavar="NAME...", help="Streams.", show_default=False)]
-Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Leave the request, and do not wait.")]
-
-
 def start(
     context: typer.Context,
-    names: StreamNames,
+    names: Names,
     timeout: Timeout = 180.0,
     no_wait: NoWait = False,
     output: OutputOption = Output.text,
@@ -340,7 +332,7 @@ def start(
 
 def restart(
     context: typer.Context,
-    names: StreamNames,
+    names: Names,
     timeout: Timeout = 180.0,
     no_wait: NoWait = False,
     output: OutputOption = Output.text,
@@ -393,9 +385,6 @@ def user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # no entry for this user, as in some containers
         return f"user {os.getuid()}"
-
-
-# Ledger entries as the command line prints them.
 
 
 def entry_json(commit: Commit, entry: LedgerEntry) -> dict[str, Any]:

@@ -281,7 +281,6 @@ def share_of(records: int, total: int) -> str:
 
 
 def check_rows(checks: list[TableCheck]) -> list[list[str]]:
-    """The verdicts as table check_rows."""
     return [
         [c.table, number(c.expected_rows), number(c.found_rows), "ok" if c.ok else "wrong", c.detail] for c in checks
     ]

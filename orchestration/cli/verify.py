@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli import FAILED
-from orchestration.cli.options import invocation
+from orchestration.cli.options import AnyStreams, invocation
 from orchestration.cli.text import (
     Output,
     OutputOption,
@@ -37,9 +37,7 @@ _LINES_EVERY = 10.0
 
 def verify(
     context: typer.Context,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
-    ] = None,
+    names: AnyStreams = None,
     finished: Annotated[
         bool, typer.Option("--finished", help="The streams must have read everything: an unread offset counts as lost.")
     ] = False,

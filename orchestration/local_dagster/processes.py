@@ -45,6 +45,8 @@ from streaming_jobs.topology import Topology
 
 log = structlog.get_logger()
 
+REPOSITORY = "__repository__"
+ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 READY_WITHIN = 120.0
 """Seconds for all three to be up and the streams to be loaded."""
 CODE_SERVER, WEBSERVER, DAEMON = "code-server", "webserver", "daemon"
@@ -302,12 +304,6 @@ def _reachable(host: str) -> str:
 def _finished(instance: dg.DagsterInstance, run_id: str) -> bool:
     run = instance.get_run_by_id(run_id)
     return run is None or run.is_finished
-
-
-# A GraphQL client of a running Dagster webserver: readiness, launch, stop, wait.
-
-REPOSITORY = "__repository__"
-ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,10 @@ the storing of the cursor, it is sent again, with the same `id` and the same Mes
 
 It also reports the outcome of a check whose run failed without one (killed, out of memory): failed, because Dagster
 would show such a check as if it had never been executed.
+
+Sending raises nothing, and the text of a failure has no secret in it: a webhook's URL is a secret as a whole, as those
+of chat services are (its path is the password). Errors of the HTTP library quote it, so of an error only the kind is
+told.
 """
 
 from __future__ import annotations
@@ -45,6 +49,12 @@ from streaming_jobs.state.disk_space import disk_space
 
 log = structlog.get_logger()
 
+TIMEOUT = 5.0
+"""Seconds for each step of a delivery: connecting, writing, the answer."""
+_NOT_TAKEN = (400, 413, 422)
+"""Answers to a request that is too long, or that the receiver cannot read: the same one would be refused again."""
+_DISCORD, _DISCORD_TAKES = ("discord.com", "discordapp.com"), 2000
+"""Hosts whose webhooks show the field `content`, and how many characters of it they take."""
 LOOK_EVERY = 30
 """Seconds between two ticks."""
 LONGEST_DELIVERY = 15.0
@@ -255,19 +265,6 @@ def _without_outcome(key: dg.AssetCheckKey, run: str) -> dg.AssetCheckEvaluation
         description=f"Run {run[:8]} failed before it had evaluated this check; its log says why.",
         metadata={RUN: dg.MetadataValue.dagster_run(run)},
     )
-
-
-# Sending alerts: JSON to a webhook, e-mail by SMTP. Neither raises; the text of a failure has no secret in it.
-#
-# A webhook's URL is a secret as a whole, as those of chat services are: its path is the password. Errors of the HTTP
-# library quote it, so of an error only the kind is told.
-
-TIMEOUT = 5.0
-"""Seconds for each step of a delivery: connecting, writing, the answer."""
-_NOT_TAKEN = (400, 413, 422)
-"""Answers to a request that is too long, or that the receiver cannot read: the same one would be refused again."""
-_DISCORD, _DISCORD_TAKES = ("discord.com", "discordapp.com"), 2000
-"""Hosts whose webhooks show the field `content`, and how many characters of it they take."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

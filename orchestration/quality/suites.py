@@ -392,7 +392,7 @@ class SuiteChecks:
         @dg.job(
             name=JOB,
             description=f"Runs the suites: {', '.join(suite.name for suite in self.suites)}",
-            tags={**job_tags(self.settings, QUALITY_KIND), **RUN_TAGS},
+            tags=run_tags(self.settings),
         )
         def quality() -> None:
             run_suites()
@@ -417,6 +417,10 @@ class SuiteChecks:
             return dg.RunRequest(run_config=run_config([key.name for key in due]))
 
         return tick
+
+
+def run_tags(settings: Settings) -> dict[str, str]:
+    return {**job_tags(settings, QUALITY_KIND), **RUN_TAGS}
 
 
 def check_key(suite: Suite) -> dg.AssetCheckKey:
