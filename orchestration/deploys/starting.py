@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import savepoints, start_request, stop_request, supervisors
+from streaming_jobs.state import start_request, stop_request, supervisors
 from streaming_jobs.state.health import Seen, look, state_of
 from streaming_jobs.state.status import Status, read_status
 
@@ -301,6 +301,8 @@ def _deploy_outcome(settings: Settings, watched: _Watched, now: Seen) -> Deploye
 
 def _savepoint(settings: Settings, plan: StreamPlan) -> str | None:
     """The savepoint that the start with the new code has taken: of the last batch of the old code."""
+    from streaming_jobs.state import savepoints
+
     note = f"before code {plan.after}"
     return next((s.id for s in reversed(savepoints.savepoints(settings, plan.stream)) if s.note == note), None)
 

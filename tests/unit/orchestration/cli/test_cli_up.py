@@ -22,8 +22,9 @@ from orchestration.cli import preparations, up
 from orchestration.cli.children import Retried
 from orchestration.cli.options import Invocation
 from orchestration.cli.preparations import sole_use
-from orchestration.cli.progress import CatchingUp, Feeding, Observed, Screen, lines
+from orchestration.cli.progress import CatchingUp, Observed, Screen, lines
 from orchestration.cli.text import log_to_stderr, say
+from orchestration.cli.up import Feeding
 from streaming_jobs.errors import SetupError, UsageError
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.settings import Settings
@@ -414,7 +415,7 @@ def test_a_session_that_fails_is_told_with_its_log(
     def failing(streams: object, environment: dict[str, str], **_: object) -> ChildCommand:
         return ChildCommand([sys.executable, "-c", "raise SystemExit(78)"], environment)
 
-    monkeypatch.setattr(up, "session_driver", failing)
+    monkeypatch.setattr("orchestration.cli.children.session_driver", failing)
     monkeypatch.setattr("orchestration.cli.progress.catching_up", lambda *_: CatchingUp([], nowhere, {}, {}))
     with pytest.raises(up.SessionFailed, match="exit code 78") as failed:
         up.process(Invocation(), ["flights_clean"])
