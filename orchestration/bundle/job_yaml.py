@@ -246,7 +246,7 @@ def load(path: Path, target: str = "") -> Bundle:
     references = {"bundle.name": root.bundle.name, "bundle.target": chosen, **_variables(root, path, chosen)}
     files = {path: root.resources}
     files |= {file: validated(_Included, read_yaml(file), file).resources for file in _included(root, path)}
-    jobs: dict[str, Job] = Field(default_factory=dict)
+    jobs: dict[str, Job] = {}
     for file, written in files.items():
         resources = _resolved(written, references, file, "resources")
         for key, entry in validated(_Resources, resources, file, "resources").jobs.items():
@@ -300,7 +300,7 @@ def _variables(root: _Root, file: Path, target: str) -> dict[str, str]:
 
 
 def _included(root: _Root, path: Path) -> list[Path]:
-    files: list[Path] = Field(default_factory=list)
+    files: list[Path] = []
     for pattern in root.include:
         try:
             matches = sorted(p for p in path.parent.glob(pattern) if p.is_file())
