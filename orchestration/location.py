@@ -9,10 +9,10 @@ import dagster as dg
 from orchestration import preview, topic_sensor
 from orchestration.bundle.job import Bundle
 from orchestration.bundle.last_good import Fault
-from orchestration.child_run import session_executor
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
 from orchestration.sessions import definitions as sessions
+from orchestration.sessions.child_run import session_executor
 from orchestration.sessions.health import HealthChecks
 from orchestration.sessions.retention import Owned
 from orchestration.sessions.supervisor import Command

@@ -17,9 +17,9 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from orchestration.bounded_log import BoundedLog
 from orchestration.bundle.job import Bundle
-from orchestration.child_run import ChildRun, code_block, table
+from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.sessions.child_run import ChildRun, code_block, table
 from orchestration.sessions.ownership import claim, job_tags
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings

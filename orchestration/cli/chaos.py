@@ -16,6 +16,7 @@ from orchestration.cli import FAILED
 from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, number, print_json, print_table, say
 from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
+from streaming_jobs import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
@@ -79,7 +80,7 @@ def chaos(
         _of_tables(kills, seed, rate, batch, scenarios) if subject == "tables" else _of_topics(kills, seed, rate, batch)
     )
     folder = _folder(home)
-    again = f"recourse chaos --kills {kills} --seed {seed}" + (" --subject topics" if subject == "topics" else "")
+    again = f"{commands.chaos(kills=kills, seed=seed)}" + (" --subject topics" if subject == "topics" else "")
     say(f"seed {seed}: {again} repeats these faults; home {folder}")
     keep_home = True
     try:

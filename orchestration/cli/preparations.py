@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from orchestration.cli.text import say, stderr_console
+from streaming_jobs import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.platform.broker import Broker
@@ -108,7 +109,7 @@ def sole_use(settings: Settings) -> Iterator[None]:
         except BlockingIOError:
             pid = os.pread(descriptor, 20, 0).decode().strip() or "?"
             raise UsageError(
-                f"`recourse up` runs already on {path.parent} (process {pid})",
+                f"`{commands.up()}` runs already on {path.parent} (process {pid})",
                 "end that one, or use another home: recourse --set home=FOLDER up",
             ) from None
         os.ftruncate(descriptor, 0)

@@ -13,6 +13,7 @@ import typer
 
 from orchestration.cli.options import Invocation, invocation
 from orchestration.cli.text import Output, OutputOption, ago, number, print_json, print_table, say, show
+from streaming_jobs import commands
 from streaming_jobs.errors import RecourseError, UsageError
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def show_suite(context: typer.Context, name: Name, output: OutputOption = Output
 
     def text() -> None:
         if not last:
-            say(f"suite {suite.name} has not been run yet: `recourse quality run {suite.name}`")
+            say(f"suite {suite.name} has not been run yet: `{commands.run_suites(suite.name)}`")
             return
         first = last[0]
         print(f"{suite.name} on table {suite.table}, version {first.version}: {first.slice}")
@@ -231,7 +232,7 @@ def plot(
     suite = _suites(call)[name]
     past = history(call.settings, suite.name)
     if not past:
-        raise UsageError(f"suite {suite.name} has no history", f"run it: recourse quality run {suite.name}")
+        raise UsageError(f"suite {suite.name} has no history", f"run it: {commands.run_suites(suite.name)}")
     names = list(dict.fromkeys(each.expectation for each in past))
     if expectation is None:
         expectation = max(names, key=lambda n: sum(e.expectation == n and not e.passed for e in past))

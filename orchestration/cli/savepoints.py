@@ -11,6 +11,7 @@ import typer
 
 from orchestration.cli.options import Invocation, StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
+from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import counted
 
@@ -221,7 +222,7 @@ def drop(
     declared = call.topology.select([stream])[0]
     if savepoints.find(call.settings, declared.name, savepoint) is None:
         raise UsageError(
-            f"stream {declared.name} has no savepoint '{savepoint}'", f"see `recourse savepoints list {declared.name}`"
+            f"stream {declared.name} has no savepoint '{savepoint}'", f"see `{commands.savepoints(declared.name)}`"
         )
     if plan := needed_savepoints(call.settings, declared.name).get(savepoint):
         raise UsageError(f"plan {plan} is under way and needs savepoint {savepoint}", f"finish it, or abort {plan}")
@@ -230,7 +231,7 @@ def drop(
             if holder.streams[declared.name] == savepoint and holder.holds(time.time()):
                 raise UsageError(
                     f"savepoint {savepoint} belongs to '{holder.name}'",
-                    f"drop that: recourse savepoints drop --name {holder.name}",
+                    f"drop that: {commands.drop_savepoint(name=holder.name)}",
                 )
         savepoints.drop(call.settings, declared, savepoint)
     say(f"savepoint {savepoint} of stream {declared.name} is gone")

@@ -17,6 +17,7 @@ from orchestration.cli import FAILED
 from orchestration.cli.options import AnyNames, Invocation, invocation
 from orchestration.cli.progress import loadable_or_known, observed_now, print_unread, unread_now
 from orchestration.cli.text import Output, OutputOption, make_table, number, print_json, print_table, say, show
+from streaming_jobs import commands
 
 if TYPE_CHECKING:
     from orchestration.cli.progress import Observed
@@ -120,7 +121,7 @@ def stop(
         for result in results:
             print(f"{result['stream']}: {result['result']}")
     if not all(result["stopped"] for result in results):
-        say("next: look at `recourse streams status`, wait longer with --timeout, or end the session's process")
+        say(f"next: look at `{commands.status()}`, wait longer with --timeout, or end the session's process")
         raise typer.Exit(FAILED)
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from orchestration.bounded_log import BoundedLog
 from orchestration.cli import FAILED, INTERRUPTED
 from orchestration.cli.options import Invocation, environment_name, invocation
 from orchestration.cli.text import Output, OutputOption, number, print_json, print_table, say, stderr_console
+from orchestration.sessions.bounded_log import BoundedLog
+from streaming_jobs import commands
 from streaming_jobs.errors import RecourseError, UsageError
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def what_to_open(settings: Settings, url: str) -> list[str]:
         f"           {url}/runs            a run is a session; Stop stops it at a batch border",
         f"tables     {settings.tables}",
         f"logs       {settings.logs}",
-        "commands   recourse streams status | ledger NAME | stop NAME",
+        f"commands   {commands.status()} | ledger NAME | stop NAME",
         "           the streams start within half a minute; the first batch takes longest",
     ]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestration.deploys.starting import code_of, streams_of
+from streaming_jobs import commands
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.preflight.rules import other_tables
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
@@ -122,9 +123,7 @@ def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:
     code = loaded_code(stream, settings.flows)
     after = before if before in code.names else code.hash
     if seen.status is None:
-        how = (
-            f"its job starts it once Dagster has loaded the code location again, or: recourse streams run {stream.name}"
-        )
+        how = f"its job starts it once Dagster has loaded the code location again, or: {commands.run(stream.name)}"
         return StreamPlan(stream.name, "new", "", after, note=f"has never run; {how}")
     if seen.plan is not None:
         return StreamPlan(stream.name, "recovering", before, after, note=f"is being recovered by plan {seen.plan}")
@@ -218,7 +217,7 @@ def tried(plan: Plan, environment: Mapping[str, str], say: Callable[[str], None]
     if verdicts is not None:
         return plan.refusing({name: f"{found['found']}: {found['next']}" for name, found in verdicts.items() if found})
     if required:
-        reason = "the trial in Spark gave no verdict: run `recourse doctor`, or deploy without it: --no-trial"
+        reason = f"the trial in Spark gave no verdict: run `{commands.doctor()}`, or deploy without it: --no-trial"
         return plan.refusing(dict.fromkeys(names, reason))
     say("the code could not be tried in Spark beforehand; its start shows whether it is refused")
     return plan

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from streaming_jobs import commands
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request, stop_request, supervisors
 from streaming_jobs.state.health import Seen, look, state_of
@@ -81,7 +82,7 @@ def wait(settings: Settings, begun: Sequence[Begin], timeout: float, say: Callab
     def too_late(stream: str, now: Seen) -> Started:
         text = (
             f"not running after {timeout:g} s: {progress(settings, now)}; the request stays, look at "
-            "`recourse streams status`"
+            f"`{commands.status()}`"
         )
         return Started(stream, "waits", text)
 
@@ -137,7 +138,7 @@ def _outcome(begin: Begin, now: Seen) -> Started | None:
 def _without_request(begin: Begin) -> Started:
     if begin.was.plan is not None:
         plan = begin.was.plan
-        text = f"is being recovered: recourse recover resume {plan}, or recourse recover abort {plan}"
+        text = f"is being recovered: {commands.resume(plan)}, or {commands.abort(plan)}"
         return Started(begin.stream, "recovering", text)
     return Started(begin.stream, "runs", "runs already")
 
@@ -171,8 +172,8 @@ def _nobody(settings: Settings, begin: Begin, now: Seen, waited: float) -> Start
     if waited < (_SESSION_ACTS if sessions else 0.0):
         return None
     text = (
-        "nothing that would start it runs here; start one: `recourse up`, your Dagster, or "
-        f"`recourse streams run {begin.stream}`. It is no longer stopped on purpose"
+        f"nothing that would start it runs here; start one: `{commands.up()}`, your Dagster, or "
+        f"`{commands.run(begin.stream)}`. It is no longer stopped on purpose"
     )
     return Started(begin.stream, "nobody", text)
 
@@ -242,7 +243,7 @@ def request(settings: Settings, stream: str, by: str, newest: float) -> float:
     pending, status = start_request.request(settings, stream), read_status(settings, stream)
     if pending is not None and pending.since > max(newest, 0.0 if status is None else status.last_start):
         return pending.since
-    return start_request.ask(settings, stream, f"recourse deploy ({by})").since
+    return start_request.ask(settings, stream, f"{commands.deploy()} ({by})").since
 
 
 def wait_for_code(
@@ -257,7 +258,7 @@ def wait_for_code(
 
     def too_late(stream: str, now: Seen) -> Deployed:
         who = "; ".join(who_starts(settings, now)) or "nothing that would start it runs here"
-        text = f"not done after {timeout:g} s ({who}); the request stays: `recourse deploy` once more waits on"
+        text = f"not done after {timeout:g} s ({who}); the request stays: `{commands.deploy()}` once more waits on"
         return _result(watched[stream], "not yet", text)
 
     return _watch(
@@ -289,8 +290,8 @@ def _deploy_outcome(settings: Settings, watched: _Watched, now: Seen) -> Deploye
         tried = "failed" if status.state == "failed" else "fails, and is tried again"
         next_step = f"\n  next: {status.error['next']}" if status.error.get("next") else ""
         text = (
-            f"{tried}: {status.error.get('found', '')}{next_step}\n"
-            f"  or put the code {plan.before} back on disk, and: recourse deploy {plan.stream}"
+            f"{tried}: {status.error.get('found', '')}{next_step}\n  or put the code {plan.before} back on disk, and: "
+            f"{commands.deploy(plan.stream)}"
         )
         return _result(watched, "failed", text, None, _savepoint(settings, plan))
     if working and code_of(status) != plan.after:

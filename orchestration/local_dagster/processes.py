@@ -21,7 +21,6 @@ from typing import Any, Self
 import dagster as dg
 import structlog
 
-from orchestration.bounded_log import BoundedLog
 from orchestration.bundle import last_good
 from orchestration.local_dagster.dagster_home import (
     CODE_SERVER_HOST,
@@ -33,9 +32,11 @@ from orchestration.local_dagster.dagster_home import (
     write_workspace,
 )
 from orchestration.location import location
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.decisions import IN_PROGRESS
 from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, STOPPED_BY_TAG, identity
 from orchestration.sessions.supervisor import GRACE
+from streaming_jobs import commands
 from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError, UsageError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.platform.processes.parent_death import terminated_with_parent
@@ -160,7 +161,7 @@ class DagsterProcesses:
         workspace = str(write_workspace(home, server_port))
         self.url = f"http://{_reachable(host)}:{port}"
         python = sys.executable
-        commands = {
+        command_lines = {
             CODE_SERVER: [
                 *(python, "-m", "dagster", "code-server", "start", "-m", self.module, "--location-name", LOCATION),
                 *("-h", CODE_SERVER_HOST, "-p", str(server_port), "--use-python-environment-entry-point"),
@@ -168,7 +169,7 @@ class DagsterProcesses:
             WEBSERVER: [python, "-m", "dagster_webserver", "-h", host, "-p", str(port), "-w", workspace],
             DAEMON: [python, "-m", "dagster._daemon", "run", "-w", workspace],
         }
-        for name, command in commands.items():
+        for name, command in command_lines.items():
             bounded = BoundedLog(self.settings.logs / f"dagster-{name}.log")
             self._children[name] = _DagsterProcess(name, command, self._environment(), bounded)
         # The others are only useful with it, and quieter when it is there.
@@ -393,7 +394,7 @@ class DagsterClient:
             ) from error
         except (OSError, ValueError) as error:
             raise TransientError(
-                f"no answer from Dagster at {self.url}: {error}", "is `recourse up` running?"
+                f"no answer from Dagster at {self.url}: {error}", f"is `{commands.up()}` running?"
             ) from error
         return answer
 

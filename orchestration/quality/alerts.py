@@ -43,6 +43,7 @@ from orchestration.quality.transitions import COLOUR, Alerts, Receiver, Seen, St
 from orchestration.sessions.health import HEALTH, NOT_TOLD
 from orchestration.sessions.ownership import QUALITY_KIND, job_tags
 from orchestration.sessions.verdicts import RUN
+from streaming_jobs import commands
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import QualitySettings
 from streaming_jobs.state.disk_space import disk_space
@@ -161,7 +162,9 @@ def of_disk(settings: Settings, now: float) -> Seen:
     """The free space of home, state and tables as an outcome: it is told before nothing can be told any more."""
     space = disk_space(settings)
     state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
-    return Seen("disk", str(settings.home), int(now), state, space.text, now, command="recourse doctor", key="disk")
+    return Seen(
+        "disk", str(settings.home), int(now), state, space.text, now, command=f"{commands.doctor()}", key="disk"
+    )
 
 
 def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str], settings: Settings) -> list[Seen]:
@@ -212,8 +215,8 @@ def _command(key: dg.AssetCheckKey, evaluation: dg.AssetCheckEvaluation, stream:
     if (plan := evaluation.metadata.get(COMMAND)) is not None:
         return str(plan.value)
     if key.name in (HEALTH, RULES):
-        return f"recourse streams status {stream}"
-    return f"recourse quality show {key.name}"
+        return f"{commands.status(stream)}"
+    return f"{commands.show_suite(key.name)}"
 
 
 def _state(evaluation: dg.AssetCheckEvaluation) -> State:

@@ -24,14 +24,14 @@ import dagster as dg
 from dagster._core.errors import DagsterUserCodeProcessError
 from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defined]
 
-from orchestration.bounded_log import BoundedLog
-from orchestration.child_run import ChildRun, Ending, fail_run
 from orchestration.recoveries import run_page
 from orchestration.recoveries.child import GRACE, INTERRUPTED
 from orchestration.recoveries.definitions import location_of
 from orchestration.recoveries.events import Event, decode
 from orchestration.recoveries.request import Launch, launch_of
 from orchestration.recoveries.run_page import Metadata, RunPage, RunView
+from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.sessions.child_run import ChildRun, Ending, fail_run
 from orchestration.sessions.ownership import RECOVERY_KIND, claim
 from reprocessing.plans.journal import journal_of
 from streaming_jobs.errors import UsageError

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from orchestration.child_run import code_block, table
 from orchestration.recoveries.definitions import link
 from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, Progress, Said, TableChange
 from orchestration.recoveries.progress_text import Pace
+from orchestration.sessions.child_run import code_block, table
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG
 from reprocessing.rebuild.context import StageBegun
 

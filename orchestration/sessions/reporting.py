@@ -28,6 +28,7 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from reprocessing.planning.instants import instant_words
 from reprocessing.timeline.marks import Mark, events_of
+from streaming_jobs import commands
 from streaming_jobs.durations import format_duration
 from streaming_jobs.settings import DagsterSettings, Settings
 from streaming_jobs.state.deploys import Deploy
@@ -194,7 +195,7 @@ def _watermark(status: Status) -> dict[str, dg.MetadataValue]:
 
 def _code_on_disk(status: Status) -> dict[str, dg.MetadataValue]:
     """Only while the code or the settings on disk are not those that run."""
-    other = f"{status.disk_code}: recourse deploy {status.stream}" if status.disk_code else "other settings"
+    other = f"{status.disk_code}: {commands.deploy(status.stream)}" if status.disk_code else "other settings"
     text = f"cannot be loaded: {status.disk_code_error}" if status.disk_code_error else other
     return {
         "code_on_disk": dg.MetadataValue.text(text),
@@ -219,7 +220,7 @@ def recent_events(settings: Settings, stream: Stream) -> Mapping[str, dg.Metadat
         log.info("the timeline of a stream cannot be read", stream=stream.name, reason=repr(error))
         return {}
     lines = ["| time | |", "|---|---|", *map(_line, reversed(events[-_RECENT_EVENTS:]))]
-    more = f"All of it: `recourse streams history {stream.name} --plot history.html`"
+    more = f"All of it: `{commands.history(stream.name, plot='history.html')}`"
     return {"timeline": dg.MetadataValue.md("\n".join([*lines, "", more]))}
 
 

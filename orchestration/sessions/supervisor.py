@@ -29,9 +29,9 @@ from functools import partial
 
 import dagster as dg
 
-from orchestration.bounded_log import BoundedLog
 from orchestration.bundle.job import Continuous, Job, Schedule
-from orchestration.child_run import ChildRun, Ending, Gone
+from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.sessions.child_run import ChildRun, Ending, Gone
 from orchestration.sessions.ownership import (
     FAILURE_TAG,
     FINGERPRINT_TAG,

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from streaming_jobs import commands
 from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.files import private_folder, write_atomic, write_json
 from streaming_jobs.platform import class_data, java, ports
@@ -88,7 +89,7 @@ def bootstrap_servers(settings: Settings) -> str:
     if broker is None:
         raise BrokerUnreachable(
             f"the embedded broker of {settings.broker_dir.parent} does not run",
-            "start it with `recourse up`, or name a cluster: RECOURSE_KAFKA__BOOTSTRAP_SERVERS=host:port",
+            f"start it with `{commands.up()}`, or name a cluster: RECOURSE_KAFKA__BOOTSTRAP_SERVERS=host:port",
         )
     return broker.bootstrap_servers
 
@@ -248,7 +249,7 @@ class Broker:
         if formatted.returncode != 0:
             raise SetupError(
                 f"the broker's data folder could not be made: {_tail(formatted.stdout + formatted.stderr)}",
-                "check disk space and the rights on the home folder: recourse doctor",
+                f"check disk space and the rights on the home folder: {commands.doctor()}",
             )
         unfinished.rename(data)
         configuration.unlink()
@@ -301,7 +302,7 @@ class Broker:
         return _tail("".join(texts)) or "it has logged nothing in this start"
 
     def _look(self) -> str:
-        return f"its log is {self._log}; `recourse doctor` checks Java, ports and disk"
+        return f"its log is {self._log}; `{commands.doctor()}` checks Java, ports and disk"
 
 
 def _last(settings: Settings) -> Running | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from streaming_jobs import commands
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.platform import class_data, java, ports
 from streaming_jobs.platform.broker import running
@@ -177,7 +178,7 @@ def check_ui_port(settings: Settings) -> Check:
         "UI port",
         False,
         f"{port} is taken by {ports.listener_name(port)}",
-        "end that program, or choose another port: recourse up --port 0 takes a free one",
+        f"end that program, or choose another port: {commands.up(port=0)} takes a free one",
     )
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from streaming_jobs import commands
 from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.files import write_atomic
 from streaming_jobs.platform.java import Java
@@ -243,7 +244,8 @@ def _answer(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
         if process.poll() is not None:
             raise TransientError(
                 f"Spark's JVM ended while it started: {ended_by(process.returncode)}",
-                "its reason is printed above, or in the log of the session; `recourse doctor` checks Java and jars",
+                f"its reason is printed above, or in the log of the session; `{commands.doctor()}` checks Java and "
+                "jars",
             )
         time.sleep(_POLL)
     data = file.read_bytes()

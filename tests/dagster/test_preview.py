@@ -84,7 +84,7 @@ def test_the_real_command_is_run(shop: Settings) -> None:
 
 
 def test_a_run_that_is_canceled_ends_its_preview(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.child_run.LOOK_AT_RUN_EVERY", 0.5)
+    monkeypatch.setattr("orchestration.sessions.child_run.LOOK_AT_RUN_EVERY", 0.5)
     with dg.DagsterInstance.ephemeral() as instance:
 
         def cancel() -> None:

@@ -14,9 +14,9 @@ import dagster as dg
 import psutil
 import pytest
 
-from orchestration.bounded_log import BoundedLog
 from orchestration.local_dagster.dagster_home import code_server_port, is_free, prepare
 from orchestration.local_dagster.processes import DAEMON, DagsterClient, DagsterProcesses, _DagsterProcess
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.ownership import STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings

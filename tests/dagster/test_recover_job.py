@@ -14,10 +14,10 @@ import dagster as dg
 import psutil
 import pytest
 
-from orchestration import child_run
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.recoveries.definitions import run_config
 from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, TableChange, encode
+from orchestration.sessions import child_run
 from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
 from reprocessing.plans.journal import journal_of
 from reprocessing.rebuild.context import StageBegun

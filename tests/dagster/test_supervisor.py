@@ -18,13 +18,12 @@ import dagster as dg
 import psutil
 import pytest
 
-from orchestration import child_run
-from orchestration.bounded_log import BoundedLog
 from orchestration.bundle import job_yaml
 from orchestration.bundle.job import Schedule
 from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
-from orchestration.sessions import supervisor
+from orchestration.sessions import child_run, supervisor
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.definitions import sessions
 from orchestration.sessions.ownership import (
     FAILURE_TAG,

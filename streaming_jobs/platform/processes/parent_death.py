@@ -15,7 +15,7 @@ that was set does not start. The signal comes when the *thread* that started the
 as long as the process. Linux only: on other systems the child survives a kill -9 of its parent.
 
 A session's driver needs neither: it reads its standard input, a pipe of its parent's, and stops at a batch border when
-the pipe ends (`orchestration/child_run.py`).
+the pipe ends (`orchestration/sessions/child_run.py`).
 """
 
 from __future__ import annotations

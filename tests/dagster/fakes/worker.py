@@ -6,8 +6,8 @@ import sys
 
 import dagster as dg
 
-from orchestration import child_run
 from orchestration.definitions import definitions
+from orchestration.sessions import child_run
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.fakes.execute import execute

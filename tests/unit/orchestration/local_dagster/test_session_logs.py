@@ -7,10 +7,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.bounded_log import BoundedLog
 from orchestration.local_dagster import session_logs
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.local_dagster.session_logs import RunLogs
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.supervisor import mark
 from streaming_jobs.settings import Settings
 

@@ -12,11 +12,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from orchestration.bounded_log import BoundedLog
 from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, Said
 from orchestration.recoveries.request import Launch, PlanRequest
 from orchestration.recoveries.run import RecoveryProcess, recovery_command
 from orchestration.recoveries.worker import Worker
+from orchestration.sessions.bounded_log import BoundedLog
 from reprocessing.plans.journal import journal_of
 from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import StageBegun

@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.bounded_log import BoundedLog
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.reporting import Reporter, figures
 from streaming_jobs.settings import DagsterSettings
 from streaming_jobs.state.status import Status

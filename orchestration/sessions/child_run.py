@@ -30,8 +30,9 @@ from typing import Any
 import dagster as dg
 import structlog
 
-from orchestration.bounded_log import BoundedLog
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.ownership import PARENT_VARIABLE, parent_lives
+from streaming_jobs import commands
 from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildProcess
 
 log = structlog.get_logger()
@@ -193,7 +194,7 @@ def check_parents(parent: int) -> None:
     if os.getppid() != parent:
         raise Gone("the code server that this run belonged to is gone")
     if not parent_lives(os.environ.get(PARENT_VARIABLE, "")):
-        raise Gone("recourse up, which this run belonged to, is gone")
+        raise Gone(f"{commands.up()}, which this run belonged to, is gone")
 
 
 @contextmanager
