@@ -17,6 +17,7 @@ import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from streaming_jobs import commands
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry, Txn
@@ -166,7 +167,7 @@ class KafkaWrittenTopics:
             if newest.generation >= generation:
                 raise UsageError(
                     f"topic {sink.name} is in generation {newest.generation} already",
-                    f"another recovery has written it: recourse recover abort {plan}",
+                    f"another recovery has written it: {commands.abort(plan)}",
                 )
             return replace(fenced, written=_carried(newest, position))
 

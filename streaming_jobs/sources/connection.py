@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
+from streaming_jobs import commands
 from streaming_jobs.durations import format_duration, milliseconds
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
 
@@ -115,7 +116,7 @@ class Failures:
         if self._refused and time.monotonic() - self._begun > _GRACE:
             raise ConfigurationError(
                 f"the broker at {self.bootstrap} refused the connection: {self._refused}",
-                "check kafka.security_protocol, the credentials and the certificates (`recourse config show`)",
+                f"check kafka.security_protocol, the credentials and the certificates (`{commands.settings()}`)",
             )
 
     def unreachable(self, doing: str, timeout: timedelta) -> BrokerUnreachable:
@@ -123,5 +124,5 @@ class Failures:
         reason = f" ({self._last})" if self._last else ""
         return BrokerUnreachable(
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
-            "check that the broker runs and that kafka.bootstrap_servers is right (`recourse doctor`)",
+            f"check that the broker runs and that kafka.bootstrap_servers is right (`{commands.doctor()}`)",
         )

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from streaming_jobs import commands
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
@@ -253,7 +254,7 @@ class RangeReader:
             raise OffsetsLost(
                 f"offset {there.next} of {self.topic} partition {partition} is not in the topic any more: "
                 f"{error.str()}",
-                "see `recourse streams status`",
+                f"see `{commands.status()}`",
             )
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:  # no group is needed to read assigned partitions
             return False
@@ -279,7 +280,7 @@ class RangeReader:
             return OffsetsLost(
                 f"{self.topic} partition {partition} ends at offset {there.end}, and the batch at {end}: records that "
                 "were there are gone",
-                "see `recourse streams status`",
+                f"see `{commands.status()}`",
             )
         reason = f" ({self._refusal})" if self._refusal else ""
         return self._failures.unreachable(

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import hard_link, sync, sync_tree
 from streaming_jobs.positions import TopicOffsets
@@ -50,7 +51,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
         choice = f"batches {possible[0]} to {possible[-1]}" if possible else "no batch"
         raise UsageError(
             f"the checkpoint {checkpoint.folder.name} can be cut after {choice}, not after batch {batch}",
-            "choose one of them, or a savepoint (`recourse savepoints list`)",
+            f"choose one of them, or a savepoint (`{commands.savepoints()}`)",
         )
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from confluent_kafka import Consumer, Producer
 
+from streaming_jobs import commands
 from streaming_jobs.errors import BrokerUnreachable, Fenced, LedgerConflict, PermanentError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
@@ -160,8 +161,8 @@ class TransactionWriter:
                 raise
         raise BrokerUnreachable(
             f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
-            "check the broker (`recourse doctor`); if batches take longer than topic_sink.transaction_timeout, raise "
-            "it or lower max_offsets_per_trigger",
+            f"check the broker (`{commands.doctor()}`); if batches take longer than topic_sink.transaction_timeout, "
+            "raise it or lower max_offsets_per_trigger",
         ) from lost
 
     def _abandon(self) -> None:
@@ -306,7 +307,7 @@ class PlainWriter:
             return True
         raise BrokerUnreachable(
             f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
-            "check the broker (`recourse doctor`)",
+            f"check the broker (`{commands.doctor()}`)",
         ) from lost
 
     def close(self) -> None:
