@@ -80,7 +80,7 @@ def chaos(
         _of_tables(kills, seed, rate, batch, scenarios) if subject == "tables" else _of_topics(kills, seed, rate, batch)
     )
     folder = _folder(home)
-    again = f"{commands.chaos(kills=kills, seed=seed)}" + (" --subject topics" if subject == "topics" else "")
+    again = commands.chaos(kills=kills, seed=seed) + (" --subject topics" if subject == "topics" else "")
     say(f"seed {seed}: {again} repeats these faults; home {folder}")
     keep_home = True
     try:

@@ -165,7 +165,7 @@ def apply(context: typer.Context, name: PlanName, yes: Yes = False, output: Outp
     """Carry a plan out. It asks before it publishes; a plan whose world has moved is refused."""
     from reprocessing import executor
 
-    _refuse_nobody(context, name, yes, f"{commands.apply(name, yes=True)}")
+    _refuse_nobody(context, name, yes, commands.apply(name, yes=True))
     _carry_out(context, name, yes, output, executor.apply)
 
 
@@ -174,7 +174,7 @@ def resume(context: typer.Context, name: PlanName, yes: Yes = False, output: Out
     """Go on with the first stage that is not done."""
     from reprocessing import executor
 
-    _refuse_nobody(context, name, yes, f"{commands.resume(name, yes=True)}")
+    _refuse_nobody(context, name, yes, commands.resume(name, yes=True))
     _carry_out(context, name, yes, output, executor.resume)
 
 
@@ -198,7 +198,7 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
     from reprocessing.explainer import explain
 
     call = invocation(context)
-    _refuse_nobody(context, name, yes, f"{commands.undo(name, yes=True)}")
+    _refuse_nobody(context, name, yes, commands.undo(name, yes=True))
     made = make_undo(call.settings, call.topology, name)
     if output is Output.text:
         print(explain(made), end="")

@@ -162,9 +162,7 @@ def of_disk(settings: Settings, now: float) -> Seen:
     """The free space of home, state and tables as an outcome: it is told before nothing can be told any more."""
     space = disk_space(settings)
     state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
-    return Seen(
-        "disk", str(settings.home), int(now), state, space.text, now, command=f"{commands.doctor()}", key="disk"
-    )
+    return Seen("disk", str(settings.home), int(now), state, space.text, now, command=commands.doctor(), key="disk")
 
 
 def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str], settings: Settings) -> list[Seen]:
@@ -215,8 +213,8 @@ def _command(key: dg.AssetCheckKey, evaluation: dg.AssetCheckEvaluation, stream:
     if (plan := evaluation.metadata.get(COMMAND)) is not None:
         return str(plan.value)
     if key.name in (HEALTH, RULES):
-        return f"{commands.status(stream)}"
-    return f"{commands.show_suite(key.name)}"
+        return commands.status(stream)
+    return commands.show_suite(key.name)
 
 
 def _state(evaluation: dg.AssetCheckEvaluation) -> State:

@@ -64,7 +64,7 @@ def find_first(
         unsure.append("an upsert rewrites files: the row may be older than the batch that wrote its file")
     if notes:
         unsure.append(f"of other failing rows it is not known: {notes[0]}")
-    command = f"{commands.plan(stream, before_first_broken=row.expectation)}"
+    command = commands.plan(stream, before_first_broken=row.expectation)
     first = FirstFailing(row.expectation, entry.generation, entry.batch, str(entry.code), command)
     return first, "; ".join(unsure)
 

@@ -40,7 +40,7 @@ def slices_command(snapshot: PlanningSnapshot, after: Txn | None, end: Txn) -> s
     if after is not None and (before := _watermark_until(snapshot, after)):
         begin = (_moment(before) - reach).astimezone(zone).date().isoformat()
     last = (_moment(_watermark_since(snapshot, end)) + delay).astimezone(zone).date() + timedelta(days=1)
-    return f"{commands.rebuild_slice(snapshot.stream.name, made.table.name, begin, last.isoformat())}"
+    return commands.rebuild_slice(snapshot.stream.name, made.table.name, begin, last.isoformat())
 
 
 def _watermark_until(snapshot: PlanningSnapshot, txn: Txn) -> int:

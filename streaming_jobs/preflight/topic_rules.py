@@ -110,7 +110,7 @@ def _gone(
 ) -> Finding:
     """The finding for the offsets from `offset` on and before `first`, which nothing can read any more."""
     if topic.kind == "table":
-        rebuild = f"{commands.plan(snapshot.stream, to_batch=-1)}"
+        rebuild = commands.plan(snapshot.stream, to_batch=-1)
         return Finding(
             "lost",
             f"{gone_words(topic.name, offset, first)} ({counted(first - offset, 'version')} never read)",
@@ -211,7 +211,7 @@ def _to_offsets(snapshot: StreamSnapshot, offsets: TopicOffsets) -> str:
         for topic, each in offsets.items()
         for partition, offset in sorted(each.items())
     ]
-    return f"{commands.plan(snapshot.stream, to_offsets=','.join(places))}"
+    return commands.plan(snapshot.stream, to_offsets=",".join(places))
 
 
 def other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
