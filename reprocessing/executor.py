@@ -35,7 +35,6 @@ from reprocessing.rebuild.replay import replay
 from reprocessing.report.page import write_report
 from reprocessing.stages import Audit, Stage, stages_of
 from reprocessing.stages.stage import Findings
-from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.torn_files import mend
@@ -163,7 +162,7 @@ def give_up(recovery: Recovery) -> None:
                 table = context.stream.primary.name
                 raise UsageError(
                     f"plan {plan.id} has published table {table}, so it can no longer be given up",
-                    f"finish it: {commands.resume(plan.id)}; then take it back: {commands.undo(plan.id)}",
+                    f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
                 )
 
     with only_operator(settings, plan.id):
@@ -248,7 +247,7 @@ def _refuse_other_code(context: RecoveryContext) -> None:
     if context.journal.done("replay") is None and now != context.plan.saw.code:
         raise UsageError(
             f"plan {context.plan.id} no longer holds: the code is {now.hash}, not {context.plan.saw.code.hash}",
-            f"deploy that code again, or give the plan up: {commands.abort(context.plan.id)}",
+            f"deploy that code again, or give the plan up: recourse recover abort {context.plan.id}",
         )
 
 

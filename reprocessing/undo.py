@@ -12,7 +12,6 @@ from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.planning.targets import Resolved, Target
 from reprocessing.plans.journal import journal_of, next_step
 from reprocessing.plans.plan import RecoveryPlan
-from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
 from streaming_jobs.positions import decode
 from streaming_jobs.settings import Settings
@@ -34,7 +33,9 @@ def plan_undo(
         refuse_at_work(settings, plan)
         raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", next_step(plan.id, journal.outcome))
     if (undo := undone_by(settings, plan)) is not None:
-        raise UsageError(f"plan {plan.id} was undone by {undo} already", f"to have it again: {commands.undo(undo)}")
+        raise UsageError(
+            f"plan {plan.id} was undone by {undo} already", f"to have it again: recourse recover undo {undo}"
+        )
     requests = []
     for name in plan.names:
         before = _savepoint_before(settings, plan, name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypedDict, TypeVar
 
-from streaming_jobs import commands, errors
+from streaming_jobs import errors
 from streaming_jobs.errors import (
     ConfigurationError,
     FunctionRaised,
@@ -103,7 +103,7 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         )
     if _LOST.search(text):
         return _caused(
-            OffsetsLost(f"records the stream still needs are gone: {summary}", f"see `{commands.status()}`"), error
+            OffsetsLost(f"records the stream still needs are gone: {summary}", "see `recourse streams status`"), error
         )
     if kind in ("AnalysisException", "ParseException"):
         place = _context(text) or _in_users_code(

@@ -14,7 +14,6 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from streaming_jobs import commands
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead, nearest_zone
@@ -73,7 +72,7 @@ def check_slices(table: str, slices: Slices | None, schema: StructType | None, *
     if upsert:
         raise UsageError(
             f"table {table}: slices of an upsert cannot be rebuilt: its rows depend on records of any time",
-            f"leave slices out; `{commands.plan('STREAM')}` rebuilds such a table as a whole",
+            "leave slices out; `recourse recover plan` rebuilds such a table as a whole",
         )
     if schema is None:
         return

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from streaming_jobs import commands
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
 from streaming_jobs.main_module import seen_with_a_file
@@ -69,7 +68,7 @@ class Topology:
             raise ConfigurationError(
                 f"no streams are configured: neither {CONFIG_FILE}, looked for from {Path.cwd()} upwards, nor the "
                 "environment names `flows`",
-                f'write flows = ["my.flows"] in recourse.toml; `{commands.up()}` shows the shipped streams without it',
+                'write flows = ["my.flows"] in recourse.toml; `recourse up` shows the shipped streams without it',
             )
         topology = cls.load(settings.flows)
         for name in settings.streams:

@@ -24,7 +24,6 @@ from threading import Thread
 
 import structlog
 
-from streaming_jobs import commands
 from streaming_jobs.errors import RecourseError, SetupError, TransientError
 from streaming_jobs.files import private_folder
 from streaming_jobs.log_stream import log_stream
@@ -204,7 +203,7 @@ def main() -> int:
             _say("once for this environment, so that Java starts faster from now on; about a minute")
             warm_up(settings)
     except KeyboardInterrupt:
-        _say(f"interrupted; the next `{commands.up()}` or `make setup` begins it again")
+        _say("interrupted; the next `recourse up` or `make setup` begins it again")
         return 130
     except (RecourseError, OSError) as error:
         _say(f"failed, which costs nothing but speed: {error}")

@@ -16,7 +16,6 @@ from quality.slice_rows import place
 from quality.slices import DataFile, Slice
 from quality.table_changes import Change, read_change
 from quality.validation import FirstFailing
-from streaming_jobs import commands
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -64,7 +63,7 @@ def find_first(
         unsure.append("an upsert rewrites files: the row may be older than the batch that wrote its file")
     if notes:
         unsure.append(f"of other failing rows it is not known: {notes[0]}")
-    command = commands.plan(stream, before_first_broken=row.expectation)
+    command = f"recourse recover plan {stream} --before-first-broken {row.expectation}"
     first = FirstFailing(row.expectation, entry.generation, entry.batch, str(entry.code), command)
     return first, "; ".join(unsure)
 

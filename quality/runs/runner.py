@@ -23,7 +23,6 @@ from quality.suite_set import Output, output_of
 from quality.suites import SliceKind, Suite
 from quality.table_checks.base import CheckedTable
 from quality.validation import Engine, Outcome, Validation
-from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
@@ -210,7 +209,7 @@ def _session(suite: Suite, request: RunRequest) -> SparkSession:
     if request.spark is None:
         raise UsageError(
             f"suite {suite.name} needs Spark for this slice, and the caller gives none",
-            f"run `{commands.run_suites()}`, or take a smaller slice",
+            "run `recourse quality run`, or take a smaller slice",
         )
     return request.spark()
 

@@ -7,7 +7,6 @@ from datetime import UTC, date, datetime, timedelta
 
 from quality.table_checks.base import Check, CheckedTable, checked_column, checked_number, quoted, seconds_of
 from quality.validation import Outcome, Severity
-from streaming_jobs import commands
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import counted
@@ -101,13 +100,13 @@ class Lag(Check):
         name = checked.stream.name
         status = read_status(checked.settings, name)
         if status is None or status.lag_at is None:
-            raise UsageError(f"stream {name} has not seen the end of its topics yet", commands.status(name))
+            raise UsageError(f"stream {name} has not seen the end of its topics yet", f"recourse streams status {name}")
         age = max(checked.now - status.lag_at, 0.0)
         behind, records = age + (status.lag_s or 0.0), status.lag_records or 0
         if self.records is not None and age > checked.settings.dagster.stale_after.total_seconds():
             raise UsageError(
                 f"stream {name} last saw the end of its topics {span(age)} ago: its lag in records is not known",
-                commands.status(name),
+                f"recourse streams status {name}",
             )
         wrong = [
             text

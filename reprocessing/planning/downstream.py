@@ -13,7 +13,6 @@ from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before
 from reprocessing.planning.wrong_records import first_changed, path_with
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
-from streaming_jobs import commands
 from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.errors import UsageError
 from streaming_jobs.graph.graph import Graph, Node
@@ -74,13 +73,13 @@ def refuse_in_first_batch(settings: Settings, stream: Stream) -> None:
     if _runs(settings, stream):
         raise UsageError(
             f"stream {stream.name} reads topics that the plan changes, runs, and has finished no batch",
-            f"stop it ({commands.stop(stream.name)}), or wait until it has finished one",
+            f"stop it (recourse streams stop {stream.name}), or wait until it has finished one",
         )
     if _half_written(settings, stream):
         raise UsageError(
             f"stream {stream.name} reads topics that the plan changes, and was ended in its first batch, which some of "
             "its tables or topics may have",
-            f"let it finish this batch: {commands.run(stream.name, trigger='available-now')}; if it cannot, "
+            f"let it finish this batch: recourse streams run {stream.name} --trigger available-now; if it cannot, "
             f"{start_over(stream.name, folders(settings, stream))}",
         )
 

@@ -40,7 +40,6 @@ from reprocessing.planning.void_since import further_back, still_void
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until, opened_by
 from reprocessing.plans.plan_file import next_id, save, sealed
 from reprocessing.plans.retention import prune_plans
-from streaming_jobs import commands
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.positions import TopicOffsets
@@ -357,7 +356,7 @@ def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str 
         return
     if words := differences(saved.state_fingerprint, record.state_fingerprint):
         ways = (
-            f"deploy code {saved.code.hash} again, then: {commands.undo(undoes)}"
+            f"deploy code {saved.code.hash} again, then: recourse recover undo {undoes}"
             if undoes
             else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
         )

@@ -13,7 +13,6 @@ from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved
 from reprocessing.planning.wrong_records import start_of
 from reprocessing.plans.plan import Base, StreamPlan, Until
-from streaming_jobs import commands
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
@@ -82,8 +81,8 @@ def same_deploy(settings: Settings, plans: Sequence[StreamPlan]) -> Iterator[str
             stream, code, mine = near[-1]
             yield (
                 f"stream {name}, which is not in the plan, got new code ({code.hash}) when {stream} did, on "
-                f"{instant_words(mine.at)}: if that is wrong too, plan for it as well: "
-                f"{commands.plan(name, before_code=code.hash)}"
+                f"{instant_words(mine.at)}: if that is wrong too, plan for it as well: recourse recover plan {name} "
+                f"--before-code {code.hash}"
             )
 
 

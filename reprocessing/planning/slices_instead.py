@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from reprocessing.planning.history import has_present_rows
 from reprocessing.planning.sliceable import sliceable, tables_with_slices
 from reprocessing.planning.snapshot import PlanningSnapshot
-from streaming_jobs import commands
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.state import savepoints
@@ -40,7 +39,10 @@ def slices_command(snapshot: PlanningSnapshot, after: Txn | None, end: Txn) -> s
     if after is not None and (before := _watermark_until(snapshot, after)):
         begin = (_moment(before) - reach).astimezone(zone).date().isoformat()
     last = (_moment(_watermark_since(snapshot, end)) + delay).astimezone(zone).date() + timedelta(days=1)
-    return commands.rebuild_slice(snapshot.stream.name, made.table.name, begin, last.isoformat())
+    return (
+        f"recourse slices rebuild {snapshot.stream.name} --table {made.table.name} --from {begin} "
+        f"--to {last.isoformat()}"
+    )
 
 
 def _watermark_until(snapshot: PlanningSnapshot, txn: Txn) -> int:

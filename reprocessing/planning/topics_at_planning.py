@@ -24,7 +24,6 @@ from reprocessing.planning.wrong_records import (
 from reprocessing.plans.plan import Base
 from reprocessing.topics.groups import group_words
 from reprocessing.topics.written_topics import GroupPosition, KafkaWrittenTopics, behind
-from streaming_jobs import commands
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.take_snapshot import is_compacted
@@ -116,8 +115,8 @@ def _compacted(snapshot: PlanningSnapshot, start: Base, wrong: TopicOffsets, end
             raise UsageError(
                 f"topic {name} of stream {stream} is compacted: its cleaner removes records before the replay's start "
                 "because of wrong ones with the same key, and no replay from there brings them back",
-                f"let stream {stream} write all its records anew, with the code that is right: "
-                f"{commands.plan(stream, to_batch=-1)}",
+                f"let stream {stream} write all its records anew, with the code that is right: recourse recover plan "
+                f"{stream} --to-batch -1",
             )
         yield (
             f"topic {name} is compacted: consumers that are not ours keep the wrong value of each key that the replay "

@@ -19,7 +19,6 @@ from reprocessing.preview.start import Start
 from reprocessing.rebuild.replay import last_entry
 from reprocessing.rebuild.replay_end import Border, steps_to
 from reprocessing.rebuild.staging import fill
-from streaming_jobs import commands
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import OutputMismatch, PreflightRefused, TransientError
 from streaming_jobs.ledger import LedgerEntry
@@ -170,7 +169,7 @@ class _Guard:
         if changes := differences(self.record.state_fingerprint, begun.state_fingerprint):
             raise PreflightRefused(
                 f"the state of stream {self.stream} was built by another aggregation: {changes}",
-                f"take the change back, or rebuild the tables: {commands.plan(self.stream, to_batch=-1)}",
+                f"take the change back, or rebuild the tables: recourse recover plan {self.stream} --to-batch -1",
             )
         return self.border(checkpoint, batch)
 

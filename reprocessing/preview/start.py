@@ -9,7 +9,6 @@ from datetime import timedelta
 from reprocessing.planning.history import has_present_rows
 from reprocessing.planning.instants import instant_words
 from reprocessing.planning.replay_start import lost
-from streaming_jobs import commands
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn
@@ -110,5 +109,5 @@ def _beginning(view: View, younger: Sequence[Savepoint], why: str) -> Start:
         f"{why}, and {gone}",
         f"the oldest savepoint is of {instant_words(oldest.taken_at)}: --from-savepoint {oldest.id}"
         if oldest is not None
-        else f"take a savepoint and let records come: {commands.take_savepoint(view.stream)}",
+        else f"take a savepoint and let records come: recourse savepoints create {view.stream}",
     )

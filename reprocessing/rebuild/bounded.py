@@ -32,7 +32,6 @@ from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.audit_sql import one, unequal
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay import last_entry
-from streaming_jobs import commands
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync_tree
@@ -123,7 +122,7 @@ def refuse_other_changes(context: RecoveryContext, *, waiting: bool = False) -> 
     These are those of somebody else that were accepted since the replay's start, and slices rebuilt since the last
     batch to correct; with `waiting` also those that wait for their commit.
     """
-    again = f"give the plan up: {commands.abort(context.plan.id)}; then plan again"
+    again = f"give the plan up: recourse recover abort {context.plan.id}; then plan again"
     if words := accepted_since(context.record, context.base()):
         raise PreflightRefused(
             f"{words}: whether its rows belong to the batches to correct or to later ones is not known",
@@ -260,6 +259,6 @@ def _table(context: RecoveryContext, folder: str, declared: DeclaredTable) -> St
     if table is None:
         raise PreflightRefused(
             f"staging table {declared.name} of plan {context.plan.id} is gone",
-            f"give the plan up: {commands.abort(context.plan.id)}; then make a new one",
+            f"give the plan up: recourse recover abort {context.plan.id}; then make a new one",
         )
     return table

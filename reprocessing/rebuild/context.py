@@ -12,7 +12,6 @@ from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.audit import Difference
 from reprocessing.topics.written_topics import KafkaWrittenTopics, WrittenTopics
-from streaming_jobs import commands
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -149,7 +148,7 @@ class RecoveryContext:
         if gone := [name for name, table in tables.items() if table is None]:
             raise PreflightRefused(
                 f"staging table {', '.join(gone)} of plan {self.plan.id} is gone",
-                f"give the plan up: {commands.abort(self.plan.id)}; then make a new one",
+                f"give the plan up: recourse recover abort {self.plan.id}; then make a new one",
             )
         return {name: table for name, table in tables.items() if table is not None}
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reprocessing.plans.journal import next_step
-from streaming_jobs import commands
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
@@ -124,8 +123,7 @@ def _refuse_foreign(tables: Iterable[StoredTable], stream: Stream, record: Strea
                 raise ForeignWrite(
                     f"version {commit.version} of table {table.name} ({commit.operation}) changed rows and was not "
                     f"written by stream {stream.name}",
-                    "a recovery would drop that change: undo it, or accept it: "
-                    f"{commands.accept(stream.name, table.name, commit.version)}",
+                    "a recovery would drop that change: undo it, or accept it with `recourse streams accept`",
                 )
 
 

@@ -15,7 +15,6 @@ from reprocessing.plans.plan import StreamPlan
 from reprocessing.rebuild.context import RecoveryContext, RecoveryEvents
 from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of, check_end
 from reprocessing.rebuild.void import void_for
-from streaming_jobs import commands
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry
@@ -71,9 +70,9 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         permanent = error.get("permanent", False)
         raise (PermanentError if permanent else TransientError)(
             f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
-            f"{commands.abort(context.plan.id)}, correct it, and plan again"
+            f"recourse recover abort {context.plan.id}, correct it, and plan again"
             if permanent
-            else f"continue it: {commands.resume(context.plan.id)}",
+            else f"continue it: recourse recover resume {context.plan.id}",
         )
     last = last_entry(context.own, context.stream)
     reached = ends_of(last.offsets)

@@ -21,7 +21,6 @@ from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.void import border_offsets, lagged
-from streaming_jobs import commands
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
@@ -193,7 +192,7 @@ def check_end(plan: StreamPlan, reached: TopicOffsets, before: TopicOffsets) -> 
         raise PermanentError(
             f"the replay ended at {at.get((topic, partition), 0)} of topic {topic}, partition {partition}, {how} where "
             f"it was to end, {wanted[topic, partition]}",
-            f"{'records are missing from the topic; ' if short else ''}abort: {commands.abort(plan.id)}",
+            f"{'records are missing from the topic; ' if short else ''}abort: recourse recover abort {plan.id}",
         )
 
 

@@ -21,7 +21,6 @@ from reprocessing.report.batches import READ, BatchSeries
 from reprocessing.report.facts import ReportFacts, Span, StreamFacts, facts_of
 from reprocessing.report.sample_rows import sample_table
 from reprocessing.report.style import STYLE
-from streaming_jobs import commands
 from streaming_jobs.durations import format_duration
 from streaming_jobs.files import write_atomic
 from streaming_jobs.spelling import counted
@@ -247,7 +246,7 @@ def _plan_text(plan: str, explained: str) -> str:
     lines = [line if len(line) <= 1_000 else line[:1_000] + " ..." for line in explained.splitlines()]
     if len(lines) > _PLAN_LINES:
         half = _PLAN_LINES // 2
-        lines[half:-half] = [f"  ... {len(lines) - 2 * half:,} lines: {commands.show_plan(plan)}"]
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half:,} lines: recourse recover show {plan}"]
     return "\n".join(lines) + "\n"
 
 

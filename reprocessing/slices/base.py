@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 
 from reprocessing.planning.history import in_lineage
 from reprocessing.planning.sliceable import Sliceable
-from streaming_jobs import commands
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
@@ -118,7 +117,7 @@ def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
             raise PreflightRefused(
                 f"version {other.version} of table {table.name} ({other.operation}) changed rows and was not written "
                 f"by stream {record.stream}",
-                f"undo it, or accept it: {commands.accept(record.stream, table.name, other.version)}",
+                "undo it, or accept it with `recourse streams accept`",
             )
     entry = commit.entry if commit is not None else None
     if entry is None:
@@ -127,7 +126,7 @@ def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
         raise PreflightRefused(
             f"table {table.name} is in generation {entry.generation}, stream {record.stream} in {record.generation}: "
             f"a recovery is under way{f' (plan {entry.plan})' if entry.plan else ''}",
-            f"finish it, or give it up: {commands.plans()}",
+            "finish it, or give it up: recourse recover list",
         )
     return entry
 

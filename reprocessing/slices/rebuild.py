@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from reprocessing.planning.sliceable import Sliceable, check_plan
 from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.slices.base import Base, SliceOpen, column_kind, entry_of, late_records, take_base
-from streaming_jobs import commands
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import CommitRefused, LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.failures import classify, function_raised
@@ -226,7 +225,7 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
         except PySparkException as error:
             raise UsageError(
                 f"the function of stream {stream.name} cannot run on a batch of records: {str(error).splitlines()[0]}",
-                f"rebuild the whole table: {commands.plan(stream.name, to_earliest=True)}",
+                f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
             ) from error
         except Exception as error:
             raise function_raised(stream.function, error) from error

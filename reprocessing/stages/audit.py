@@ -14,7 +14,6 @@ from reprocessing.rebuild.context import Recovery, RecoveryContext
 from reprocessing.rebuild.publish import refuse_foreign
 from reprocessing.rebuild.reopen import check_skip
 from reprocessing.stages.stage import Findings
-from streaming_jobs import commands
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.spelling import counted
 
@@ -67,7 +66,7 @@ class Audit:
         if refusals:
             raise AuditRefused(
                 "; ".join(refusals),
-                f"give it up, correct the function and plan again: {commands.abort(recovery.plan.id)}",
+                f"give it up, correct the function and plan again: recourse recover abort {recovery.plan.id}",
             )
         _ask(recovery)
         return {"differences": stored(recovery.differences)}

@@ -17,7 +17,6 @@ import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from streaming_jobs import commands
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry, Txn
@@ -167,7 +166,7 @@ class KafkaWrittenTopics:
             if newest.generation >= generation:
                 raise UsageError(
                     f"topic {sink.name} is in generation {newest.generation} already",
-                    f"another recovery has written it: {commands.abort(plan)}",
+                    f"another recovery has written it: recourse recover abort {plan}",
                 )
             return replace(fenced, written=_carried(newest, position))
 

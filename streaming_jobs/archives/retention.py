@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from streaming_jobs import commands
 from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.archives.table_archive import TableArchive
 from streaming_jobs.errors import RecourseError
@@ -44,7 +43,7 @@ def nearest(position: dict[int, int], kafka: OffsetBounds) -> tuple[int, float] 
 
 def check(archive: TableArchive, position: dict[int, int], kafka: OffsetBounds) -> Check:
     """The doctor's line about one archive."""
-    found, fix = nearest(position, kafka), f"let it read more quickly: {commands.run(archive.stream)}"
+    found, fix = nearest(position, kafka), f"let it read more quickly: recourse streams run {archive.stream}"
     name = f"archive {archive.stream}"
     if found is None:
         return Check(name, True, f"has all records of {archive.topic}")
@@ -53,7 +52,7 @@ def check(archive: TableArchive, position: dict[int, int], kafka: OffsetBounds) 
     if share < 0:
         first, at = kafka.earliest.get(partition, 0), position.get(partition, 0)
         lost = f"offsets {at} to {first - 1} of {where} were deleted before they were archived"
-        return Check(name, False, lost, f"see the next start: {commands.run(archive.stream)}")
+        return Check(name, False, lost, f"see the next start: recourse streams run {archive.stream}")
     if share < MARGIN:
         return Check(name, None, f"retention is near: {share:.0%} of the records in {where} are archived", fix)
     return Check(name, True, f"{share:.0%} or more of the records in each partition of {archive.topic} are archived")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streaming_jobs import commands
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot
@@ -25,5 +24,5 @@ def not_deployed(snapshot: StreamSnapshot, code: CodeVersion, last: Deploy | Non
         "refuse",
         f"the code of stream {snapshot.stream} on disk ({code.hash}) is not the code that ran last ({ran[0].hash}), "
         "and nobody has deployed it (stream.require_deploy)",
-        f"deploy it: {commands.deploy(snapshot.stream)}; or put the code {ran[0].hash} back on disk",
+        f"deploy it: recourse deploy {snapshot.stream}; or put the code {ran[0].hash} back on disk",
     )

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streaming_jobs import commands
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import ends_of
 from streaming_jobs.preflight.findings import Finding
@@ -123,14 +122,14 @@ def _generations(snapshot: StreamSnapshot) -> Iterator[Finding]:
             yield Finding(
                 "refuse",
                 f"table {table.name} is fenced by the recovery plan {table.entry.plan}",
-                f"finish it: {commands.resume(str(table.entry.plan))}; or give it up: "
-                f"{commands.abort(str(table.entry.plan))}",
+                f"finish it: recourse recover resume {table.entry.plan}; or give it up: "
+                f"recourse recover abort {table.entry.plan}",
             )
         elif table.entry is not None and table.entry.kind == "publish" and table.txn.generation > current:
             yield Finding(
                 "refuse",
                 f"the recovery plan {table.entry.plan} has published table {table.name} and is not finished",
-                f"finish it: {commands.resume(str(table.entry.plan))}",
+                f"finish it: recourse recover resume {table.entry.plan}",
             )
         elif table.txn.generation > current:
             yield Finding(
@@ -215,7 +214,8 @@ def _foreign(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 "refuse",
                 f"version {commit.version} of table {table.name} ({commit.operation or 'unknown operation'}) changed "
                 f"rows and was not written by stream {snapshot.stream}",
-                f"undo it, or if it is right: {commands.accept(snapshot.stream, table.name, commit.version)}",
+                f"undo it, or if it is right: recourse streams accept {snapshot.stream} --table {table.name} "
+                f"--version {commit.version} --why '...'",
             )
         if not table.log_reaches_entry:
             yield Finding(

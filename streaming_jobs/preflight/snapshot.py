@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from streaming_jobs import commands
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import Archived, TopicOffsets
 from streaming_jobs.sinks.stored import Commit, Role
@@ -146,7 +145,7 @@ def start_over(stream: str, folders: Sequence[Path] = ()) -> str:
     places = " ".join(shlex.quote(str(folder)) for folder in folders) or "its state folder and its tables"
     return (
         f"start the stream over: move {places} away (readers lose these rows until the topic is read again) and run "
-        f"`{commands.run(stream)}`"
+        f"`recourse streams run {stream}`"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
-from streaming_jobs import commands
 from streaming_jobs.durations import format_duration
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import TopicOffsets, first_after
@@ -110,7 +109,7 @@ def _gone(
 ) -> Finding:
     """The finding for the offsets from `offset` on and before `first`, which nothing can read any more."""
     if topic.kind == "table":
-        rebuild = commands.plan(snapshot.stream, to_batch=-1)
+        rebuild = f"recourse recover plan {snapshot.stream} --to-batch -1"
         return Finding(
             "lost",
             f"{gone_words(topic.name, offset, first)} ({counted(first - offset, 'version')} never read)",
@@ -132,8 +131,8 @@ def _without(snapshot: StreamSnapshot, position: TopicOffsets) -> str:
     if _only_for_state(snapshot):
         return (
             "begin anew with empty state and empty tables at the first record that is left (readers have the present "
-            "rows until that is published, and then only those of the records that are left; the savepoint from "
-            f"before it keeps the others): {commands.plan(snapshot.stream, to_batch=-1, discard_state=True)}"
+            "rows until that is published, and then only those of the records that are left; the savepoint from before "
+            f"it keeps the others): recourse recover plan {snapshot.stream} --to-batch -1 --discard-state"
         )
     return f"continue without them: {_skip_lost(snapshot, position)}"
 
@@ -169,7 +168,7 @@ def _content_gone(snapshot: StreamSnapshot, table: str, version: int) -> Finding
         "or its files were cleaned up",
         f"no batch was committed, so nothing is lost: {snapshot.start_over}"
         if snapshot.checkpoint.committed is None
-        else f"rebuild from the table's present rows: {commands.plan(snapshot.stream, to_batch=-1)}",
+        else f"rebuild from the table's present rows: recourse recover plan {snapshot.stream} --to-batch -1",
     )
 
 
@@ -211,7 +210,7 @@ def _to_offsets(snapshot: StreamSnapshot, offsets: TopicOffsets) -> str:
         for topic, each in offsets.items()
         for partition, offset in sorted(each.items())
     ]
-    return commands.plan(snapshot.stream, to_offsets=",".join(places))
+    return f"recourse recover plan {snapshot.stream} --to-offsets {','.join(places)}"
 
 
 def other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:

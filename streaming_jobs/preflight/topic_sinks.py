@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streaming_jobs import commands
 from streaming_jobs.kafka_sink import TOPIC_SINK
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.findings import Finding
@@ -103,9 +102,8 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
             "refuse",
             f"the marker of topic {sink.topic} is {'gone' if lost else 'missing'}: nobody knows which batches of "
             f"stream {snapshot.stream} the topic has",
-            "let it be proved from table, ledger and topic, and written again: "
-            f"{commands.write_marker(snapshot.stream)}; or put the topic {sink.marker_topic} back from a copy; or "
-            f"{snapshot.write_again(sink)}"
+            f"let it be proved from table, ledger and topic, and written again: recourse streams write-marker "
+            f"{snapshot.stream}; or put the topic {sink.marker_topic} back from a copy; or {snapshot.write_again(sink)}"
             if lost
             else "declare the topic as a sink of a new stream; or take it out of the declaration",
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from streaming_jobs import commands
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import DROPPED, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange, WrittenRange
@@ -97,7 +96,7 @@ def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, ba
             f"the quarantine {done.table} has {then} rows of {batch.txn}, by code {done.code.hash}; by code "
             f"{batch.code.hash} they are {now}",
             f"let code {done.code.hash} finish the batch; or rebuild from before it: "
-            f"{commands.plan(batch.stream, to_batch=batch.batch - 1)}",
+            f"recourse recover plan {batch.stream} --to-batch {batch.batch - 1}",
         )
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs import commands
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.declared_table import Emit, emits
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
@@ -321,7 +320,7 @@ class QueryBuilder:
         if keeps_state and (changes := differences(before, fingerprint)):
             raise PreflightRefused(
                 f"the state of stream {self.stream.name} was built by another aggregation: {changes}",
-                f"take the change back, or rebuild the tables: {commands.plan(self.stream.name, to_batch=-1)}",
+                f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
             )
         return fingerprint
 

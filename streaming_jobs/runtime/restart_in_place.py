@@ -16,7 +16,6 @@ from contextlib import suppress
 
 import structlog
 
-from streaming_jobs import commands
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import holder
@@ -78,5 +77,5 @@ def free(settings: Settings, streams: Sequence[Stream]) -> list[Stream]:
     for name, owner in held.items():
         log.info("the stream runs elsewhere by now and is left there", stream=name, holder=owner.pid)
     if len(held) == len(streams):
-        raise LeaseBusy("every stream of this session runs elsewhere by now", f"see: {commands.status()}")
+        raise LeaseBusy("every stream of this session runs elsewhere by now", "see: recourse streams status")
     return [stream for stream in streams if stream.name not in held]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
 
-from streaming_jobs import commands
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry
@@ -128,7 +127,7 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
         shards = tuple(_shards(settings, stream, sink, connection, marked=0 if marker is None else marker.shards))
     except ClientLost as lost:
         raise BrokerUnreachable(
-            f"the marker of topic {sink.name} cannot be read: {lost}", f"check the broker (`{commands.doctor()}`)"
+            f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
         ) from lost
     entry = None if marker is None else marker.entry
     return TopicSinkSnapshot(

@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from streaming_jobs import commands
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger import LedgerEntry, Txn
@@ -81,7 +80,8 @@ def refuse_foreign(commits: Iterable[Commit], known: int, table: str, stream: st
             raise ForeignWrite(
                 f"version {commit.version} of table {table} ({commit.operation or 'unknown operation'}) changed rows "
                 f"while stream {stream} was writing the table",
-                f"undo it, or if it is right: {commands.accept(stream, table, commit.version)}",
+                f"undo it, or if it is right: recourse streams accept {stream} --table {table} "
+                f"--version {commit.version} --why '...'",
             )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from streaming_jobs import commands
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.positions import Archived
 from streaming_jobs.sources.base import Archive, Span
@@ -59,7 +58,7 @@ def lost(topic: str, archive: Archive, spans: Mapping[int, Span]) -> OffsetsLost
     for partition, (start, end) in spans.items():
         if hole(start, end, bounds.get(partition)) is not None:
             added = Archived(archive.name, bounds, {})
-            return OffsetsLost(gone(added, topic, partition, start, end), f"see `{commands.status()}`")
+            return OffsetsLost(gone(added, topic, partition, start, end), "see `recourse streams status`")
     return None
 
 

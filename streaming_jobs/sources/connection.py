@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
-from streaming_jobs import commands
 from streaming_jobs.durations import format_duration, milliseconds
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
 
@@ -116,7 +115,7 @@ class Failures:
         if self._refused and time.monotonic() - self._begun > _GRACE:
             raise ConfigurationError(
                 f"the broker at {self.bootstrap} refused the connection: {self._refused}",
-                f"check kafka.security_protocol, the credentials and the certificates (`{commands.settings()}`)",
+                "check kafka.security_protocol, the credentials and the certificates (`recourse config show`)",
             )
 
     def unreachable(self, doing: str, timeout: timedelta) -> BrokerUnreachable:
@@ -124,5 +123,5 @@ class Failures:
         reason = f" ({self._last})" if self._last else ""
         return BrokerUnreachable(
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
-            f"check that the broker runs and that kafka.bootstrap_servers is right (`{commands.doctor()}`)",
+            "check that the broker runs and that kafka.bootstrap_servers is right (`recourse doctor`)",
         )

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs import commands
 from streaming_jobs.errors import ConfigurationError, OffsetsLost, UsageError
 from streaming_jobs.sources.archived_ranges import Firsts, lost, parted, read_ranges
 from streaming_jobs.sources.base import Archive, Span, TopicReader
@@ -219,7 +218,7 @@ class Planner:
             if not any(start.values()):
                 raise
             raise OffsetsLost(
-                f"topic {self.topic} is gone, and the stream has read a part of it", f"see `{commands.status()}`"
+                f"topic {self.topic} is gone, and the stream has read a part of it", "see `recourse streams status`"
             ) from error
 
     def _check(self, start: Mapping[int, int], ends: Mapping[int, int]) -> None:
@@ -229,5 +228,5 @@ class Planner:
                 raise OffsetsLost(
                     f"{self.topic} partition {partition} {there}, and the stream is at {at}: records that were there "
                     "are gone",
-                    f"see `{commands.status()}`",
+                    "see `recourse streams status`",
                 )

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from streaming_jobs import commands
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
@@ -254,7 +253,7 @@ class RangeReader:
             raise OffsetsLost(
                 f"offset {there.next} of {self.topic} partition {partition} is not in the topic any more: "
                 f"{error.str()}",
-                f"see `{commands.status()}`",
+                "see `recourse streams status`",
             )
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:  # no group is needed to read assigned partitions
             return False
@@ -280,7 +279,7 @@ class RangeReader:
             return OffsetsLost(
                 f"{self.topic} partition {partition} ends at offset {there.end}, and the batch at {end}: records that "
                 "were there are gone",
-                f"see `{commands.status()}`",
+                "see `recourse streams status`",
             )
         reason = f" ({self._refusal})" if self._refusal else ""
         return self._failures.unreachable(

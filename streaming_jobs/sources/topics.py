@@ -20,7 +20,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     OffsetSpec,
 )
 
-from streaming_jobs import commands
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, UsageError
 from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.sources.connection import Failures, client_config
@@ -228,7 +227,7 @@ class Topics:
         except KafkaException as error:
             raise ConfigurationError(
                 f"the Kafka client cannot be set up: {error.args[0].str()}",
-                f"check the section `kafka` (`{commands.settings()}`)",
+                "check the section `kafka` (`recourse config show`)",
             ) from error
         self._connected, self._unanswered = time.monotonic(), False
 

@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import hard_link, sync, sync_tree
 from streaming_jobs.positions import TopicOffsets
@@ -51,7 +50,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
         choice = f"batches {possible[0]} to {possible[-1]}" if possible else "no batch"
         raise UsageError(
             f"the checkpoint {checkpoint.folder.name} can be cut after {choice}, not after batch {batch}",
-            f"choose one of them, or a savepoint (`{commands.savepoints()}`)",
+            "choose one of them, or a savepoint (`recourse savepoints list`)",
         )
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -37,7 +37,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from streaming_jobs import commands
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
@@ -290,9 +289,7 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) ->
     status = seen.status
     if state == "dead":
         pid = f" (pid {status.pid})" if status is not None and status.pid else ""
-        next_start = (
-            _supervised(seen) or f"; a `{commands.up()}` or Dagster that runs starts it again in a minute or two"
-        )
+        next_start = _supervised(seen) or "; a `recourse up` or Dagster that runs starts it again in a minute or two"
         yield Reason("dead", f"its session{pid} ended without saying so{_ago(seen, status)}{next_start}")
     elif state == "silent" and seen.session is not None:
         yield Reason("silent", f"process {seen.session.pid} lives and has not written its status{_ago(seen, status)}")
@@ -310,10 +307,10 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) ->
 def _not_running(seen: Seen) -> str:
     status = seen.status
     if status is None:
-        switch = f"; start it: {commands.up()}, or in your Dagster the sensor keepalive of its job"
+        switch = "; start it: recourse up, or in your Dagster the sensor keepalive of its job"
         return f"it should run, and never did{_supervised(seen) or switch}"
     ended = f"it ended {_when(seen.at, status.heartbeat)}, nobody asked for that, and no driver runs it"
-    return f"{ended}{_supervised(seen) or '; start it: {commands.up()}, or your Dagster'}"
+    return f"{ended}{_supervised(seen) or '; start it: recourse up, or your Dagster'}"
 
 
 def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
@@ -357,9 +354,9 @@ def _code_on_disk(seen: Seen) -> Iterator[str]:
     if status.disk_code_error is not None:
         yield f"runs code {runs}; the code on disk, changed at {since}, cannot be loaded: {status.disk_code_error}"
     elif status.disk_code is not None:
-        yield f"runs code {runs}; on disk is {status.disk_code} since {since}: {commands.deploy(seen.stream)}"
+        yield f"runs code {runs}; on disk is {status.disk_code} since {since}: recourse deploy {seen.stream}"
     elif status.disk_settings:
-        yield f"runs with other settings than those on disk since {since}: {commands.deploy(seen.stream)}"
+        yield f"runs with other settings than those on disk since {since}: recourse deploy {seen.stream}"
 
 
 def _blocked(status: Status) -> tuple[str, float] | None:
@@ -392,7 +389,7 @@ def recovery_words(seen: Seen) -> str:
     if since is not None:
         text += f" since {_time(since)}"
     if seen.owner is None:
-        text += f"; nobody works on it now: {commands.resume(seen.plan)}, or {commands.abort(seen.plan)}"
+        text += f"; nobody works on it now: recourse recover resume {seen.plan}, or recourse recover abort {seen.plan}"
     return text
 
 

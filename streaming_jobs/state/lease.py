@@ -29,7 +29,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from streaming_jobs import commands
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
@@ -249,7 +248,7 @@ def busy(stream: str, owner: Owner | None) -> LeaseBusy:
         what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
         since = time.strftime("%H:%M:%S", time.localtime(owner.since))
         words = f"{what} ({owner.purpose}, since {since})"
-    return LeaseBusy(f"stream {stream} is held by {words}", f"stop it first: {commands.stop(stream)}")
+    return LeaseBusy(f"stream {stream} is held by {words}", f"stop it first: recourse streams stop {stream}")
 
 
 def _named(descriptor: int) -> Owner | None:

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streaming_jobs import commands
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import write_json
 from streaming_jobs.ledger import CodeVersion, Txn
@@ -251,7 +250,7 @@ def accept(
         record = load(settings, stream.name)
         declared = next((each for each, _ in all_tables(stream) if each.name == table), None)
         if record is None or (read is None and (record.table(table) is None or declared is None)):
-            raise UsageError(f"stream {stream.name} has no table {table}", f"see `{commands.describe()}`")
+            raise UsageError(f"stream {stream.name} has no table {table}", "see `recourse streams describe`")
         commits = read if declared is None else store_of(declared).commits(settings, declared)
         _check_foreign(commits or (), stream.name, table, version)
         exception = Accepted(table, version, why.strip(), time.time())

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from streaming_jobs import commands
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder, write_json
 from streaming_jobs.settings import Settings
@@ -96,7 +95,7 @@ def void_of(settings: Settings, topic: str, topic_id: str) -> VoidRanges:
     if record.under_way is not None:
         raise PreflightRefused(
             f"plan {record.under_way} is appending corrected records to topic {topic}",
-            f"finish it: {commands.resume(record.under_way)}, or {commands.abort(record.under_way)}",
+            f"finish it: recourse recover resume {record.under_way}, or recourse recover abort {record.under_way}",
         )
     return record.holding()
 

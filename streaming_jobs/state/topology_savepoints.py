@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 
-from streaming_jobs import commands
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import named_savepoints, savepoints, stream_record
@@ -100,7 +99,7 @@ def drop_named(
     with only_one(settings):
         made = named_savepoints.find(settings, name)
         if made is None:
-            raise UsageError(f"there is no savepoint '{name}'", f"see `{commands.savepoints()}`")
+            raise UsageError(f"there is no savepoint '{name}'", "see `recourse savepoints list`")
         others = [each for each in named_savepoints.named(settings) if each.name != name]
         gone: list[Savepoint] = []
         for stream, each in made.streams.items():
@@ -131,5 +130,5 @@ def _refuse_used(settings: Settings, name: str) -> None:
     existing = named_savepoints.find(settings, name)
     if existing is not None and existing.holds(time.time()):
         raise UsageError(
-            f"savepoint '{name}' exists already", f"choose another name, or: {commands.drop_savepoint(name=name)}"
+            f"savepoint '{name}' exists already", f"choose another name, or: recourse savepoints drop --name {name}"
         )

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from streaming_jobs import commands
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.batch_size import BatchSize
 from streaming_jobs.sources.planner import Limits
@@ -127,7 +126,7 @@ class TablePlanner:
     def _ends_before(self, end: int, start: int) -> OffsetsLost:
         return OffsetsLost(
             f"table {self.versions.name} ends at version {end - 1}, and the stream has read up to {start - 1}",
-            f"see `{commands.status()}`",
+            "see `recourse streams status`",
         )
 
     def _version(self, number: int) -> Version:

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs import commands
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.delta_log import UNREAD, commit_actions
@@ -217,7 +216,7 @@ class TableVersions:
 
     def gone(self, start: int, end: int) -> OffsetsLost:
         """The error for a range of versions that can no longer be read."""
-        return OffsetsLost(gone_words(self.name, start, end), f"see `{commands.status()}`")
+        return OffsetsLost(gone_words(self.name, start, end), "see `recourse streams status`")
 
     def _of_ours(
         self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]], *, rewrites: bool
@@ -237,7 +236,7 @@ class TableVersions:
     def _published(self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The files of a publish whose rows are those of records that no batch had read before."""
         before, now = self._read_before(number, entry.stream), by_place(ends_of(entry.offsets))
-        rebuild = f"rebuild this stream's tables from the table's present rows: {commands.plan('NAME', to_batch=-1)}"
+        rebuild = "rebuild this stream's tables from the table's present rows: recourse recover plan NAME --to-batch -1"
         if before is not None and any(now.get(place, 0) < end for place, end in before.items()):
             raise PreflightRefused(
                 f"version {number} of table {self.name}, by plan {entry.plan}, took rows back that this stream may "
@@ -269,14 +268,15 @@ class TableVersions:
             raise ForeignWrite(
                 f"version {number} of table {self.name} ({operation}) changed rows and was not written by stream "
                 f"{self.writer}",
-                f"undo it, or if it is right: {commands.accept(self.writer, self.name, number)}",
+                f"undo it, or if it is right: recourse streams accept {self.writer} --table {self.name} "
+                f"--version {number} --why '...'",
             )
         if rewrites and not accepted:
             raise ForeignWrite(
                 f"version {number} of table {self.name} ({operation}) rewrote rows, and a stream reads a table to "
                 "which rows are only added",
-                "if what was read before may stay as it is, skip the version: "
-                f"{commands.accept('NAME', self.name, number)}",
+                "if what was read before may stay as it is, skip the version: recourse streams accept NAME "
+                f"--table {self.name} --version {number} --why '...'",
             )
         return [] if rewrites else adds
 
@@ -308,7 +308,7 @@ class TableVersions:
     def file_gone(self, path: str) -> OffsetsLost:
         """The error for a file that was deleted before it was read."""
         return OffsetsLost(
-            f"file {path} of table {self.name} was deleted before it was read", f"see `{commands.status()}`"
+            f"file {path} of table {self.name} was deleted before it was read", "see `recourse streams status`"
         )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from numpy.typing import NDArray
 
-from streaming_jobs import commands
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config
@@ -201,8 +200,7 @@ class TopicReader:
             now = time.monotonic()
             if self.until is not None and now > self.until:
                 raise DeadlinePassed(
-                    f"topic {self.name} was not read to its end in time",
-                    f"give it longer: {commands.verify()} --timeout",
+                    f"topic {self.name} was not read to its end in time", "give it longer: recourse verify --timeout"
                 )
             if now - moved > self.kafka.timeout.total_seconds():
                 raise failures.unreachable(f"read topic {self.name}, partition {number}", self.kafka.timeout)

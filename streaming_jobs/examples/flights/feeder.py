@@ -27,7 +27,6 @@ import structlog
 from confluent_kafka import KafkaError, Message, Producer
 from numpy.typing import NDArray
 
-from streaming_jobs import commands
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import BrokerUnreachable, LeaseBusy, PermanentError, UsageError
 from streaming_jobs.examples.flights import dataset
@@ -288,7 +287,7 @@ class _Sender:
                 self._producer.purge()
                 raise BrokerUnreachable(
                     f"the broker at {self._failures.bootstrap} took no record for {format_duration(self._patience)}",
-                    f"bring it back (`{commands.doctor()}`) and feed again: it continues where it stopped",
+                    "bring it back (`recourse doctor`) and feed again: it continues where it stopped",
                 )
         if self._undelivered is not None:
             raise BrokerUnreachable(

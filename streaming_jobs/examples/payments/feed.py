@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from confluent_kafka import Producer
 
-from streaming_jobs import commands
 from streaming_jobs.errors import BrokerUnreachable, RecourseError
 from streaming_jobs.examples.payments.payments import Payment, late_payments, payments
 from streaming_jobs.examples.payments.streams import PAYMENTS, TOPICS
@@ -67,7 +66,7 @@ def send(kafka: KafkaSettings, bootstrap: str, made: Iterable[Payment]) -> None:
         why = next(iter(refused), "no answer")
         raise BrokerUnreachable(
             f"{left + len(refused):,} payments were not acknowledged by {bootstrap}: {why}",
-            f"check the broker (`{commands.doctor()}`), then feed again",
+            "check the broker (`recourse doctor`), then feed again",
         )
 
 

@@ -18,7 +18,6 @@ from urllib.parse import unquote
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from streaming_jobs import commands
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import remove_files
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id
@@ -26,7 +25,7 @@ from streaming_jobs.sinks.delta.log_cleanup import log_files
 from streaming_jobs.sinks.torn import ReliedOn, TornEnd
 
 _START = Txn(0, -1)
-_FROM_COPY = f"put the file back from a copy, or go back to a savepoint (`{commands.savepoints()}`)"
+_FROM_COPY = "put the file back from a copy, or go back to a savepoint (`recourse savepoints list`)"
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
     if furthest > relied.generation and not relied.recovering:
         raise PreflightRefused(
             f"{first}: a recovery was writing it",
-            f"resume the recovery, or abort it; its name: `{commands.plans()}`",
+            "resume the recovery, or abort it; its name: `recourse recover list`",
         )
     listed = handle.get_add_actions(flatten=True)
     files = zip(listed["path"].to_pylist(), listed["size_bytes"].to_pylist(), strict=True)

@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from confluent_kafka import Consumer, Producer
 
-from streaming_jobs import commands
 from streaming_jobs.errors import BrokerUnreachable, Fenced, LedgerConflict, PermanentError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
@@ -161,8 +160,8 @@ class TransactionWriter:
                 raise
         raise BrokerUnreachable(
             f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
-            f"check the broker (`{commands.doctor()}`); if batches take longer than topic_sink.transaction_timeout, "
-            "raise it or lower max_offsets_per_trigger",
+            "check the broker (`recourse doctor`); if batches take longer than topic_sink.transaction_timeout, raise "
+            "it or lower max_offsets_per_trigger",
         ) from lost
 
     def _abandon(self) -> None:
@@ -307,7 +306,7 @@ class PlainWriter:
             return True
         raise BrokerUnreachable(
             f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
-            f"check the broker (`{commands.doctor()}`)",
+            "check the broker (`recourse doctor`)",
         ) from lost
 
     def close(self) -> None:
