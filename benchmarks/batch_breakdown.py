@@ -41,7 +41,7 @@ from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sinks.kafka.producer import BatchProducer
 from streaming_jobs.sinks.kafka.rows import RowJudge
 from streaming_jobs.sinks.kafka.writer import TransactionWriter
-from streaming_jobs.state.checkpoint_sync import CheckpointSync
+from streaming_jobs.state.checkpoint import CheckpointSync
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.stream import Stream
 

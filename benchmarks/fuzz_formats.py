@@ -43,8 +43,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from streaming_jobs.declare.format import Block
 from streaming_jobs.formats import Json
-from streaming_jobs.record_format import Block
 from tests.support.json_corpus import BYTES, FLAT, ODD, RICH, WITHOUT_TEXT, broken
 from tests.support.strict_json import differences
 

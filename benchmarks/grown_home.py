@@ -39,9 +39,9 @@ from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import OffsetBounds, OffsetRange
-from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
+from streaming_jobs.preflight.snapshot import ledger_file, take_snapshot
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -50,9 +50,8 @@ from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.first_status import first_status
-from streaming_jobs.state.periodic_savepoints import PeriodicSavepoints, try_take
-from streaming_jobs.state.savepoints import name_of
+from streaming_jobs.state.savepoints import PeriodicSavepoints, name_of, try_take
+from streaming_jobs.state.status import first_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
@@ -216,7 +215,7 @@ def lay_savepoints(settings: Settings, sink: DeltaSink, count: int, last: int) -
     """Savepoints of earlier batches, with links to the same files, as copies of a first one that is real."""
     record = stream_record.load(settings, NAME)
     assert record is not None
-    with mock.patch("streaming_jobs.files.os.fsync"):  # the links are counted, not laid down for ever
+    with mock.patch("streaming_jobs.platform.files.os.fsync"):  # the links are counted, not laid down for ever
         first = savepoints.take(settings, STREAM, record, last - 1, "time")
     folder, links = savepoints.folder(settings, NAME), sink.path / "_savepoints"
     for number in range(1, count):

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from reprocessing.planning.history import lineage
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_record import first
 

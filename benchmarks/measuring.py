@@ -24,8 +24,7 @@ from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.client_file import client_file
-from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.connection import client_config, client_file
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status

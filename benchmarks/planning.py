@@ -34,10 +34,10 @@ from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
 from reprocessing.plans.plan import RecoveryPlan
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.positions import OffsetRange, WrittenRange
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.table_setup import ensure_sink

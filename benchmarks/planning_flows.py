@@ -6,8 +6,8 @@ from typing import Any
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 
 STREAMS = 20

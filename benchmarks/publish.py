@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from reprocessing.rebuild.audit import compare
 from reprocessing.rebuild.publish import publish
-from streaming_jobs.ledger import CodeVersion, Txn, app_id
+from streaming_jobs.ledger.entry import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY

@@ -20,7 +20,7 @@ from benchmarks.measuring import Figures, Workshop, named, on_topic, quiet, save
 from benchmarks.speed import flows
 from benchmarks.speed.feed import create_topic, feed_backlog
 from benchmarks.speed.records import generate
-from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, Rule
+from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Rule
 
 _BATCHES = {100: 120}
 _WARM_UP = {100: 40}

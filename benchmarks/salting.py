@@ -20,10 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.measuring import Figures, Workshop, quiet, table, workshop
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.examples.payments.feed import send
 from streaming_jobs.examples.payments.payments import Payment, payments
 from streaming_jobs.examples.payments.streams import PARTS, PAYMENT, PAYMENTS, TOPICS, parts, payment_parts
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 

@@ -28,8 +28,8 @@ import pyarrow as pa
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from benchmarks.measuring import megabytes, named, on_topic, quantile, quiet, save, table, tree_rss_mb, workshop
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance

@@ -26,7 +26,7 @@ from benchmarks.measuring import save, table
 from benchmarks.speed.feed import create_topic, feed_backlog
 from benchmarks.speed.process import Child, clean_environment
 from benchmarks.speed.records import Records, generate
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.runtime.session_options import supervised_command
 from streaming_jobs.settings import Settings

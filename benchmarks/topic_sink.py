@@ -30,9 +30,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from benchmarks.measuring import Workshop, quantile, quiet, save, table, workshop
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.jars import ensure, locked
 from streaming_jobs.platform.spark_jvm import CLASS_PATH
 from streaming_jobs.settings import Settings
@@ -44,8 +44,7 @@ from streaming_jobs.sinks.kafka.rows import KnownTopics
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter
 from streaming_jobs.sinks.kafka.shards import shards_topic
 from streaming_jobs.sinks.kafka.writer import Clients
-from streaming_jobs.sources.client_file import client_file
-from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.connection import client_config, client_file
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import KafkaTopic
 

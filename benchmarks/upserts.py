@@ -34,8 +34,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from benchmarks.measuring import quantile, quiet, save, table
-from streaming_jobs.columns import POSITION_COLUMN, SOURCE_COLUMN
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.declare.columns import POSITION_COLUMN, SOURCE_COLUMN
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.spark import start
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend

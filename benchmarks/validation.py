@@ -26,7 +26,7 @@ from benchmarks.speed.records import DROPPED_SHARE, generate
 from orchestration.quality.suites import NICENESS
 from quality.runs.runner import RunRequest, run_suite
 from quality.suites import suite
-from streaming_jobs.topology import Topology
+from streaming_jobs.catalog.topology import Topology
 
 _HELD = 100_000
 

@@ -12,8 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from streaming_jobs.durations import format_duration
 from streaming_jobs.settings import Settings, StreamOverrides
+from streaming_jobs.text.durations import format_duration
 
 PAGE = Path(__file__).with_suffix(".md")
 FIRST = "0.1"

@@ -14,9 +14,9 @@ import structlog
 from orchestration.bundle import last_good
 from orchestration.location import location
 from orchestration.sessions.supervisor import Command
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings, load
-from streaming_jobs.topology import Topology
 
 
 def definitions(settings: Settings, command: Command = session_command) -> dg.Definitions:

@@ -17,9 +17,9 @@ from orchestration.sessions.health import HealthChecks
 from orchestration.sessions.retention import Owned
 from orchestration.sessions.supervisor import Command
 from orchestration.slices import definitions as slices
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 
 def location(

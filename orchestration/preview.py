@@ -21,9 +21,9 @@ from orchestration.bundle.job import Bundle
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, code_block, table
 from orchestration.sessions.ownership import claim, job_tags
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 JOB, STEP = "preview", "replay_and_compare"
 VERDICT_TAG = "recourse/verdict"

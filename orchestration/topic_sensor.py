@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from orchestration.sessions.reporting import topic_key
-from streaming_jobs.durations import format_duration
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, RecourseError
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
-from streaming_jobs.topology import Topology
+from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:
-    from streaming_jobs.sources.topic_figures import TopicFigures
+    from streaming_jobs.sources.topics import TopicFigures
 
 PATIENCE = timedelta(seconds=5)
 """Time that one request to the broker may take."""
@@ -112,7 +112,6 @@ def lags(settings: Settings, readers: Iterable[Stream], topic: TopicFigures) -> 
 def _look(settings: Settings, names: Iterable[str]) -> dict[str, TopicFigures]:
     from streaming_jobs.platform.broker import bootstrap_servers
     from streaming_jobs.sources.connection import client_config
-    from streaming_jobs.sources.topic_figures import look
-    from streaming_jobs.sources.topics import Topics
+    from streaming_jobs.sources.topics import Topics, look
 
     return look(Topics(client_config(settings.kafka, bootstrap_servers(settings)), PATIENCE), names)

@@ -9,7 +9,7 @@
         return [gxe.ExpectColumnValuesToNotBeNull(column="customer")]
 
 Great Expectations takes five seconds to import, so it is imported inside the function, which runs only in a check.
-Row rules, which are judged in the batches themselves, are declared with the stream (`streaming_jobs/rules.py`).
+Row rules, which are judged in the batches themselves, are declared with the stream (`streaming_jobs/declare/rules.py`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from quality.suites import Suite
 from quality.validation import Severity
-from streaming_jobs.main_module import seen_with_a_file
+from streaming_jobs.platform.main_module import seen_with_a_file
 
 ORDER = "recourse"
 """The key in an expectation's `meta` under which a run finds it among the results, which come in another order."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quality.validation import Validation, result_word
-from streaming_jobs.files import private_folder
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from streaming_jobs.declare.rules import Between, InSet, Matches, NotNull, Rule, Unique
 from streaming_jobs.errors import UsageError
-from streaming_jobs.rules import Between, InSet, Matches, NotNull, Rule, Unique
-from streaming_jobs.sql_text import literal, quoted
+from streaming_jobs.text.sql import literal, quoted
 
 if TYPE_CHECKING:
     from quality.expectations import Named

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from quality.slice_request import SliceRequest, TimeRange
 from quality.table_changes import Change, changes
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.spelling import counted, instead
+from streaming_jobs.text.spelling import counted, instead
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from quality.suites import Suite
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.catalog.topology import Topology, modules_of
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.spelling import instead, nearest
 from streaming_jobs.stream import Stream
-from streaming_jobs.topology import Topology, modules_of
+from streaming_jobs.text.spelling import instead, nearest
 
 SHIPPED: Mapping[str, str] = {"streaming_jobs.examples.flights.streams": "quality.examples.flights"}
 """The modules with the suites of shipped streams, by the modules of the streams."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from streaming_jobs.declared_names import checked_name, checked_names
+from streaming_jobs.declare.names import checked_name, checked_names
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:

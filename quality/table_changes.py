@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.delta_log import actions
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from quality.history import PastOutcome
-from streaming_jobs.svg import element, line, rect, text, title
+from streaming_jobs.text.svg import element, line, rect, text, title
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _GAP = 760, 130, 90, 20, 40, 46
 _INK, _FAINT = "#24292f", "#d0d7de"

@@ -36,7 +36,7 @@ from reprocessing.report.page import write_report
 from reprocessing.stages import Audit, Stage, stages_of
 from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.crash_points import crash_point

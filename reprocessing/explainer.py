@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from reprocessing.planning.instants import instant_words
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from reprocessing.stages import stages_of
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 _COMMITS = 2
 """Number of commits that a plan adds to each table's log: the fence, and the publish."""

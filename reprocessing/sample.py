@@ -14,14 +14,14 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.schema import PrimitiveType
 
 from reprocessing.planning.conditions import columns, quoted, refuse_unaskable
-from streaming_jobs.columns import DELETED_AT_COLUMN
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.columns import DELETED_AT_COLUMN
 from streaming_jobs.errors import UsageError
-from streaming_jobs.platform.table_queries import QueryFailed, is_of_surroundings, rows_of
+from streaming_jobs.platform.table_rows import QueryFailed, is_of_surroundings, rows_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, open_table
-from streaming_jobs.spelling import instead
 from streaming_jobs.stream import Stream
-from streaming_jobs.topology import Topology
+from streaming_jobs.text.spelling import instead
 
 MOST = 10_000
 """Rows at most."""

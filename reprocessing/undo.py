@@ -13,7 +13,7 @@ from reprocessing.planning.targets import Resolved, Target
 from reprocessing.plans.journal import journal_of, next_step
 from reprocessing.plans.plan import RecoveryPlan
 from streaming_jobs.errors import UsageError
-from streaming_jobs.positions import decode
+from streaming_jobs.ledger.positions import decode
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints

@@ -12,30 +12,30 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.catalog.truths import Record, Truth, truth
+from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Unique
+from streaming_jobs.declare.slices import Slices
+from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
-from streaming_jobs.event_times import ComputedTime, EpochMicros, EpochMillis, EpochSeconds
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, Unique
-from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
-from streaming_jobs.truths import Record, Truth, truth
 
 if TYPE_CHECKING:
-    from streaming_jobs.archives.declaration import archive
+    from streaming_jobs.catalog.archive import archive
+    from streaming_jobs.catalog.topology import Topology
+    from streaming_jobs.declare.format import Format
     from streaming_jobs.formats import Json, Raw, Text
-    from streaming_jobs.record_format import Format
     from streaming_jobs.settings import Settings
-    from streaming_jobs.topology import Topology
 
 _LAZY = {
-    "Format": "streaming_jobs.record_format",
+    "Format": "streaming_jobs.declare.format",
     "Json": "streaming_jobs.formats",
     "Raw": "streaming_jobs.formats",
     "Settings": "streaming_jobs.settings",
     "Text": "streaming_jobs.formats",
-    "Topology": "streaming_jobs.topology",
-    "archive": "streaming_jobs.archives.declaration",
+    "Topology": "streaming_jobs.catalog.topology",
+    "archive": "streaming_jobs.catalog.archive",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<str
 input under `--supervised` (the parent is gone), or because the trigger was available-now.
 
 Under `--supervised`, the session starts streams again: after a recovery, with corrected code, on request. Newer code
-gets a process of its own, while the other streams run on (`runtime/fresh_starts.py`), or, if there are none, the
+gets a process of its own, while the other streams run on (`runtime/stream_restarts.py`), or, if there are none, the
 session restarts itself. The process stays the same for whoever started it.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
@@ -22,42 +22,119 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs import collisions
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError
-from streaming_jobs.failures import classify
+from streaming_jobs.platform import entry
+from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.runtime import LocalSpark, Runtime
-from streaming_jobs.runtime import parent, restart_in_place, session_options
+from streaming_jobs.runtime import child_sessions, session_options
 from streaming_jobs.runtime.batch_hooks import Replan
+from streaming_jobs.runtime.child_sessions import SplitSessions
 from streaming_jobs.runtime.code_watch import ERROR, as_line, versions
-from streaming_jobs.runtime.fresh_starts import FreshStarts
 from streaming_jobs.runtime.group_offsets import GroupOffsets
-from streaming_jobs.runtime.handover import Handover
-from streaming_jobs.runtime.query_stop import LINGERING
-from streaming_jobs.runtime.session_leases import let_go_all, take_all
-from streaming_jobs.runtime.session_log import log_to_stderr
-from streaming_jobs.runtime.split_sessions import SplitSessions
-from streaming_jobs.runtime.status_files import STATUS_EVERY, StatusFiles
+from streaming_jobs.runtime.query_handle import LINGERING
+from streaming_jobs.runtime.session_options import log_to_stderr
 from streaming_jobs.runtime.stream_queries import Queries, SparkQueries
+from streaming_jobs.runtime.stream_restarts import FreshStarts, Handover, supervision
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.runtime.supervision import supervision
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.state import stop_request
-from streaming_jobs.state.first_status import first_status
 from streaming_jobs.state.lease import FileLeases, Lease, Leases
+from streaming_jobs.state.status import Status, first_status, write_status
 from streaming_jobs.stream import Stream
-from streaming_jobs.topology import Topology
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+# The leases of one session: all of them at the start, and each at the end as what still runs of its stream allows.
+
+
+def take_all(leases: Leases, streams: Sequence[Stream], wait: float) -> list[Lease]:
+    """The leases of all streams, or none; raises LeaseBusy if one is not free within `wait` seconds."""
+    taken: list[Lease] = []
+    with ExitStack() as unless_all:
+        for stream in streams:
+            taken.append(leases.acquire(stream.name, purpose="session", wait=wait))
+            unless_all.callback(taken[-1].release)
+        unless_all.pop_all()
+    return taken
+
+
+def let_go_all(held: Sequence[Lease], running: Sequence[StreamRunner], runtime: Runtime) -> None:
+    """Release every lease, even if the release of another one fails."""
+    with ExitStack() as each_one:
+        for lease in held:
+            runner = next((runner for runner in running if runner.lease is lease), None)
+            each_one.callback(_let_go, lease, runner, runtime)
+
+
+def _let_go(lease: Lease, runner: StreamRunner | None, runtime: Runtime) -> None:
+    """Release a lease, except one whose batch still runs: the end of this process releases that one."""
+    if runner is not None and runner.in_batch:
+        return
+    if runner is not None and not runner.detached and runtime.jvm is None:
+        lease.unlock()  # nothing of the stream is in a JVM any more, even if the JVM runs on
+    lease.release()
+
+
+# The status files of a session's streams: written at least once per second, also while the session waits.
+
 log = structlog.get_logger()
+
+STATUS_EVERY = 1.0
+
+
+class StatusFiles:
+    """Writes the status files; a file that cannot be written (the disk is full) stops no stream."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._unwritten = False
+
+    def write(self, status: Status) -> bool:
+        """Write one; False if that failed, which is logged once until it works again."""
+        try:
+            write_status(self._settings, status)
+            self._unwritten = False
+        except OSError as error:
+            if not self._unwritten:
+                log.warning("the status could not be written", stream=status.stream, reason=str(error))
+            self._unwritten = True
+        return not self._unwritten
+
+    def refresh(self, running: Sequence[StreamRunner]) -> None:
+        """Write the status of each stream now; the file of a detached stream belongs to another session."""
+        for each in running:
+            if not each.detached:
+                each.refresh_status()
+                self.write(each.status)
+
+    @contextmanager
+    def beating(self, running: Sequence[StreamRunner]) -> Iterator[None]:
+        """Keep the files fresh while the session's thread waits for the JVM and for the first plans."""
+        ready = threading.Event()
+
+        def beat() -> None:
+            while not ready.wait(STATUS_EVERY):
+                for each in running:
+                    each.beat()
+                    self.write(each.status)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ready.set()
+            thread.join()
 
 
 @dataclass(frozen=True)
@@ -321,7 +398,7 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
     options = session_options.parse(arguments)
     session: Session | None = None
     try:
-        collisions.check()
+        entry.check()
         loaded = load(session_options.flags(options), config_file=options.config)
         settings = loaded.settings
         log.info("driver", **loaded.sources)
@@ -339,14 +416,14 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         session = make(settings, selection.streams, **chosen)
         session.signalled_by = "" if options.supervised else "a signal to its process"
         stop = session.stop_all
-        for number in restart_in_place.STOP_SIGNALS:
+        for number in child_sessions.STOP_SIGNALS:
             signal.signal(number, lambda *_: stop.set())
-        restart_in_place.take_signals(stop)
+        child_sessions.take_signals(stop)
         if options.supervised:
-            parent.watch(stop)
+            session_options.watch(stop)
         code = session.run()
         if session.superseded and arguments is None:
-            restart_in_place.start(stop)
+            child_sessions.start(stop)
     except RecourseError as error:
         log.error("session failed", code=error.code, found=error.found, next=error.next_step)
         if options.print_versions:

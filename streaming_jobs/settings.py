@@ -47,7 +47,7 @@ from streaming_jobs.settings_sections import (
     checked_trigger,
     is_remote,
 )
-from streaming_jobs.spelling import nearest
+from streaming_jobs.text.spelling import nearest
 
 __all__ = [
     "CONFIG_FILE",
@@ -393,7 +393,7 @@ def _leaves(
 
 
 def _origins(settings: Settings, layers: list[tuple[str, dict[str, Any]]]) -> Iterator[Origin]:
-    from streaming_jobs.durations import format_duration
+    from streaming_jobs.text.durations import format_duration
 
     for location, value in _leaves(settings):
         origin = next((name for name, layer in reversed(layers) if _has(layer, location)), "default")

@@ -24,9 +24,9 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
-from streaming_jobs.durations import format_duration, parse_duration
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.spelling import instead
+from streaming_jobs.text.durations import format_duration, parse_duration
+from streaming_jobs.text.spelling import instead
 
 
 def _from_text(value: Any) -> Any:

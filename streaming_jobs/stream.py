@@ -22,23 +22,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from streaming_jobs.column_types import checked_keys, checked_types
-from streaming_jobs.columns import (
+from streaming_jobs.declare.columns import (
     DELETED_AT_COLUMN,
     POSITION_COLUMN,
     checked_columns,
+    checked_keys,
     checked_order,
+    checked_types,
 )
-from streaming_jobs.declared_names import checked_choice, checked_name, checked_names, checked_parts, checked_schema
-from streaming_jobs.declared_table import DeclaredTable, Emit, Mode
-from streaming_jobs.delta_source import DeltaSource
-from streaming_jobs.durations import parse_duration
+from streaming_jobs.declare.names import checked_choice, checked_name, checked_names, checked_parts, checked_schema
+from streaming_jobs.declare.rules import NO_RULES, RowRules, Rule, rules_by_sink
+from streaming_jobs.declare.slices import Slices, check_slices
+from streaming_jobs.declare.table import DeclaredTable, Emit, Mode
+from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.declare.topic import MAX_AHEAD, KafkaTopic
+from streaming_jobs.declare.topic_sink import KafkaSink, checked_topic_sinks, is_sink
 from streaming_jobs.errors import UsageError
-from streaming_jobs.kafka_sink import KafkaSink, checked_topic_sinks, is_sink
-from streaming_jobs.kafka_topic import MAX_AHEAD, KafkaTopic
-from streaming_jobs.rules import NO_RULES, RowRules, Rule, rules_by_sink
-from streaming_jobs.slices import Slices, check_slices
-from streaming_jobs.spelling import instead
+from streaming_jobs.text.durations import parse_duration
+from streaming_jobs.text.spelling import instead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -25,12 +25,12 @@ from threading import Thread
 import structlog
 
 from streaming_jobs.errors import RecourseError, SetupError, TransientError
-from streaming_jobs.files import private_folder
-from streaming_jobs.log_stream import log_stream
 from streaming_jobs.platform import class_data
 from streaming_jobs.platform.class_data import RECORD_SECONDS
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.jars import broker_jars, spark_jars
-from streaming_jobs.platform.processes.exit_status import ended_by
+from streaming_jobs.platform.log_stream import log_stream
+from streaming_jobs.platform.processes.child import ended_by
 from streaming_jobs.settings import DEMONSTRATION, Settings, SparkSettings
 
 _SHARES = {".aot": 0.3, ".jsa": 0.01}
@@ -91,12 +91,12 @@ def _warm_up(settings: Settings) -> None:
 
 def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int | None]:
     """Run the streams; returns the exit codes of both JVMs, negative for a signal."""
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.examples.flights.feeder import feed
     from streaming_jobs.platform import spark as spark_session
     from streaming_jobs.platform.broker import Broker
     from streaming_jobs.platform.runtime import LocalSpark
     from streaming_jobs.session import Session
-    from streaming_jobs.topology import Topology
 
     kafka = Broker(settings, record_classes=broker)
     # Java prints the whole class path when it writes an AOT cache.

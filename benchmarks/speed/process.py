@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from streaming_jobs.platform.processes.child import ChildCommand
-from streaming_jobs.platform.processes.tree import ProcessTree
+from streaming_jobs.platform.processes.child import ChildCommand, ProcessTree
 
 REPOSITORY = Path(__file__).parents[2]
 _SAMPLE_EVERY = 0.25

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 from benchmarks.speed.consumers import PASSING, WAIT, consumer
 from benchmarks.speed.records import PARTITIONS
 from benchmarks.speed.watch import Point
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings_sections import TopicSinkSettings
 from streaming_jobs.sinks.kafka.markers import marker_topic, transactional_id
 

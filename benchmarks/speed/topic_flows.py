@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from benchmarks.speed.flows import PAYMENT, PAYMENTS, TOPIC
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.stream import KafkaTopic, stream
 
 RUN = os.environ.get("BENCHMARK_RUN", "run")

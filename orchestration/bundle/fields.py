@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, Valida
 from pydantic_core import PydanticCustomError
 
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.spelling import nearest
+from streaming_jobs.text.spelling import nearest
 
 _PART = re.compile(r"[^.\[\]]+")
 """A key or an index in the path of a field."""

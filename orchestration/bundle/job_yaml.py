@@ -33,7 +33,7 @@ from orchestration.bundle.job import RUN_REFERENCE, Bundle, Continuous, Job, Par
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings, project_folder
-from streaming_jobs.spelling import nearest_zone
+from streaming_jobs.text.spelling import nearest_zone
 
 FILE_NAME = "databricks.yml"
 ENTRY_POINT = "recourse-session"

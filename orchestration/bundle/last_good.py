@@ -18,10 +18,10 @@ from pydantic import TypeAdapter
 
 from orchestration.bundle import job_yaml
 from orchestration.bundle.job import Bundle
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.files import private_folder, write_atomic
+from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 log = structlog.get_logger()
 

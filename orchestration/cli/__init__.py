@@ -23,10 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from typer.main import get_command
 
     from orchestration.cli.app import app
-    from streaming_jobs import collisions
+    from streaming_jobs.platform import entry
 
     try:
-        collisions.check()
+        entry.check()
         get_command(app).main(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="recourse")
         return 0  # not reached: typer ends with SystemExit
     except SystemExit as end:

@@ -157,7 +157,7 @@ def awaited(name: str, action: Callable[[], _Result], settings: Settings) -> _Re
 
     Errors pass that say so, and all that come while the disk is full: what fails then seldom says why.
     """
-    from streaming_jobs.state.disk_space import disk_space
+    from streaming_jobs.state.health import disk_space
 
     def passes(error: RecourseError) -> bool:
         told = isinstance(error, TransientError) or (isinstance(error, SetupError) and error.may_pass)

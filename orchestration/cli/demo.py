@@ -105,8 +105,8 @@ def _in_a_home(
 ) -> None:
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import fetch_jars
-    from streaming_jobs.files import private_folder
     from streaming_jobs.platform.broker import Broker
+    from streaming_jobs.platform.files import private_folder
     from streaming_jobs.settings import Settings
 
     base = invocation(context).settings

@@ -26,11 +26,10 @@ def describe(
     output: OutputOption = Output.text,
 ) -> None:
     """Print the topology: sources, stream, sinks; who writes what a stream reads, and who reads what it writes."""
-    from streaming_jobs.files import write_atomic
-    from streaming_jobs.graph.description import describe as text
-    from streaming_jobs.graph.graph import Graph
-    from streaming_jobs.graph.mermaid import mermaid as flowchart
-    from streaming_jobs.graph.picture import draw
+    from streaming_jobs.catalog.graph import Graph, draw
+    from streaming_jobs.catalog.graph import describe as text
+    from streaming_jobs.catalog.graph import mermaid as flowchart
+    from streaming_jobs.platform.files import write_atomic
 
     topology = invocation(context).topology
     selected = topology.select(names or [])
@@ -45,7 +44,7 @@ def describe(
 
 
 def _description(stream: Stream) -> dict[str, Any]:
-    from streaming_jobs.declared_table import emits
+    from streaming_jobs.declare.table import emits
     from streaming_jobs.stream import KafkaTopic
 
     return {

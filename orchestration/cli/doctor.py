@@ -11,17 +11,17 @@ from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, print_table, show
 
 if TYPE_CHECKING:
-    from streaming_jobs.platform.doctor import Check
+    from streaming_jobs.preflight.doctor import Check
     from streaming_jobs.settings import Settings
 
 
 def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Check Java, jars, ports, disk and versions: one line per check, with the fix. Exit code 1 if one fails."""
-    from streaming_jobs.archives import retention
-    from streaming_jobs.platform.doctor import checks
+    from streaming_jobs.preflight import doctor
+    from streaming_jobs.preflight.doctor import checks
 
     settings = invocation(context).settings
-    results = [*checks(settings), check_jobs(settings), *retention.checks(settings)]
+    results = [*checks(settings), check_jobs(settings), *doctor.archive_checks(settings)]
     show(
         output,
         [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in results],
@@ -35,9 +35,9 @@ def check_jobs(settings: Settings) -> Check:
     """The check that Dagster can use the job YAML and the streams that it names."""
     from orchestration.bundle import last_good
     from orchestration.location import location
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.errors import RecourseError
-    from streaming_jobs.platform.doctor import Check
-    from streaming_jobs.topology import Topology
+    from streaming_jobs.preflight.doctor import Check
 
     try:
         topology = Topology.load(settings.flows)

@@ -67,8 +67,8 @@ def history(
 
 def _begin(settings: Any, stream: str, text: str, now: float) -> float:
     from reprocessing.timeline.marks import events_of
-    from streaming_jobs.durations import parse_duration
     from streaming_jobs.errors import ConfigurationError
+    from streaming_jobs.text.durations import parse_duration
 
     if text == _LAST_CHANGE:
         changes = [mark for mark in events_of(settings, stream) if mark.kind in ("deploy", "code")]
@@ -161,7 +161,7 @@ def _cells(group: BatchGroup) -> list[str]:
 
 
 def _notes(group: BatchGroup) -> list[str]:
-    from streaming_jobs.spelling import counted
+    from streaming_jobs.text.spelling import counted
 
     notes = [f"g{group.generation:04d}", group.code[:8]]
     if group.replay:

@@ -15,8 +15,8 @@ from orchestration.cli.text import say
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Loaded, Settings
-    from streaming_jobs.topology import Topology
 
 
 AnyNames = Annotated[
@@ -50,7 +50,7 @@ class Invocation:
     @cached_property
     def topology(self) -> Topology:
         """The declared streams, or the shipped ones where none are configured, with a message on stderr."""
-        from streaming_jobs.topology import Topology
+        from streaming_jobs.catalog.topology import Topology
 
         if self.demonstration:
             say(f"no recourse.toml, looked for from {Path.cwd()} upwards, names flows:")

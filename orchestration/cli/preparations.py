@@ -14,9 +14,9 @@ from orchestration.cli.text import say, stderr_console
 from streaming_jobs import commands
 
 if TYPE_CHECKING:
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.platform.broker import Broker
     from streaming_jobs.settings import Settings
-    from streaming_jobs.topology import Topology
 
 
 _REHEARSAL_SECONDS = 900
@@ -32,7 +32,7 @@ def quick_checks(settings: Settings, *, ui: bool) -> None:
     """
     from orchestration.cli.doctor import verdict
     from streaming_jobs.errors import SetupError
-    from streaming_jobs.platform.doctor import checks
+    from streaming_jobs.preflight.doctor import checks
 
     relevant = [check for check in checks(settings) if ui or check.name != "UI port"]
     for check in relevant:
@@ -99,7 +99,7 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
 def sole_use(settings: Settings) -> Iterator[None]:
     """Lock the home against a second `recourse up`; raises UsageError while one runs."""
     from streaming_jobs.errors import UsageError
-    from streaming_jobs.files import private_folder
+    from streaming_jobs.platform.files import private_folder
 
     path = private_folder(settings.home) / "up.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

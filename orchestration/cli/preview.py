@@ -47,10 +47,10 @@ def preview(
     from reprocessing.preview.run import preview as run
     from reprocessing.preview.start import Wanted
     from reprocessing.preview.words import text
-    from streaming_jobs.durations import parse_duration
-    from streaming_jobs.files import write_atomic
     from streaming_jobs.platform.broker import bootstrap_servers
+    from streaming_jobs.platform.files import write_atomic
     from streaming_jobs.sources.topics import Topics
+    from streaming_jobs.text.durations import parse_duration
 
     if last is not None and from_savepoint is not None:
         raise UsageError("--last and --from-savepoint were both given", "give one of them, or none")
@@ -78,7 +78,7 @@ def _let_streams_go_first() -> None:
 def _written(folders: Folders, made: Preview) -> Path:
     """Write the report and the same as JSON; returns the page's path."""
     from reprocessing.preview.page import write_page
-    from streaming_jobs.files import write_atomic
+    from streaming_jobs.platform.files import write_atomic
 
     place = folders.new_report()
     write_atomic(place / "preview.json", json.dumps(made.value(), indent=1, default=str))

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from orchestration.cli.up import Feeding
-    from streaming_jobs.runtime.lag import Lag
-    from streaming_jobs.runtime.unread import PartitionLag, Unread
+    from streaming_jobs.runtime.lag import Lag, PartitionLag, Unread
     from streaming_jobs.settings import Settings
     from streaming_jobs.state.health import Health
     from streaming_jobs.state.lease import Owner
@@ -264,7 +263,7 @@ def unread_now(call: Invocation, observed: Sequence[Observed]) -> dict[str, Unre
         streams = [call.topology[name] for name in seen]
     except UsageError:  # without its code, the topics of a stream are not known
         return {}
-    from streaming_jobs.runtime.unread import unread_now as look  # it loads the Kafka client
+    from streaming_jobs.runtime.lag import unread_now as look  # it loads the Kafka client
 
     return look(call.settings, streams)
 
@@ -387,7 +386,7 @@ class CatchingUp:
         return [self._standing(stream, now) for stream in self._streams]
 
     def _standing(self, stream: Stream, now: float) -> Standing:
-        from streaming_jobs.table_sources.ends import TABLE, end_names
+        from streaming_jobs.table_sources.topics import TABLE, end_names
 
         position, batch = self._positions(stream.name)
         done = total = 0
@@ -410,7 +409,7 @@ def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.stream_folder import StreamFolder
-    from streaming_jobs.table_sources.ends import TABLE
+    from streaming_jobs.table_sources.topics import TABLE
     from streaming_jobs.table_sources.versions import TableVersions
 
     starts: dict[str, Mapping[int, int]] = {}

@@ -223,7 +223,7 @@ def plot(
     """Draw the observed number and the failing rows of an expectation over time."""
     from quality.history import history
     from quality.trend import draw
-    from streaming_jobs.spelling import instead
+    from streaming_jobs.text.spelling import instead
 
     if out.suffix != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG", "name a file .svg")

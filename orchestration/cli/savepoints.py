@@ -13,7 +13,7 @@ from orchestration.cli.options import Invocation, StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
     from streaming_jobs.state.named_savepoints import NamedSavepoint
@@ -75,10 +75,10 @@ def _create_named(
 ) -> None:
     from reprocessing.executor import under_way
     from reprocessing.planning.downstream import through_tables, through_topics
-    from streaming_jobs.archives.declaration import is_archive
-    from streaming_jobs.durations import parse_duration
+    from streaming_jobs.catalog.archive import is_archive
     from streaming_jobs.runtime.crash_points import crash_point
     from streaming_jobs.state.topology_savepoints import last_batch, take_named
+    from streaming_jobs.text.durations import parse_duration
 
     if names and downstream_of is not None:
         raise UsageError("STREAM and --downstream-of were given", "give one of the two")
@@ -158,8 +158,8 @@ def list_savepoints(
 
 def _list_named(call: Invocation, output: Output) -> None:
     from reprocessing.planning.instants import instant_words
-    from streaming_jobs.durations import format_duration
     from streaming_jobs.state import named_savepoints
+    from streaming_jobs.text.durations import format_duration
 
     values = [_named_value(call, each) for each in named_savepoints.named(call.settings)]
     now = time.time()

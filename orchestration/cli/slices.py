@@ -56,7 +56,7 @@ def rebuild(
     from orchestration.slices.runner import rebuild_slice
     from reprocessing.planning.sliceable import sliceable
     from reprocessing.slices.rebuild import Waits
-    from streaming_jobs.durations import parse_duration
+    from streaming_jobs.text.durations import parse_duration
 
     call = invocation(context)
     declared = call.topology.select([stream])[0]

@@ -22,8 +22,8 @@ from streaming_jobs import commands
 if TYPE_CHECKING:
     from orchestration.cli.progress import Observed
     from orchestration.deploys.starting import Begin, Started
-    from streaming_jobs.ledger import LedgerEntry
-    from streaming_jobs.positions import OffsetRange
+    from streaming_jobs.ledger.entry import LedgerEntry
+    from streaming_jobs.ledger.positions import OffsetRange
     from streaming_jobs.settings import Settings
     from streaming_jobs.sinks.stored import Commit
     from streaming_jobs.stream import Stream
@@ -173,10 +173,10 @@ def ledger(
     Reads the table's log, and for entries that the log no longer has the ledger file in the stream's state folder.
     """
     from streaming_jobs.errors import UsageError
-    from streaming_jobs.preflight.take_snapshot import ledger_file
+    from streaming_jobs.preflight.snapshot import ledger_file
     from streaming_jobs.sinks.stored import entries
     from streaming_jobs.sinks.tables import all_tables, store_of
-    from streaming_jobs.state.ledger_history import FROM_FILE, code_changes, newest_entries
+    from streaming_jobs.state.ledger_file import FROM_FILE, code_changes, newest_entries
 
     call = invocation(context)
     stream = call.topology[name]

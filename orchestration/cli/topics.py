@@ -13,9 +13,9 @@ from orchestration.cli.text import Output, OutputOption, number, print_table, sa
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from streaming_jobs.runtime.unread import Unread
+    from streaming_jobs.runtime.lag import Unread
     from streaming_jobs.settings import Settings
-    from streaming_jobs.sources.topic_figures import TopicFigures
+    from streaming_jobs.sources.topics import TopicFigures
     from streaming_jobs.state.topic_records import VoidRange
 
 _KEEPS_ALL = -1
@@ -34,10 +34,9 @@ def topics(
     With one TOPIC, also its partitions, the mean size of its newest records, and its void ranges. Asks the broker.
     """
     from streaming_jobs.platform.broker import bootstrap_servers
-    from streaming_jobs.runtime.unread import unread_now
-    from streaming_jobs.sources.topic_figures import look, with_rates, with_size
-    from streaming_jobs.sources.topics import Topics
-    from streaming_jobs.spelling import instead
+    from streaming_jobs.runtime.lag import unread_now
+    from streaming_jobs.sources.topics import Topics, look, with_rates, with_size
+    from streaming_jobs.text.spelling import instead
 
     call = invocation(context)
     declared = list(call.topology.topics)
@@ -146,7 +145,7 @@ def _print_partitions(figures: TopicFigures) -> None:
 
 
 def retention_words(ms: int) -> str:
-    from streaming_jobs.durations import format_duration
+    from streaming_jobs.text.durations import format_duration
 
     return "for ever" if ms == _KEEPS_ALL else format_duration(timedelta(milliseconds=ms))
 

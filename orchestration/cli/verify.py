@@ -64,8 +64,8 @@ def verify(
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import broker_for_command
-    from streaming_jobs import truths
-    from streaming_jobs.durations import parse_duration
+    from streaming_jobs.catalog import truths
+    from streaming_jobs.text.durations import parse_duration
     from streaming_jobs.verification.verification import Options, verify_streams
 
     call = invocation(context)

@@ -12,7 +12,7 @@ from orchestration.local_dagster.session_logs import SessionLogManager
 from orchestration.recoveries import definitions
 from orchestration.sessions.ownership import KIND_TAG, QUALITY_KIND
 from orchestration.sessions.supervisor import GRACE
-from streaming_jobs.files import private_folder, write_atomic
+from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
 LOCATION = definitions.LOCATION

@@ -37,12 +37,10 @@ from orchestration.sessions.decisions import IN_PROGRESS
 from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, STOPPED_BY_TAG, identity
 from orchestration.sessions.supervisor import GRACE
 from streaming_jobs import commands
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError, UsageError
-from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
-from streaming_jobs.platform.processes.parent_death import terminated_with_parent
-from streaming_jobs.platform.processes.tree import ProcessTree
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree, terminated_with_parent
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 log = structlog.get_logger()
 

@@ -46,7 +46,7 @@ from orchestration.sessions.verdicts import RUN
 from streaming_jobs import commands
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import QualitySettings
-from streaming_jobs.state.disk_space import disk_space
+from streaming_jobs.state.health import disk_space
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ from orchestration.quality.suites import JOB, OP, STEP, RunSuite, SparkFactory, 
 from quality.suite_set import SuiteSet
 from quality.suites import Suite
 from quality.validation import Validation
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import read_status
-from streaming_jobs.topology import Topology
 
 
 @dataclass(frozen=True)

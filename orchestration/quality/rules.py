@@ -16,8 +16,8 @@ import dagster as dg
 
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.verdicts import LOOK_EVERY, Verdict, checks_from_files
+from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.errors import RuleBroken
-from streaming_jobs.rules import RowRules
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 

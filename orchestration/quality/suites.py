@@ -40,7 +40,7 @@ from orchestration.sessions.verdicts import Verdict
 from quality.suites import Suite
 from quality.validation import MOST_ROWS, Outcome, Validation
 from streaming_jobs.errors import ConfigurationError, RecourseError
-from streaming_jobs.files import private_folder
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()

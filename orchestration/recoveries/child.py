@@ -24,9 +24,9 @@ import structlog
 
 from orchestration.recoveries.events import Event, Failed, encode
 from orchestration.recoveries.request import Launch
-from streaming_jobs import collisions
 from streaming_jobs.errors import RecourseError, setup_error
-from streaming_jobs.runtime.session_log import log_to_stderr
+from streaming_jobs.platform import entry
+from streaming_jobs.runtime.session_options import log_to_stderr
 
 log = structlog.get_logger()
 
@@ -51,10 +51,10 @@ def main() -> int:
 
 def _work(text: str, emit: Callable[[Event], None]) -> int:
     try:
-        collisions.check()
+        entry.check()
         from orchestration.recoveries.worker import Worker
+        from streaming_jobs.catalog.topology import Topology
         from streaming_jobs.settings import Settings
-        from streaming_jobs.topology import Topology
 
         settings = Settings.load()
         Worker(settings, Topology.of_settings(settings), emit).run(Launch.decode(text))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
     from reprocessing.rebuild.audit import Difference

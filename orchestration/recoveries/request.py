@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from reprocessing.planning.planner import Request
     from reprocessing.plans.plan import Checks, RecoveryPlan
     from reprocessing.rebuild.context import Recovery, RecoveryEvents
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.stream import Stream
-    from streaming_jobs.topology import Topology
 
 
 @dataclass(frozen=True)

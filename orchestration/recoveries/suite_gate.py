@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from streaming_jobs.declare.rules import Holds, Rule, Unique
 from streaming_jobs.errors import RecourseError, UsageError
-from streaming_jobs.rules import Holds, Rule, Unique
-from streaming_jobs.spelling import counted, instead
+from streaming_jobs.text.spelling import counted, instead
 
 if TYPE_CHECKING:
     from quality.suite_set import SuiteSet
     from quality.suites import Suite, TableCheck
     from quality.validation import Outcome
     from reprocessing.rebuild.context import RunSuite, Staged
+    from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
     from streaming_jobs.stream import Stream
-    from streaming_jobs.topology import Topology
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -16,8 +16,8 @@ from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.plans.plan_file import folder, load, undos_of
 from reprocessing.rebuild.context import Recovery, RecoveryEvents, StageBegun
 from reprocessing.stages import AuditRefused
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 WAITS = "waits for confirmation"
 _BEGUN = ("applying", WAITS, "refused")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
-from streaming_jobs.failures import ErrorReport
+from streaming_jobs.platform.failures import ErrorReport
 
 FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
 """Seconds before a session that ended is started again: the first time, and at most."""

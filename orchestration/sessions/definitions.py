@@ -46,7 +46,8 @@ from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.retention import Owned, delete_events, delete_runs
 from orchestration.sessions.runs import end_doubled, end_lost, runs_by_session, session_runs, tell_queued
 from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
@@ -55,7 +56,6 @@ from streaming_jobs.state.health import Limits, judge, look, recovery_words
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
-from streaming_jobs.topology import Topology
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streaming_jobs.files import private_folder, sync
+from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.settings import Settings
 

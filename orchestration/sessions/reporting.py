@@ -29,14 +29,14 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from reprocessing.planning.instants import instant_words
 from reprocessing.timeline.marks import Mark, events_of
 from streaming_jobs import commands
-from streaming_jobs.durations import format_duration
 from streaming_jobs.settings import DagsterSettings, Settings
 from streaming_jobs.state.deploys import Deploy
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:
-    from streaming_jobs.runtime.unread import Unread
+    from streaming_jobs.runtime.lag import Unread
 
 
 log = structlog.get_logger()
@@ -205,7 +205,7 @@ def _code_on_disk(status: Status) -> dict[str, dg.MetadataValue]:
 
 def unread_of(settings: Settings, stream: Stream) -> Unread | None:
     """What a stream has not read; None if no broker answers, which its driver then shows by the age of the lag."""
-    from streaming_jobs.runtime.unread import unread_now  # it loads the Kafka client
+    from streaming_jobs.runtime.lag import unread_now  # it loads the Kafka client
 
     status = read_status(settings, stream.name)
     answered = status is not None and status.lag_at is not None and time.time() - status.lag_at < 30.0

@@ -47,7 +47,6 @@ from orchestration.sessions.reporting import (
     recent_events,
     unread_of,
 )
-from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError, UsageError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.runtime.code_version import code_version
@@ -57,6 +56,7 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.health import ENDED
 from streaming_jobs.state.status import Status, read_status, write_status
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.durations import format_duration
 
 GRACE = 15.0
 """Seconds beyond the streams' own stop deadline before what is left of a driver is killed."""

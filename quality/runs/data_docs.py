@@ -15,7 +15,7 @@ from typing import Any
 from quality.history import make_quality_folder
 from quality.spelled import instant
 from quality.validation import Validation
-from streaming_jobs.files import private_folder, write_atomic
+from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
 _TEMPLATE = "page.html.j2"

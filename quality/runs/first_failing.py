@@ -16,7 +16,7 @@ from quality.slice_rows import place
 from quality.slices import DataFile, Slice
 from quality.table_changes import Change, read_change
 from quality.validation import FirstFailing
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_folder import StreamFolder

@@ -23,9 +23,9 @@ from quality.suite_set import Output, output_of
 from quality.suites import SliceKind, Suite
 from quality.table_checks.base import CheckedTable
 from quality.validation import Engine, Outcome, Validation
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

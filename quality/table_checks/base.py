@@ -20,20 +20,19 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from quality.validation import Outcome, Severity
-from streaming_jobs.declared_names import checked_name
-from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.durations import parse_duration
+from streaming_jobs.declare.names import checked_name
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import store_of
-from streaming_jobs.spelling import instead
-from streaming_jobs.state.ledger_file import LedgerFile
-from streaming_jobs.state.ledger_history import Entry, newest_entries
+from streaming_jobs.state.ledger_file import Entry, LedgerFile, newest_entries
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.durations import parse_duration
+from streaming_jobs.text.spelling import instead
 
 MOST_BATCHES = 20_000
 """Ledger entries that a check reads, at most."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from quality.table_checks.base import CheckedTable
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.ledger.entry import CodeVersion
 
 Codes = frozenset[CodeVersion]
 

@@ -7,10 +7,10 @@ from datetime import UTC, date, datetime, timedelta
 
 from quality.table_checks.base import Check, CheckedTable, checked_column, checked_number, quoted, seconds_of
 from quality.validation import Outcome, Severity
-from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import counted
 from streaming_jobs.state.status import read_status
+from streaming_jobs.text.durations import format_duration
+from streaming_jobs.text.spelling import counted
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 

@@ -23,11 +23,11 @@ from deltalake.exceptions import DeltaError
 
 from quality.table_checks.base import Check, CheckedTable, FileChanges, in_words
 from quality.validation import Outcome, Severity
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import Place, by_place, ends_of, starts_of
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import Place, by_place, ends_of, starts_of
 from streaming_jobs.sinks.stored import Commit
-from streaming_jobs.spelling import counted
 from streaming_jobs.state.stream_record import load
+from streaming_jobs.text.spelling import counted
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quality.table_checks.base import Check, CheckedTable, checked_column, checked_table_name, quoted, type_of
 from quality.validation import MOST_ROWS, Outcome, Severity
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 _NESTED = ("map", "array", "struct")
 _WHOLE = ("byte", "short", "integer", "long")

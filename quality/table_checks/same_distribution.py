@@ -25,7 +25,7 @@ from quality.table_checks.distances import (
 from quality.validation import Outcome, Severity
 from streaming_jobs.errors import UsageError
 from streaming_jobs.sinks.delta.table_files import on_disk
-from streaming_jobs.spelling import counted, instead
+from streaming_jobs.text.spelling import counted, instead
 
 _METHODS = ("ks", "psi")
 _LIMITS = {"ks": 0.1, "psi": 0.2}

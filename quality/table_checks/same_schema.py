@@ -12,9 +12,9 @@ from deltalake.exceptions import DeltaError
 
 from quality.table_checks.base import Check, CheckedTable, in_words
 from quality.validation import Outcome, Severity
-from streaming_jobs.columns import OWN_COLUMN
+from streaming_jobs.declare.columns import OWN_COLUMN
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import counted, instead
+from streaming_jobs.text.spelling import counted, instead
 
 _AGAINST = ("declared", "last")
 _MARK = "; columns "

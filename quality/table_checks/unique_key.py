@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from quality.table_checks.base import Check, CheckedTable, checked_column, quoted
 from quality.validation import MOST_ROWS, Outcome, Severity
-from streaming_jobs.declared_names import checked_names
+from streaming_jobs.declare.names import checked_names
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.platform.table_queries import failed, is_of_surroundings
-from streaming_jobs.spelling import counted
+from streaming_jobs.platform.table_rows import failed, is_of_surroundings
+from streaming_jobs.text.spelling import counted
 
 _SAMPLE = 3
 _COLUMNS = 6

@@ -13,13 +13,13 @@ from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before
 from reprocessing.planning.wrong_records import first_changed, path_with
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
-from streaming_jobs.archives.declaration import is_archive
+from streaming_jobs.catalog.archive import is_archive
+from streaming_jobs.catalog.graph import Graph, Node
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
-from streaming_jobs.graph.graph import Graph, Node
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.snapshot import start_over
-from streaming_jobs.preflight.take_snapshot import folders, ledger_file
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import TopicOffsets
+from streaming_jobs.preflight.snapshot import folders, ledger_file, start_over
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.sources.base import TopicReader
@@ -28,7 +28,6 @@ from streaming_jobs.state import lease, stream_record, topic_records
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.stream import Stream
-from streaming_jobs.topology import Topology
 
 
 def all_streams(settings: Settings, given: Sequence[Stream]) -> dict[str, Stream]:

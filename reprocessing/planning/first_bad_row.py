@@ -21,8 +21,8 @@ from reprocessing.planning.history import Batch, corrections, has_present_rows
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, before
 from streaming_jobs.errors import UsageError
-from streaming_jobs.files import private_folder
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import existing_table, store_of

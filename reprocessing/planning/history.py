@@ -14,8 +14,8 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import TopicOffsets, ends_of, starts_of
+from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.ledger.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.state.ledger_file import LedgerLine, RawLine
 from streaming_jobs.state.stream_record import Corrected, Generation
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
 from streaming_jobs.errors import BrokerUnreachable
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader

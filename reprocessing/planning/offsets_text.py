@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.ledger.positions import TopicOffsets
 
 
 def read_offsets(path: Path) -> dict[str, dict[int, int]]:

@@ -40,16 +40,16 @@ from reprocessing.planning.void_since import further_back, still_void
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until, opened_by
 from reprocessing.plans.plan_file import next_id, save, sealed
 from reprocessing.plans.retention import prune_plans
-from streaming_jobs.archives.readable_topics import Archives
+from streaming_jobs.catalog.topology import way
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.stream import Stream
-from streaming_jobs.stream_graph import way
+from streaming_jobs.table_sources.archives import Archives
 
 
 @dataclass(frozen=True)

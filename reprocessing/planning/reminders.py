@@ -13,14 +13,14 @@ from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved
 from reprocessing.planning.wrong_records import start_of
 from reprocessing.plans.plan import Base, StreamPlan, Until
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_record import CodeSince
-from streaming_jobs.table_sources.later_commits import replaced_since
-from streaming_jobs.table_sources.table_topics import versions_of
-from streaming_jobs.topology import Topology
+from streaming_jobs.table_sources.topics import versions_of
+from streaming_jobs.table_sources.versions import replaced_since
 
 _ONE_DEPLOY = 900.0
 """Seconds within which a deploy restarts the sessions of several streams."""

@@ -15,11 +15,11 @@ from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved
 from reprocessing.plans.plan import Base
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import Archived, TopicOffsets, first_after
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import Archived, TopicOffsets, first_after
 from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.checkpoint_cut import cuttable
+from streaming_jobs.state.checkpoint import cuttable
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.table_sources.versions import gone_words

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.durations import format_duration
+from streaming_jobs.declare.slices import Slices
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import UsageError
-from streaming_jobs.slices import Slices
 from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.text.durations import format_duration
 
 _NODE = re.compile(r"^[\s:+|-]*([A-Za-z0-9]+)")
 _KEYS = re.compile(r"Aggregate \[(.*?)\], \[")

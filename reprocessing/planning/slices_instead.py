@@ -14,7 +14,7 @@ from reprocessing.planning.history import has_present_rows
 from reprocessing.planning.sliceable import sliceable, tables_with_slices
 from reprocessing.planning.snapshot import PlanningSnapshot
 from streaming_jobs.errors import RecourseError, UsageError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder

@@ -11,12 +11,10 @@ from reprocessing.planning.history import Batch, History, lineage
 from reprocessing.planning.targets import View, no_batch
 from reprocessing.plans.journal import next_step
 from reprocessing.plans.plan import PlannedAgainst, SawTable, SawTopic
-from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import ends_of, starts_of
-from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
-from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import ends_of, starts_of
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file, take_snapshot
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import LATE, StoredTable
@@ -26,6 +24,7 @@ from streaming_jobs.state import named_savepoints, savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.archives import Archives
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from typing import Literal, get_args
 from reprocessing.planning.history import Batch, History, corrections, generation_spans, has_present_rows, within
 from reprocessing.planning.instants import instant_words
 from reprocessing.planning.offsets_text import parse_offsets, read_offsets
-from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import TopicSnapshot, start_over
 from streaming_jobs.state.named_savepoints import NamedSavepoint
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import CodeSince, StreamRecord
+from streaming_jobs.text.durations import parse_duration
 
 Kind = Literal[
     "earliest",

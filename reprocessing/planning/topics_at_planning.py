@@ -25,8 +25,8 @@ from reprocessing.plans.plan import Base
 from reprocessing.topics.groups import group_words
 from reprocessing.topics.written_topics import GroupPosition, KafkaWrittenTopics, behind
 from streaming_jobs.errors import TransientError, UsageError
-from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.take_snapshot import is_compacted
+from streaming_jobs.ledger.positions import TopicOffsets
+from streaming_jobs.preflight.snapshot import is_compacted
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation

@@ -34,13 +34,13 @@ from reprocessing.planning.targets import (
 )
 from reprocessing.plans.plan import Base, Until
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.runtime.query_plan import not_row_by_row
+from streaming_jobs.runtime.spark_plan import not_row_by_row
 from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.checkpoint_cut import cuttable
+from streaming_jobs.state.checkpoint import cuttable
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 

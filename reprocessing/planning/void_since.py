@@ -16,9 +16,9 @@ from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before, named_savepoint
 from reprocessing.planning.wrong_records import path_with
 from reprocessing.plans.plan import SawTopic, StreamPlan, opened_by
-from streaming_jobs.archives.declaration import is_archive
+from streaming_jobs.catalog.archive import is_archive
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import stream_record, topic_records

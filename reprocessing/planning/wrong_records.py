@@ -13,10 +13,10 @@ from itertools import islice
 from reprocessing.planning.history import generation_spans
 from reprocessing.plans.plan import Base, StreamPlan
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import PartitionOffsets, TopicOffsets, WrittenRange
 from streaming_jobs.platform.table_rows import dataset
-from streaming_jobs.positions import PartitionOffsets, TopicOffsets, WrittenRange
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import existing_table, store_of

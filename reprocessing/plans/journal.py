@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reprocessing.plans.plan_file import folder
-from streaming_jobs.files import private_folder, sync
+from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.settings import Settings
 
 State = Literal["begun", "done", "failed"]

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import TopicOffsets, first_after
+from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.ledger.positions import TopicOffsets, first_after
 from streaming_jobs.state.stream_record import Generation
 
 Kind = Literal["rewind", "skip"]

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, Until
-from streaming_jobs.declared_names import checked_name
+from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, UsageError
-from streaming_jobs.files import private_folder, remove_files, sync, write_json
-from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.positions import decode, decode_partitions
+from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.ledger.positions import decode, decode_partitions
+from streaming_jobs.platform.files import private_folder, remove_files, sync, write_json
 from streaming_jobs.settings import Settings
 
 _FORMAT = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from reprocessing.preview.folders import Folders
 from reprocessing.rebuild.audit import Difference, compare_stored
 from reprocessing.rebuild.publish import misfit
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.sinks.stored import LATE, StoredTable
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.stream import Stream

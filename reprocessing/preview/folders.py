@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from streaming_jobs.declared_names import checked_name
+from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, TransientError, UsageError
-from streaming_jobs.files import private_folder
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import lease
 from streaming_jobs.state.stream_folder import StreamFolder

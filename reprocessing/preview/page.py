@@ -10,7 +10,7 @@ from reprocessing.planning.instants import instant_words
 from reprocessing.preview.result import Preview, reasons
 from reprocessing.preview.words import code_words, headline, range_words, text
 from reprocessing.report.page import difference_section, document, html_table, within
-from streaming_jobs.files import write_atomic
+from streaming_jobs.platform.files import write_atomic
 
 _RANGES = 200
 

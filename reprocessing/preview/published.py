@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from reprocessing.plans.journal import next_step
 from reprocessing.preview.folders import Folders
 from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import TopicOffsets, ends_of, starts_of
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table, store_of

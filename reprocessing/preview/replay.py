@@ -19,17 +19,16 @@ from reprocessing.preview.start import Start
 from reprocessing.rebuild.replay import last_entry
 from reprocessing.rebuild.replay_end import Border, steps_to
 from reprocessing.rebuild.staging import fill
-from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import OutputMismatch, PreflightRefused, TransientError
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import by_place, ends_of
 from streaming_jobs.platform import spark
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark import Launched
-from streaming_jobs.positions import by_place, ends_of
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_queries import SparkQueries
-from streaming_jobs.runtime.stream_topics import DiscardedTopicSinks
+from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
@@ -37,6 +36,7 @@ from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.archives import Archives
 
 _LOOK_EVERY = 1.0
 

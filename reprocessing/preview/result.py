@@ -9,8 +9,8 @@ from typing import Any
 
 from reprocessing.preview.compare import TableChange
 from reprocessing.preview.replay import Failure
-from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import TopicOffsets, by_place
+from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.ledger.positions import TopicOffsets, by_place
 
 
 class Verdict(StrEnum):

@@ -23,19 +23,19 @@ from reprocessing.preview.replay import Failure, prepare, replay
 from reprocessing.preview.result import Counts, Edge, Preview
 from reprocessing.preview.start import Start, View, Wanted, choose, records
 from reprocessing.rebuild.context import RunSuite, no_suites
-from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.spelling import counted
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.text.spelling import counted
 
 READ = 50_000
 """Batches at most whose figures are read from a ledger, the newest ones."""

@@ -9,13 +9,13 @@ from datetime import timedelta
 from reprocessing.planning.history import has_present_rows
 from reprocessing.planning.instants import instant_words
 from reprocessing.planning.replay_start import lost
-from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import Archived, TopicOffsets, by_place
-from streaming_jobs.spelling import instead
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import Archived, TopicOffsets, by_place
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.text.durations import format_duration
+from streaming_jobs.text.spelling import instead
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from reprocessing.planning.instants import instant_words
 from reprocessing.preview.compare import TableChange
 from reprocessing.preview.result import Preview, Verdict, reasons
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 _SHOWN = 3
 _CHARACTERS = 200

@@ -30,8 +30,8 @@ from reprocessing.rebuild.audit_groups import (
     dated_by_row,
 )
 from reprocessing.rebuild.audit_sql import DIFFERING, matched, net, new, old, one
-from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.platform.table_queries import failed, opened, rows_of
+from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.platform.table_rows import failed, opened, rows_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.schemas import is_position
 from streaming_jobs.sinks.stored import StoredTable

@@ -24,13 +24,13 @@ from reprocessing.rebuild.context import RecoveryContext, RunSuite, no_suites
 from reprocessing.rebuild.publish import incompatible, misfit
 from reprocessing.rebuild.replay_end import kept_table
 from reprocessing.rebuild.topic_difference import topic_differences
-from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.platform.table_queries import QueryFailed
+from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.platform.table_rows import QueryFailed
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import LATE, StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.spelling import counted
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.spelling import counted
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from deltalake import QueryBuilder
 
 from reprocessing.planning.conditions import quoted
 from reprocessing.rebuild.audit_sql import DIFFERING, new, old, one
-from streaming_jobs.platform.table_queries import rows_of
+from streaming_jobs.platform.table_rows import rows_of
 
 PERIODS = 10
 """Periods at most in the text of a difference."""

@@ -8,7 +8,7 @@ from typing import Any
 from deltalake import QueryBuilder
 
 from reprocessing.planning.conditions import quoted
-from streaming_jobs.platform.table_queries import rows_of
+from streaming_jobs.platform.table_rows import rows_of
 
 DIFFERING = "differing"
 """The table of the rows whose counts differ: the columns, and `__net`."""

@@ -32,19 +32,19 @@ from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.audit_sql import one, unequal
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay import last_entry
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.files import sync_tree
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.platform.table_queries import opened
-from streaming_jobs.positions import OffsetRange
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.platform.files import sync_tree
+from streaming_jobs.platform.table_rows import opened
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Corrected, Generation

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from reprocessing.plans.journal import next_step
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import LATE, Content, StoredTable, committed_as, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of

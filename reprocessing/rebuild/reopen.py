@@ -17,12 +17,12 @@ from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.publish import fence, fenced_by, publish, refuse_foreign, tables_to_publish
 from reprocessing.rebuild.void import continue_topics
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, decode
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.sinks.stored import Content, StoredTable, newest
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation

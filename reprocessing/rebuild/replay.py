@@ -15,18 +15,18 @@ from reprocessing.plans.plan import StreamPlan
 from reprocessing.rebuild.context import RecoveryContext, RecoveryEvents
 from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of, check_end
 from reprocessing.rebuild.void import void_for
-from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import TopicOffsets, ends_of
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import TopicOffsets, ends_of
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import entries
 from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
-from streaming_jobs.spelling import counted
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.text.spelling import counted
 
 log = structlog.get_logger()
 

@@ -21,12 +21,12 @@ from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.void import border_offsets, lagged
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused
-from streaming_jobs.files import sync, sync_tree, write_atomic
-from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, ends_of
+from streaming_jobs.ledger.positions import Place, TopicOffsets, by_place, by_topic, ends_of
+from streaming_jobs.platform.files import sync, sync_tree, write_atomic
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.runtime.query_plan import not_row_by_row
+from streaming_jobs.runtime.spark_plan import not_row_by_row
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
@@ -34,8 +34,8 @@ from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
-from streaming_jobs.table_sources.later_commits import replaced_since
-from streaming_jobs.table_sources.table_topics import versions_of
+from streaming_jobs.table_sources.topics import versions_of
+from streaming_jobs.table_sources.versions import replaced_since
 
 _FOLDER = "_at_the_border"
 

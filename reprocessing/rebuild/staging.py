@@ -14,13 +14,13 @@ from dataclasses import replace
 
 from reprocessing.plans.plan import StreamPlan, opened_by
 from reprocessing.plans.plan_file import folder, staging_folder
-from streaming_jobs.files import private_folder, sync, sync_tree
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import TopicOffsets
+from streaming_jobs.platform.files import private_folder, sync, sync_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord

@@ -19,12 +19,11 @@ from reprocessing.planning.wrong_records import first_changed, path_of
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.rebuild.context import RecoveryContext
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.platform.table_queries import opened
-from streaming_jobs.positions import decode, decode_partitions
+from streaming_jobs.declare.topic_sink import KafkaSink
+from streaming_jobs.ledger.positions import decode, decode_partitions
+from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sources.base import Span
-from streaming_jobs.sources.record_blocks import RECORD, Declared, RecordBlocks
-from streaming_jobs.sources.records import Records
+from streaming_jobs.sources.record_blocks import RECORD, Declared, RecordBlocks, Records
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 

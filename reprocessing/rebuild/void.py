@@ -27,9 +27,9 @@ from reprocessing.plans.plan import opened_by
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.topics.written_topics import IN_SHARDS, GroupPosition
 from streaming_jobs.errors import TransientError, UsageError
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation

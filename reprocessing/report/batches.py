@@ -10,8 +10,8 @@ from typing import Any
 
 from reprocessing.planning.history import lineage
 from reprocessing.rebuild.context import RecoveryContext
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.preflight.snapshot import ledger_file
 
 COLUMNS = 100
 """Columns at most."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from reprocessing.rebuild.audit import Difference, paired
 from reprocessing.rebuild.audit_groups import ByKey, minute
 from reprocessing.report.plots import WIDTH
-from streaming_jobs.svg import line, picture, rect, text, ticks
+from streaming_jobs.text.svg import line, picture, rect, text, ticks
 
 KINDS = ("corrected", "new", "gone")
 """Classes of the style, in the order of `paired`."""

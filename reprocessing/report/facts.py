@@ -9,7 +9,7 @@ from reprocessing.plans.journal import Journal, Outcome, StreamJournal
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from reprocessing.rebuild.audit import Difference
 from reprocessing.report.batches import BatchSeries
-from streaming_jobs.positions import Place, by_place, decode
+from streaming_jobs.ledger.positions import Place, by_place, decode
 
 PARTITIONS = 24
 """Partitions at most that are shown, those with the most records to replay or to skip."""

@@ -21,9 +21,9 @@ from reprocessing.report.batches import READ, BatchSeries
 from reprocessing.report.facts import ReportFacts, Span, StreamFacts, facts_of
 from reprocessing.report.sample_rows import sample_table
 from reprocessing.report.style import STYLE
-from streaming_jobs.durations import format_duration
-from streaming_jobs.files import write_atomic
-from streaming_jobs.spelling import counted
+from streaming_jobs.platform.files import write_atomic
+from streaming_jobs.text.durations import format_duration
+from streaming_jobs.text.spelling import counted
 
 _PLAN_LINES = 400
 _STEPS = 200

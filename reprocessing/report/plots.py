@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from reprocessing.planning.instants import instant_words
 from reprocessing.report.batches import BatchColumn, BatchSeries
 from reprocessing.report.facts import PartitionRanges, Span, StreamFacts
-from streaming_jobs.spelling import counted
-from streaming_jobs.svg import element, line, picture, rect, text, ticks
+from streaming_jobs.text.spelling import counted
+from streaming_jobs.text.svg import element, line, picture, rect, text, ticks
 
 WIDTH = 960
 _LEFT, _RIGHT = 190, 90

@@ -13,19 +13,19 @@ from datetime import UTC, datetime, timedelta
 
 from reprocessing.planning.history import in_lineage
 from reprocessing.planning.sliceable import Sliceable
-from streaming_jobs.archives.readable_topics import Archives
+from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TransientError, UsageError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
-from streaming_jobs.positions import OffsetRange
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable, newest
 from streaming_jobs.sinks.tables import existing_table
-from streaming_jobs.slices import SliceRange
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.table_sources.archives import Archives
 
 
 class SliceOpen(TransientError):
@@ -81,7 +81,7 @@ def take_base(
 
 def column_kind(settings: Settings, made: Sliceable) -> str:
     """The type of the column of slices in the table; raises UsageError for one that it cannot have."""
-    from streaming_jobs.slices import COLUMN_TYPES
+    from streaming_jobs.declare.slices import COLUMN_TYPES
 
     table = existing_table(settings, made.table, made.stream.name)
     kinds = {field.name: field.dataType.typeName() for field in table.schema.fields}

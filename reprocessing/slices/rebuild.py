@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from reprocessing.planning.sliceable import Sliceable, check_plan
 from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.slices.base import Base, SliceOpen, column_kind, entry_of, late_records, take_base
-from streaming_jobs.archives.readable_topics import Archives
+from streaming_jobs.declare.slices import SliceRange, slice_range
 from streaming_jobs.errors import CommitRefused, LeaseBusy, PreflightRefused, UsageError
-from streaming_jobs.failures import classify, function_raised
+from streaming_jobs.platform.failures import classify, function_raised
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
@@ -31,12 +31,12 @@ from streaming_jobs.runtime.slice_commits import carry_out
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.sliced import Rebuilt, StagedSlice, sliced
 from streaming_jobs.sinks.tables import open_tables
-from streaming_jobs.slices import SliceRange, slice_range
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.client_file import client_file
+from streaming_jobs.sources.connection import client_file
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.archives import Archives
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -201,7 +201,7 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
-    from streaming_jobs.runtime.query_plan import analysed
+    from streaming_jobs.runtime.spark_plan import analysed
     from streaming_jobs.sources.kafka import KafkaSource
 
     made, stream, offsets = at.made, at.made.stream, at.base.offsets

@@ -15,7 +15,7 @@ from reprocessing.rebuild.publish import refuse_foreign
 from reprocessing.rebuild.reopen import check_skip
 from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 
 class AuditRefused(PermanentError):

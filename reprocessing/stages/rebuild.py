@@ -16,14 +16,14 @@ from reprocessing.rebuild.replay_end import rows_past_the_border
 from reprocessing.rebuild.void import appended_until, border_offsets, mark_topics, release
 from reprocessing.report.batches import replay_batches
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
-from streaming_jobs.files import sync
-from streaming_jobs.positions import OffsetRange, ends_of
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.positions import OffsetRange, ends_of
+from streaming_jobs.platform.files import sync
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.sinks.stored import Content
-from streaming_jobs.spelling import counted
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text.spelling import counted
 
 
 @dataclass(frozen=True)

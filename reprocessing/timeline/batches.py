@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from streaming_jobs.ledger import QUARANTINED, taken_out
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import QUARANTINED, taken_out
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import RawLine
 

@@ -18,11 +18,11 @@ from reprocessing.plans.journal import NOT_CONFIRMED, Line, journal_of
 from reprocessing.plans.plan import RecoveryPlan
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
-from streaming_jobs.spelling import counted
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.session_events import SessionEvent, session_events
 from streaming_jobs.state.status import read_status
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text.spelling import counted
 
 Kind = Literal["deploy", "code", "session", "recovery", "savepoint"]
 KINDS: tuple[Kind, ...] = ("deploy", "code", "session", "recovery", "savepoint")

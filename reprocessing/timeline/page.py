@@ -12,8 +12,8 @@ from reprocessing.timeline.marks import Mark
 from reprocessing.timeline.plot import draw
 from reprocessing.timeline.timeline import Timeline
 from streaming_jobs.errors import UsageError
-from streaming_jobs.files import write_atomic
-from streaming_jobs.spelling import counted
+from streaming_jobs.platform.files import write_atomic
+from streaming_jobs.text.spelling import counted
 
 MOST = 500
 """Marks at most that a page lists, the newest ones."""

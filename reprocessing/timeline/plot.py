@@ -12,8 +12,8 @@ from reprocessing.planning.instants import instant_words
 from reprocessing.timeline.bins import Bin, bins_of, width_of
 from reprocessing.timeline.marks import KINDS, Kind, Mark
 from reprocessing.timeline.timeline import Timeline
-from streaming_jobs.spelling import counted
-from streaming_jobs.svg import element, line, rect, text, ticks, title
+from streaming_jobs.text.spelling import counted
+from streaming_jobs.text.svg import element, line, rect, text, ticks, title
 
 WIDTH = 1100
 _LEFT, _RIGHT, _TOP = 92, 24, 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reprocessing.topics.written_topics import GroupPosition
-from streaming_jobs.positions import PartitionOffsets
+from streaming_jobs.ledger.positions import PartitionOffsets
 
 
 def group_words(group: GroupPosition, begins: PartitionOffsets, ends: PartitionOffsets) -> str:

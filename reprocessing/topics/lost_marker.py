@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from reprocessing.topics.written_topics import WrittenTopics
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import UsageError
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import PartitionOffsets
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import PartitionOffsets
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.markers import ensure_marker_topic, marker_topic
 from streaming_jobs.sinks.stored import entries

@@ -17,11 +17,11 @@ import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import TransientError, UsageError
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import PartitionOffsets, WrittenRange
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.positions import PartitionOffsets, WrittenRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.clients import ClientLost
 from streaming_jobs.sinks.kafka.markers import marker_topic, read_marker, transactional_id
@@ -32,7 +32,7 @@ from streaming_jobs.sources.archived_ranges import read_ranges
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.records import Records
+from streaming_jobs.sources.record_blocks import Records
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 

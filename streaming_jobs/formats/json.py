@@ -30,10 +30,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.declared_schema import schema_of
+from streaming_jobs.declare.format import Refused, read_one
+from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.json_records import is_possible_name
-from streaming_jobs.record_format import Refused, read_one
+from streaming_jobs.formats.json_columns import is_possible_name
 
 if TYPE_CHECKING:
     from streaming_jobs.formats.json_reader import JsonReader

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
+from streaming_jobs.declare.format import Block, Refusal, Written, checked_fields, record_batch
 from streaming_jobs.formats.utf8 import joined, not_utf8
-from streaming_jobs.record_format import Block, Refusal, Written, checked_fields, record_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streaming_jobs.record_format import Refusal
+from streaming_jobs.declare.format import Refusal
 
 
 def joined(values: Sequence[bytes | None]) -> bytes:

@@ -12,22 +12,140 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from streaming_jobs.files import private_folder
-from streaming_jobs.platform import class_data, java, spark_jvm, testing_utilities
-from streaming_jobs.platform.hadoop import use_local_files, without_unused_defaults
+import structlog
+
+from streaming_jobs.platform import class_data, java, spark_jvm
+from streaming_jobs.platform.files import private_folder, scratch
 from streaming_jobs.platform.jars import spark_jars
-from streaming_jobs.platform.jvm_heap import collect_early
 from streaming_jobs.platform.processes import forks
 from streaming_jobs.platform.processes.forks import ForkServer
 from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
-from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm
-from streaming_jobs.scratch import scratch
+from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm, collect_early, new_object
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Hadoop's part of a session: its local file system without a process for each file, and a small configuration.
+#
+# Files: without its native library, which no package brings, Hadoop sets the permissions of a file by the program
+# `chmod`, and it does so twice per file: Spark would start four processes in each batch, for two files of the
+# checkpoint, and more for state. Java itself can set permissions; so the local file system that Spark has gets the
+# same class with that one method of its own.
+#
+# Configuration: Spark copies and serialises it in each batch, twice for each operator with state. Two thirds of it
+# are what Hadoop's jar has as defaults for YARN and MapReduce, which a session on this machine does not use, but
+# for those of reading and writing files.
+
+log = structlog.get_logger()
+
+_LOCAL_FILES = """
+public class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
+    public void setPermission(org.apache.hadoop.fs.Path path, org.apache.hadoop.fs.permission.FsPermission permission)
+            throws java.io.IOException {
+        if (permission.getStickyBit() || pathToFile(path).isDirectory()) {  // Java would take away setgid
+            super.setPermission(path, permission);
+            return;
+        }
+        java.nio.file.Files.setPosixFilePermissions(
+            pathToFile(path).toPath(),
+            java.nio.file.attribute.PosixFilePermissions.fromString(permission.toString()));
+    }
+}
+"""
+_DEFAULTS = """
+public class UnusedDefaults implements java.util.function.Function {
+    private static final String KEPT = "mapreduce\\\\.(fileoutputcommitter|outputcommitter|input|output)\\\\..*";
+
+    public Object apply(Object configuration) {
+        org.apache.hadoop.conf.Configuration all = (org.apache.hadoop.conf.Configuration) configuration;
+        java.util.List unused = new java.util.ArrayList();
+        for (java.util.Iterator entries = all.iterator(); entries.hasNext();) {
+            String name = (String) ((java.util.Map.Entry) entries.next()).getKey();
+            String[] sources = all.getPropertySources(name);
+            String source = sources == null ? "" : sources[sources.length - 1];
+            if (source.equals("yarn-default.xml") || source.equals("mapred-default.xml") && !name.matches(KEPT)) {
+                unused.add(name);
+            }
+        }
+        for (java.util.Iterator names = unused.iterator(); names.hasNext();) {
+            all.unset((String) names.next());
+        }
+        return Integer.valueOf(unused.size());
+    }
+}
+"""
+
+
+def use_local_files(session: SparkSession) -> None:
+    """Let the session's JVM write local files without programs, and without a `.crc` file beside each.
+
+    The checkpoint's own checksums stay.
+    """
+    jvm = session._jvm
+    assert jvm is not None
+    hadoop = session._jsc.hadoopConfiguration()
+    root = jvm.java.net.URI.create("file:///")
+    files = jvm.org.apache.hadoop.fs.FileSystem.get(root, hadoop)  # one instance, which Hadoop keeps
+    files.setWriteChecksum(False)
+    files.setVerifyChecksum(False)
+    if not jvm.java.lang.Class.forName("org.apache.hadoop.fs.LocalFileSystem").isInstance(files):
+        return  # a user's own (spark.hadoop.fs.file.impl)
+    try:
+        ours = new_object(session, "LocalFiles", _LOCAL_FILES)
+        ours.initialize(root, hadoop)
+        inner = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FilterFileSystem").getDeclaredField("fs")
+        inner.setAccessible(True)
+        inner.set(files, ours)
+    except Exception as error:  # noqa: BLE001 - only speed is lost
+        log.warning("Hadoop sets permissions by a program", reason=str(error)[:300])
+
+
+def without_unused_defaults(session: SparkSession) -> None:
+    """Take the defaults for YARN and MapReduce out of the session's Hadoop configuration; what a user has set stays."""
+    try:
+        new_object(session, "UnusedDefaults", _DEFAULTS).apply(session._jsc.hadoopConfiguration())
+    except Exception as error:  # noqa: BLE001 - only speed is lost
+        log.warning("Hadoop's configuration stays whole", reason=str(error)[:300])
+
+
+# PySpark's utilities for tests, which PySpark uses itself: `lit` and each call of Java ask them if NumPy is there.
+#
+# They answer by importing all that PySpark's tests need, as far as it is installed: pandas, PyYAML, Jinja and more,
+# a third of a second and 36 MB in each driver. With `answer_first` that question is answered without them; they are
+# loaded when somebody asks them something else, such as `assertDataFrameEqual`.
+
+_PACKAGE, _UTILITIES = "pyspark.testing", "pyspark.testing.utils"
+
+
+class _Unloaded(ModuleType):
+    """Stands for a module until something is asked of it that it has not been given."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and (name != "__path__" or self.__name__ != _PACKAGE):
+            raise AttributeError(name)  # of a package, which it is not
+        for each in (_UTILITIES, _PACKAGE):
+            if isinstance(sys.modules.get(each), _Unloaded):
+                del sys.modules[each]
+        importlib.import_module(_PACKAGE)  # and with it the utilities
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def answer_first() -> None:
+    """Answer the question about NumPy in their place, unless they are loaded already."""
+    if _PACKAGE in sys.modules or _UTILITIES in sys.modules:
+        return
+    pyspark = importlib.import_module("pyspark")
+    package, utilities = _Unloaded(_PACKAGE), _Unloaded(_UTILITIES)
+    utilities.have_numpy = True  # type: ignore[attr-defined]  # a dependency of ours
+    package.utils = utilities  # type: ignore[attr-defined]
+    pyspark.testing = package  # type: ignore[attr-defined]
+    sys.modules.update({_PACKAGE: package, _UTILITIES: utilities})
+
 
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -109,7 +227,7 @@ class Launched:
 
     def session(self) -> SparkSession:
         """Wait for the JVM, and make the session in it. Raises TransientError if the JVM ends before it answers."""
-        testing_utilities.answer_first()
+        answer_first()
         pandas_on_demand()
         try:
             for module in ("pyspark.sql", "pyspark.java_gateway"):  # while the JVM starts

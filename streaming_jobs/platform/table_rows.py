@@ -7,13 +7,16 @@ exception", after all results were printed. So the dataset uses Arrow's file sys
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
+
+from streaming_jobs.errors import TransientError
 
 if TYPE_CHECKING:
     from pyarrow.dataset import FileSystemDataset
@@ -28,3 +31,78 @@ def rows(table: Path, version: int | None = None, columns: Sequence[str] | None 
     """All rows of a version, the newest by default, in these columns or all."""
     source = dataset(DeltaTable(table, version=version), table)
     return source.to_table(columns=None if columns is None else list(columns))
+
+
+# SQL on Delta tables by DataFusion, in bounded memory: what does not fit is spilled to disk.
+#
+# DataFusion counts the memory of its hash tables and sorts, and spills at the limit. It does not count the decoding
+# of Parquet, about 300 MB more. A query must not join large tables: a hash join cannot be spilled. Its hash tables
+# and sorts share the memory, and one of them starves while others hold it, so a query runs in one task. A query has
+# no deadline: its time is proportional to the rows that it reads.
+
+MEMORY_MB = 512
+"""Memory of one query's hash tables and sorts."""
+_OPTIONS = {"datafusion.execution.target_partitions": "1"}
+_SHARE_OF_DISK = 2
+_SURROUNDINGS = (
+    "Resources exhausted",
+    "Object Store error",
+    "Generic LocalFileSystem error",
+    "IO error",
+    "Io error",
+    "Parquet error",
+    "No space left",
+    "not enough memory",
+)
+"""Words in the errors that are of memory, disk or files, and not of the SQL."""
+
+
+class QueryFailed(TransientError):
+    """A query on a table failed for lack of memory or disk, or because a file could not be read.
+
+    The message has DataFusion's text. Give the disk more room, or run the command on a machine with more memory; a file
+    that is gone was removed by another program.
+    """
+
+    code = "REC-018"
+
+
+def opened(tables: Mapping[str, DeltaTable], spill: Path) -> QueryBuilder:
+    """Tables by the names that queries have for them.
+
+    What exceeds the memory goes to the folder `spill`, at most half of the disk's free bytes. DataFusion removes its
+    files at the end of each query; after a kill they stay until their owner removes the folder.
+    """
+    spill.mkdir(parents=True, exist_ok=True)
+    data = QueryBuilder(_OPTIONS)
+    most = max(shutil.disk_usage(spill).free // _SHARE_OF_DISK, 2**20) // 2**20
+    for name, value in (
+        ("memory_limit", f"{MEMORY_MB}M"),
+        ("temp_directory", f"{spill}"),
+        ("max_temp_directory_size", f"{most}M"),
+    ):
+        text = value.replace("'", "''")
+        data.execute(f"SET datafusion.runtime.{name} = '{text}'").read_all()
+    for name, table in tables.items():
+        data = data.register(name, table)
+    return data
+
+
+def rows_of(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
+    """The rows of a query; raises QueryFailed with the table's name."""
+    try:
+        return list(pa.table(data.execute(sql).read_all()).to_pylist())
+    except Exception as error:  # errors while a query runs, deltalake raises as a plain Exception
+        raise failed(error, table) from error
+
+
+def failed(error: Exception, table: str) -> QueryFailed:
+    """The error for a query that failed for no fault of a person's SQL."""
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip() != "caused by")
+    return QueryFailed(f"a query on table {table} failed: {text[:400]}", "remove the cause, then try again")
+
+
+def is_of_surroundings(error: Exception) -> bool:
+    """True if memory, disk or a file made a query fail, and not its SQL."""
+    text = str(error)
+    return any(words in text for words in _SURROUNDINGS)

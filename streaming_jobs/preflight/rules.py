@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import ends_of
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import ends_of
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, restore_checkpoint
 from streaming_jobs.preflight.topic_rules import topic_findings

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
-from streaming_jobs.durations import format_duration
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import TopicOffsets, first_after
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import TopicOffsets, first_after
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.sources.archived_ranges import gone
-from streaming_jobs.spelling import counted
 from streaming_jobs.table_sources.versions import gone_words
+from streaming_jobs.text.durations import format_duration
+from streaming_jobs.text.spelling import counted
 
 
 def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import structlog
 
-from streaming_jobs.files import remove_files, sync
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.files import remove_files, sync
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of

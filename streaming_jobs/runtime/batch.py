@@ -16,24 +16,152 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.errors import LedgerConflict
-from streaming_jobs.ledger import READ, CodeVersion, LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange
-from streaming_jobs.runtime import batch_counts
-from streaming_jobs.runtime.batch_frames import output_frames, run
+from streaming_jobs.ledger.entry import DROPPED, READ, CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
 from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
-from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
-from streaming_jobs.sources.batch_size import FIRST
-from streaming_jobs.state.checkpoint_sync import CheckpointSync
+from streaming_jobs.sources.base import Source
+from streaming_jobs.sources.planner import FIRST
+from streaming_jobs.state.checkpoint import CheckpointSync
 from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from streaming_jobs.sources.base import Observed, Source
+    from streaming_jobs.sources.base import Observed
+
+
+# The counts in a batch's ledger entry: rows by table, dropped rows, and rows by broken rule.
+
+
+@dataclass
+class BatchCounts:
+    """The counts of one batch, collected table by table."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    rules: dict[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def onto(self, entry: LedgerEntry) -> LedgerEntry:
+        """The entry with the counts."""
+        return replace(entry, rows=self.rows, rules=self.rules)
+
+    def of_commit(self, counted_as: str, done: LedgerEntry) -> None:
+        """Take over the counts of a table that has the batch already."""
+        self.rows |= {name: n for name, n in done.rows.items() if name.startswith(DROPPED)}
+        self.rows[counted_as] = done.rows.get("written", 0)
+        self.rules |= done.rules
+
+    def of_write(self, table: str, counted_as: str, pending: PendingWrite) -> None:
+        """Count the prepared rows of a table, and those that its rules have taken out."""
+        self.rows[counted_as] = pending.rows
+        if pending.judged.dropped:
+            self.rows[f"{DROPPED}{table}"] = pending.judged.dropped
+        if pending.judged.broken:
+            self.rules[table] = dict(pending.judged.broken)
+
+
+def rows_read(sources: Sequence[Source], ranges: Sequence[OffsetRange]) -> dict[str, int]:
+    """The records of each source in its range, by the source's name."""
+    by_name = {source.name: source for source in sources}
+    return {each.topic: by_name[each.topic].rows(each) for each in ranges}
+
+
+def own_entry(batch: LedgerEntry, table: str, pending: PendingWrite) -> LedgerEntry:
+    """The entry of a table's own commit of the batch."""
+    counts = BatchCounts()
+    counts.of_write(table, "written", pending)
+    return replace(batch, table=table, rows=counts.rows, rules=counts.rules)
+
+
+def entry_of(
+    sink: Sink, batch: LedgerEntry, staged: Mapping[str, PendingWrite], sinks: SinkSet, pending: PendingWrite
+) -> LedgerEntry:
+    """The entry of a sink's own commit of the batch; that of dead letters counts the rows that each topic refused."""
+    own = own_entry(batch, sink.name, pending)
+    if sink is not sinks.dead_letters:
+        return own
+    refused = {sink.name: number for sink in sinks.topics if (number := _refused(staged.get(sink.name)))}
+    return replace(own, rows={**own.rows, **refused})
+
+
+def refuse_other_letters(
+    done: LedgerEntry | None, staged: Mapping[str, PendingWrite], sinks: SinkSet, batch: LedgerEntry
+) -> None:
+    """Raise LedgerConflict if a repeated batch has other rows for a topic than those beside its dead letters.
+
+    Topics or their limits have changed since the driver was killed: a row would be in a topic and a dead letter too, or
+    neither.
+    """
+    if done is None:
+        return
+    for sink in sinks.topics:
+        if sink.name in staged and (now := _refused(staged[sink.name])) != (then := done.rows.get(sink.name, 0)):
+            raise LedgerConflict(
+                f"{sink.name} refused {then} rows of {batch.txn} before the driver ended, and refuses {now} now",
+                "undo what has changed since: a topic that was made or deleted, a limit of its records, the code",
+            )
+
+
+def _refused(pending: PendingWrite | None) -> int:
+    return 0 if pending is None or pending.null_keys is None else int(pending.null_keys.num_rows)
+
+
+def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, batch: LedgerEntry) -> None:
+    """Raise LedgerConflict if a quarantine has other rows of the batch than the rules set aside now.
+
+    Other code wrote them, before it was killed: a row that is set aside only now would be in no table, and one that is
+    written now in two.
+    """
+    now = 0 if pending is None else pending.rows
+    if done is not None and (then := done.rows.get("written", 0)) != now:
+        raise LedgerConflict(
+            f"the quarantine {done.table} has {then} rows of {batch.txn}, by code {done.code.hash}; by code "
+            f"{batch.code.hash} they are {now}",
+            f"let code {done.code.hash} finish the batch; or rebuild from before it: "
+            f"recourse recover plan {batch.stream} --to-batch {batch.batch - 1}",
+        )
+
+
+def range_words(entry: LedgerEntry) -> str:
+    """The offsets that a batch read, in words."""
+    return ", ".join(f"{r.topic} {dict(r.start)} to {dict(r.end)}" for r in entry.offsets)
+
+
+def written(topics: Sequence[Sink], txn: Txn) -> tuple[WrittenRange, ...]:
+    """Where a batch lies in the topics that have it."""
+    entries = [entry for sink in topics if (entry := sink.newest_entry()) is not None and entry.txn == txn]
+    return tuple(each for entry in entries for each in entry.written)
+
+
+# The frames of a batch, by the sinks that take them.
+
+
+def output_frames(
+    stream: Stream, sinks: SinkSet, frame: DataFrame, topics: Sequence[str], held: ExitStack
+) -> dict[str, DataFrame]:
+    """A fitted frame for each sink of the function's outputs, by the sink's name.
+
+    With one output, Spark's frame is fitted to it already. With several, it is the source's, and computed once for all.
+    """
+    if len(stream.output_names) == 1:
+        return {sinks.primary.name: frame, sinks.first.name: frame}
+    held.callback(frame.unpersist)
+    outputs = stream.outputs(**{next(iter(stream.sources)): frame.persist()})
+    names = {sink.name: name for name, sink in stream.sinks.items()}
+    names |= {sink.ledger_name: name for name, sink in stream.topic_sinks.items()}
+    each = (sinks.primary, *sinks.secondary, *sinks.topics)
+    fitted = {sink.name: sink.fit(outputs[names[sink.name]], topics) for sink in each if names[sink.name] in outputs}
+    return {sinks.primary.name: frame, **fitted}
+
+
+def run(frame: DataFrame) -> None:
+    """Run the frame's plan where no sink needs its rows: its state is computed, and its records are counted."""
+    frame.write.format("noop").mode("overwrite").save()
+
 
 log = structlog.get_logger()
 
@@ -125,7 +253,7 @@ class BatchPipeline:
             self._on_disk.state()
             self._finish(done, began, "driver", "direct", None, skipped=True)
             return
-        self._read = batch_counts.rows_read(self.sources, entry.offsets)
+        self._read = rows_read(self.sources, entry.offsets)
         records = sum(self._read.values())
         path = choose_path(
             self.settings,
@@ -219,8 +347,8 @@ class BatchPipeline:
             )
         if not committed.same_offsets(entry):
             raise LedgerConflict(
-                f"{entry.txn} is in table {sink.name} with offsets {batch_counts.range_words(committed)}, "
-                f"the checkpoint has {batch_counts.range_words(entry)}",
+                f"{entry.txn} is in table {sink.name} with offsets {range_words(committed)}, "
+                f"the checkpoint has {range_words(entry)}",
                 "put the checkpoint back that belongs to the table",
             )
         sink.sync()  # the file system may still hold it in memory only, after a driver was killed
@@ -251,7 +379,7 @@ class BatchPipeline:
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> LedgerEntry:
         """Commit the secondary tables that have rows and lack this batch; returns the primary entry with their txns."""
-        counts, mixed = batch_counts.BatchCounts(), []
+        counts, mixed = BatchCounts(), []
         for sink, done, pending in self._others(spark, entry, staged, path, held):
             counted_as = self.sinks.counted_as(sink)
             if done is not None:
@@ -260,16 +388,14 @@ class BatchPipeline:
             elif pending is not None:
                 counts.of_write(sink.name, counted_as, pending)
                 if pending.rows:
-                    pending.commit(batch_counts.entry_of(sink, entry, staged, self.sinks, pending))
+                    pending.commit(entry_of(sink, entry, staged, self.sinks, pending))
         note = None
         if mixed:
             note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         counts.of_write(entry.table, "written", staged[entry.table])
-        return replace(
-            counts.onto(entry), txns=txns, note=note, written=batch_counts.written(self.sinks.topics, entry.txn)
-        )
+        return replace(counts.onto(entry), txns=txns, note=note, written=written(self.sinks.topics, entry.txn))
 
     def _others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
@@ -279,7 +405,7 @@ class BatchPipeline:
         Dead letters come first, then what is found while a table is staged, then tables, then topics."""
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
-        batch_counts.refuse_other_letters(done, staged, self.sinks, entry)
+        refuse_other_letters(done, staged, self.sinks, entry)
         yield letters, done, self._stage_letters(spark, entry, staged, path, held) if done is None else None
         for table, sink in self.sinks.deletes.items():
             noted = staged[table].deletes if table in staged else None
@@ -288,7 +414,7 @@ class BatchPipeline:
         for table, sink in self.sinks.quarantines.items():
             done, aside = self._done(sink, replace(entry, table=sink.name)), None
             if table in staged:
-                batch_counts.refuse_other_rows(done, aside := staged[table].judged.quarantine, entry)
+                refuse_other_rows(done, aside := staged[table].judged.quarantine, entry)
             yield sink, done, aside
         for sink in (*self.sinks.secondary, *self.sinks.topics):
             pending = staged.get(sink.name)

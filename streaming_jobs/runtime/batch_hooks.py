@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from streaming_jobs.ledger import DROPPED, QUARANTINED, LedgerEntry, taken_out
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, LedgerEntry, taken_out
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.state.checkpoint import Checkpoint

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.errors import FunctionRaised, PermanentError, TransientError
-from streaming_jobs.failures import classify, larger_than_the_driver_takes
-from streaming_jobs.ledger import Txn
-from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
+from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 
 Route = Literal["driver", "executor"]

@@ -17,22 +17,169 @@ import hashlib
 import inspect
 import json
 import re
+import site
 import sys
+import sysconfig
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cached_property, lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache, cached_property, lru_cache
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
-from streaming_jobs.event_times import ComputedTime
-from streaming_jobs.kafka_topic import KafkaTopic
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.declare.topic import ComputedTime, KafkaTopic
+from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.runtime.code_version_1 import hash_1
-from streaming_jobs.runtime.source_code import Found, dump, module_source, reached, users_own
 from streaming_jobs.stream import Stream
+
+# The source behind a stream: the tree of its module, and the modules that it imports, without importing them.
+
+Found = tuple[ModuleSpec, str]
+"""A module's spec and its source text."""
+
+_PLATFORM = frozenset({__name__.partition(".")[0], "pyspark", "py4j", "delta"})
+"""Packages that are no part of a stream's code even where PYTHONPATH has them, as spark-submit does."""
+
+
+def module_source(module: ModuleType | None) -> str | None:
+    """The source text of a loaded module; None for a shell, which has none."""
+    try:
+        return inspect.getsource(module) if module is not None else None
+    except (OSError, TypeError):
+        return None
+
+
+def reached(
+    module: ModuleType | None, find: Callable[[str], ModuleSpec | None], further: tuple[str, ...] = ()
+) -> dict[str, Found]:
+    """The modules that the module and the `further` ones import, directly or not, as far as `find` returns them.
+
+    Imports inside functions count. A `further` module is among the result itself.
+    """
+    modules: dict[str, Found] = {}
+    tried: set[str] = set()
+    waiting = [(module.__package__ or "", source)] if module and (source := module_source(module)) else []
+    names = set(further)
+    while waiting or names:
+        if waiting:
+            package, source = waiting.pop()
+            names |= _imported(source, package)
+        for name in names - tried:
+            tried.add(name)
+            if (spec := find(name)) is not None and (found := _source(spec)) is not None:
+                modules[name] = spec, found
+                waiting.append((spec.parent or "", found))
+        names = set()
+    return modules
+
+
+def users_own(roots: tuple[str, ...], module: str) -> Callable[[str], ModuleSpec | None]:
+    """What finds the modules of a stream's code: those that are not installed, and its own ones if they are.
+
+    Own are all modules below `roots` (the setting `flows`), and those of the installed distribution to which the roots
+    and the stream's `module` belong. Never a part of Recourse or of Spark, unless it is below a root.
+    """
+    own = {top for name in (*roots, module) for top in _tops_of_distribution(name.partition(".")[0])}
+
+    def find(name: str) -> ModuleSpec | None:
+        below = any(name == root or name.startswith(f"{root}.") for root in roots)
+        top = name.partition(".")[0]
+        if not below and (name == module or top in _PLATFORM):
+            return None
+        spec = _spec(name)
+        if spec is None or name == module:
+            return None
+        return spec if below or top in own or not (spec.origin or "").startswith(_installed()) else None
+
+    return find
+
+
+@cache
+def _tops_of_distribution(top: str) -> frozenset[str]:
+    """The top-level packages of the installed distribution that has this one; empty if it is not installed."""
+    spec = None if top in _PLATFORM else _spec(top)
+    where = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec is not None else []
+    if not any(path.startswith(_installed()) for path in where):
+        return frozenset()
+    by_package = packages_distributions()
+    distributions = set(by_package.get(top, ()))
+    return frozenset({top, *(name for name, of in by_package.items() if distributions.intersection(of))})
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return (*(sysconfig.get_path(each) for each in names), *site.getsitepackages(), site.getusersitepackages())
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """The spec of a module, without importing its parents; None if there is no such module."""
+    path: Sequence[str] | None = None
+    spec = None
+    parts = name.split(".")
+    if not all(parts):  # a shell's module, or a relative import in one
+        return None
+    for number in range(1, len(parts) + 1):
+        if (spec := _found(".".join(parts[:number]), path)) is None:
+            return None
+        path = spec.submodule_search_locations
+        if path is None and number < len(parts):  # not a module but something in one
+            return None
+    return spec
+
+
+def _found(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """The spec by the import path, else by a further finder, such as that of an editable installation."""
+    if (spec := PathFinder.find_spec(name, path)) is not None:
+        return spec
+    further = (each for each in sys.meta_path if each not in (BuiltinImporter, FrozenImporter, PathFinder))
+    return next((spec for finder in further if (spec := finder.find_spec(name, path)) is not None), None)
+
+
+@lru_cache(maxsize=1_000)  # a recovery asks for the version of the code at each stage
+def _imported(source: str, package: str) -> frozenset[str]:
+    """Every name in an import that may be a module."""
+    return frozenset(_import_names(ast.parse(source), package))
+
+
+def _import_names(tree: ast.Module, package: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _source(spec: ModuleSpec) -> str | None:
+    """The source text; None for a module that has none, such as a namespace or a compiled one."""
+    get_source = getattr(spec.loader, "get_source", None)  # an archive's loader is no InspectLoader
+    try:
+        text: str | None = get_source(spec.name) if get_source is not None else None
+    except ImportError:
+        return None
+    return text
+
+
+def dump(tree: ast.AST) -> str:
+    """The tree as text, without docstrings, comments and layout."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef))
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+            and isinstance(body[0].value.value, str)
+        ):
+            node.body = body[1:] or [ast.Pass()]
+    return ast.dump(tree)
+
 
 _SCHEME = "2-"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -16,8 +16,8 @@ from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from streaming_jobs.delta_source import DeltaSource
-from streaming_jobs.runtime.source_code import dump, module_source, reached
+from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.runtime.code_version import dump, module_source, reached
 from streaming_jobs.stream import MAX_AHEAD, KafkaTopic, Stream
 
 

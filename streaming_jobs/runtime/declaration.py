@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from streaming_jobs.files import write_json
+from streaming_jobs.platform.files import write_json
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder

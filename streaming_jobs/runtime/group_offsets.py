@@ -14,8 +14,8 @@ import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.stream import Stream

@@ -8,14 +8,13 @@ from typing import Protocol
 
 import structlog
 
-from streaming_jobs.positions import TopicOffsets, ends_of
+from streaming_jobs.ledger.positions import TopicOffsets, ends_of
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.lag import Ends, LagClock
 from streaming_jobs.runtime.stream_queries import RunningQuery
-from streaming_jobs.spelling import counted
-from streaming_jobs.state.status import Status, late_rows, moment, update
-from streaming_jobs.state.totals import Totals, broken_rules
+from streaming_jobs.state.status import Status, Totals, broken_rules, late_rows, moment, update
+from streaming_jobs.text.spelling import counted
 
 log = structlog.get_logger()
 

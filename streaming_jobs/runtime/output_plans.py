@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.files import write_json
-from streaming_jobs.runtime.query_plan import analysed, definitions, parts, streaming_nodes
+from streaming_jobs.platform.files import write_json
+from streaming_jobs.runtime.spark_plan import analysed, definitions, parts, streaming_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,55 +10,149 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs.archives.readable_topics import Archives
-from streaming_jobs.declared_table import Emit, emits
+from streaming_jobs.declare.table import Emit, emits
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
-from streaming_jobs.failures import function_raised
-from streaming_jobs.positions import OffsetRange, TopicOffsets, first_after
-from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
+from streaming_jobs.platform.failures import function_raised
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Replan
-from streaming_jobs.runtime.batch_limits import batch_limits
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
-from streaming_jobs.runtime.query_options import resolve_start, triggered
-from streaming_jobs.runtime.query_plan import EMIT, PlanTraits, has_aggregate, set_to, state_fingerprint, traits
 from streaming_jobs.runtime.slice_commits import SliceCommits
+from streaming_jobs.runtime.spark_plan import (
+    EMIT,
+    PlanTraits,
+    has_aggregate,
+    set_to,
+    state_fingerprint,
+    traits,
+    used_columns,
+)
 from streaming_jobs.runtime.state_changes import differences
-from streaming_jobs.runtime.stream_sources import sources_of
-from streaming_jobs.runtime.stream_tables import check_tables, make_tables, sinks_of, upkeep_of
-from streaming_jobs.runtime.stream_topics import KafkaTopicSinks, TopicSinks, check_topics
-from streaming_jobs.runtime.used_columns import used_columns
+from streaming_jobs.runtime.stream_sinks import (
+    KafkaTopicSinks,
+    TopicSinks,
+    check_tables,
+    check_topics,
+    make_tables,
+    sinks_of,
+    upkeep_of,
+)
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.planner import Limits
-from streaming_jobs.state import state_schemas, stream_record
+from streaming_jobs.sources.planner import FIRST, Limits
+from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.first_reads import FirstReads
-from streaming_jobs.state.periodic_savepoints import PeriodicSavepoints, try_take
+from streaming_jobs.state.savepoints import PeriodicSavepoints, try_take
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.source import TableSource
+from streaming_jobs.table_sources.topics import versions_of
+from streaming_jobs.text.durations import milliseconds, parse_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+# The bounds on a batch of one source, from the stream's settings and its trigger.
+
+_WAIT = 0.1
+"""Seconds that the planner of an idle stream waits for a record, before Spark asks again."""
+
+
+def batch_limits(own: StreamSettings, sources: int, trigger: str, commit_interval: timedelta) -> Limits:
+    """The bounds for each of so many sources. With several of them none waits for records: another may have some.
+
+    At least one record: Spark would take 0 for no limit, or make no progress.
+    """
+    share = max(1, own.max_offsets_per_trigger // sources)
+    apart, often = commit_interval, not trigger.startswith("every ")
+    if not often:
+        apart = max(apart, parse_duration(trigger.removeprefix("every ")))
+    return Limits(
+        seconds=max(own.batch_seconds, apart).total_seconds(),
+        records=share,
+        bytes=max(1, (own.max_batch_mb << 20) // sources),
+        wait=_WAIT if sources == 1 else 0.0,
+        first=FIRST if often else share,
+    )
+
+
+# The options of a query: where it starts in a topic, and when it makes a batch.
+
+
+def resolve_start(start: str, topics: TopicReader, topic: str) -> dict[int, int]:
+    """Offsets for `earliest`, `latest`, or an ISO time with zone; raises ConfigurationError for anything else."""
+    if start in ("earliest", "latest"):
+        return dict(getattr(topics.offsets(topic), start))
+    try:
+        at = datetime.fromisoformat(start)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise ConfigurationError(
+            f"start position '{start}' is not earliest, latest or a time with zone", "write 2026-11-21T08:00:00+00:00"
+        )
+    return topics.offsets_for_time(topic, int(at.timestamp() * 1000))
+
+
+def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> DataStreamWriter:
+    """The writer with its trigger, batches at least `at_least` apart; raises ConfigurationError for an unknown one."""
+    if trigger == "continuous":
+        return writer.trigger(processingTime=f"{max(milliseconds(at_least), 1)} milliseconds")
+    if trigger == "available-now":
+        return writer.trigger(availableNow=True)
+    if trigger.startswith("every "):
+        interval = max(parse_duration(trigger.removeprefix("every ")), at_least)
+        return writer.trigger(processingTime=f"{milliseconds(interval)} milliseconds")
+    raise ConfigurationError(
+        f"'{trigger}' is not a trigger", "use continuous, available-now, or 'every' and a duration"
+    )
+
+
+# The sources of a stream for its batches: topics with their archives, and tables.
+
+
+def sources_of(
+    stream: Stream, own: StreamSettings, client: Path, archives: Archives, topic_ids: Mapping[str, str]
+) -> list[KafkaSource | TableSource]:
+    """The sources in the order of their declaration; `client` is the file with the properties of Kafka's client.
+
+    Tables and archives lie in the folders of `archives`, also if a replay writes elsewhere.
+    """
+    made: list[KafkaSource | TableSource] = []
+    for parameter, source in stream.sources.items():
+        lateness = own.lateness if own.lateness is not None else source.delay  # zero is a lateness too
+        if isinstance(source, KafkaTopic):
+            topic_id = topic_ids.get(source.name, "")
+            archive, void = archives.of(stream, source.name, topic_id), archives.void_of(stream, source.name, topic_id)
+            made.append(KafkaSource(parameter, source, client, lateness, archive, void))
+        else:
+            versions = versions_of(archives.settings, stream, source.name)
+            made.append(TableSource(parameter, source, versions, lateness, client))
+    return made
+
 
 log = structlog.get_logger()
 
@@ -157,7 +251,7 @@ class QueryBuilder:
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
         sinks = sinks_of(self.stream, tables, self.own, topics)
         pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices)
-        state_schemas.point_to(pipeline.files.checkpoint.folder)
+        checkpoint.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}

@@ -3,17 +3,60 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
 from streaming_jobs.errors import UsageError
-from streaming_jobs.runtime import restart_in_place
+from streaming_jobs.platform.log_stream import log_stream
+from streaming_jobs.runtime import child_sessions
 from streaming_jobs.settings import Settings, checked_trigger
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.stop_request import Request
 from streaming_jobs.stream import Stream
+
+# The process that started a session with `--supervised`: the session ends when that process has gone.
+
+log = structlog.get_logger()
+
+
+def watch(stop: threading.Event) -> None:
+    """Set `stop` when standard input ends: its other end is the parent's, and closed by the end of the parent."""
+    threading.Thread(target=_until_it_has_gone, args=(stop,), name="parent", daemon=True).start()
+
+
+def _until_it_has_gone(stop: threading.Event) -> None:
+    # os.read, not sys.stdin: a thread inside the buffered reader aborts the interpreter at exit.
+    while os.read(0, 4096):
+        pass
+    log.info("standard input ended: the parent is gone")
+    stop.set()
+
+
+# The log of a driver process: one line per event on standard error, in logfmt, or coloured on a terminal.
+
+
+def log_to_stderr() -> None:
+    """Set structlog up for this process: of py4j only errors, and nothing that does not fit on the disk."""
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+            if not sys.stderr.isatty()
+            else structlog.dev.ConsoleRenderer(),
+        ],
+        logger_factory=lambda *_: structlog.PrintLogger(log_stream(sys.stderr)),
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +92,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--respect-stop", action="store_true", help="leave out streams that were stopped on purpose")
     parser.add_argument("--asked-at", type=float, metavar="SECONDS", help="when this start was asked for, since 1970")
     parser.add_argument("--print-versions", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(restart_in_place.AGAIN, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(child_sessions.AGAIN, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -87,7 +130,7 @@ def select(
     left_out = [s for s in streams if s.name in recovering or stop_request.asked(settings, s.name)]
     streams = [s for s in streams if s not in left_out]
     if options.again and streams:
-        streams = restart_in_place.free(settings, streams)
+        streams = child_sessions.free(settings, streams)
     return Selection(streams, recovering=recovering, left_out=left_out)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from streaming_jobs.runtime.query_plan import EMIT, comparable, parts
+from streaming_jobs.runtime.spark_plan import EMIT, comparable, parts
 
 _AGGREGATE = re.compile(r"(\w+) \[(.*?)\], \[(.*)\]", re.DOTALL)
 _NAMED = re.compile(r"(.*) AS (\S+)", re.DOTALL)

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import BrokerUnreachable, OffsetsLost, TransientError
+from streaming_jobs.ledger.positions import TopicOffsets, ends_of
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.positions import TopicOffsets, ends_of
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
-from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
+from streaming_jobs.preflight.snapshot import StreamSnapshot, folders, start_over, take_snapshot
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.connection import Connection
@@ -32,13 +30,12 @@ from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.lag import EndOffsets, Ends, position_in
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.client_file import client_file
-from streaming_jobs.sources.connection import client_config
-from streaming_jobs.sources.no_broker import NoBroker
+from streaming_jobs.sources.connection import NoBroker, client_config, client_file
 from streaming_jobs.sources.topics import UNKNOWN_FOR, Topics
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
-from streaming_jobs.table_sources.ends import SourceEnds, end_names
+from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.table_sources.topics import SourceEnds, end_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +43,7 @@ if TYPE_CHECKING:
 
     from streaming_jobs.runtime.batch import BatchPipeline
     from streaming_jobs.runtime.query_builder import BuiltQuery
-    from streaming_jobs.runtime.stream_topics import TopicSinks
+    from streaming_jobs.runtime.stream_sinks import TopicSinks
 
 log = structlog.get_logger()
 
@@ -266,7 +263,7 @@ class SparkQueries:
     def topics_written(self) -> TopicSinks:
         """The topics that streams write; their clients are made when the first one is opened."""
         if self.topic_sinks is None:
-            from streaming_jobs.runtime.stream_topics import KafkaTopicSinks
+            from streaming_jobs.runtime.stream_sinks import KafkaTopicSinks
 
             self.topic_sinks = KafkaTopicSinks()
         return self.topic_sinks

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from streaming_jobs.ledger import QUARANTINED, LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import QUARANTINED, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

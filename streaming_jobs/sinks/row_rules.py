@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streaming_jobs.declare.rules import RowRules, Rule, Unique
 from streaming_jobs.errors import RuleBroken, UsageError
-from streaming_jobs.rules import RowRules, Rule, Unique
-from streaming_jobs.spelling import counted, instead
+from streaming_jobs.text.spelling import counted, instead
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import types as T
 
-from streaming_jobs.columns import DELETED_AT_COLUMN, OWN_COLUMN, POSITION_COLUMN
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.declare.columns import DELETED_AT_COLUMN, OWN_COLUMN, POSITION_COLUMN
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import UsageError
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from streaming_jobs.declare.rules import RowRules
+from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import TransientError, UsageError
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.rules import RowRules
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.slices import SliceRange
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

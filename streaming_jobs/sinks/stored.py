@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.declare.rules import NO_RULES, RowRules
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import WrittenRange
-from streaming_jobs.rules import NO_RULES, RowRules
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
 from streaming_jobs.sinks.torn import ReliedOn, TornEnd

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streaming_jobs.columns import checked_order
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.declare.columns import checked_order
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Role, StoredTable, TableStore

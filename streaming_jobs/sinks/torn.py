@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import OffsetsLost
-from streaming_jobs.positions import Archived
+from streaming_jobs.ledger.positions import Archived
 from streaming_jobs.sources.base import Archive, Span
 
 if TYPE_CHECKING:
     from streaming_jobs.sources.range_reader import RangeReader
-    from streaming_jobs.sources.records import Records
+    from streaming_jobs.sources.record_blocks import Records
 
 Firsts = Mapping[int, int]
 """By partition the first offset that Kafka has."""
@@ -88,7 +88,7 @@ def read_ranges(
     `first` is what Kafka had when somebody looked, and `look` looks again, if offsets prove to be gone. Raises
     OffsetsLost for offsets that are in neither place.
     """
-    from streaming_jobs.sources.records import KafkaMessages  # Arrow and NumPy, which preflight does without
+    from streaming_jobs.sources.record_blocks import KafkaMessages  # Arrow and NumPy, which preflight does without
 
     if archive is None or look is None:
         for messages in reader.read(spans, most):

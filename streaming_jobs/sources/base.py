@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from streaming_jobs.positions import OffsetBounds, OffsetRange
+from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from streaming_jobs.sources.records import ArchivedRecords
+    from streaming_jobs.sources.record_blocks import ArchivedRecords
     from streaming_jobs.sources.topics import TopicInfo
 
 Span = tuple[int, int]

@@ -6,19 +6,29 @@ A wrong password, or plain text sent to a TLS port, should be reported at once. 
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
+import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
-from streaming_jobs.durations import format_duration, milliseconds
-from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
+from streaming_jobs.platform.files import scratch
+from streaming_jobs.text.durations import format_duration, milliseconds
 
-if TYPE_CHECKING:  # the planner and the workers import this module, and settings take a tenth of a second
-    from streaming_jobs.settings import KafkaSettings
+if TYPE_CHECKING:
+    from streaming_jobs.ledger.positions import OffsetBounds
+    from streaming_jobs.settings import KafkaSettings, Settings
+    from streaming_jobs.sources.topics import TopicInfo
+
 
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
 _DISCONNECTED = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
@@ -125,3 +135,69 @@ class Failures:
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
             "check that the broker runs and that kafka.bootstrap_servers is right (`recourse doctor`)",
         )
+
+
+# The properties of Kafka's client in a file, for the Python processes that Spark starts.
+#
+# Credentials are neither in options nor in plans nor in what is pickled: those name the file only. It can be read
+# by its owner alone, and lies in a scratch folder of the session (`streaming_jobs/platform/files.py`).
+
+_TIMEOUT = "recourse.timeout.seconds"
+
+
+def client_file(settings: Settings, bootstrap: str) -> Path:
+    """A new file for the cluster at `bootstrap`, in the folder of this process's scratch files."""
+    values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
+    values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
+    folder = scratch(settings.home, "kafka").folder
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix="client-", suffix=".json")  # for its owner alone
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(values, file)
+    return Path(name)
+
+
+def read_client_file(path: Path) -> tuple[dict[str, Any], timedelta]:
+    """The properties, and the deadline of a read; raises TransientError if the session that wrote them has ended."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TransientError(f"the Kafka client's properties are gone: {path}", "the session has ended") from error
+    timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
+    return {**values, "logger": LIBRDKAFKA}, timeout
+
+
+# The topics of a session whose streams read none, where no broker runs.
+
+
+@dataclass(frozen=True)
+class NoBroker:
+    """A reader of topics that has none: each call raises the error with which the broker was looked for."""
+
+    error: BrokerUnreachable
+
+    def describe(self, name: str) -> TopicInfo | None:
+        """Raises it."""
+        raise self._again(name)
+
+    def latest(self, name: str) -> dict[int, int]:
+        """Raises it."""
+        raise self._again(name)
+
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """Raises it."""
+        raise self._again(name)
+
+    def offsets(self, name: str) -> OffsetBounds:
+        """Raises it."""
+        raise self._again(name)
+
+    def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:  # noqa: ARG002
+        """Raises it."""
+        raise self._again(name)
+
+    def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:  # noqa: ARG002
+        """Raises it."""
+        raise self._again(name)
+
+    def _again(self, name: str) -> BrokerUnreachable:
+        return BrokerUnreachable(f"topic {name}: {self.error.found}", self.error.next_step)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql import functions as F
 
-from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.durations import milliseconds
+from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.sources.record_blocks import RECORD
+from streaming_jobs.text.durations import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import functions as F
 
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.archived_ranges import read_ranges
 from streaming_jobs.sources.base import Archive
-from streaming_jobs.sources.client_file import read_client_file
+from streaming_jobs.sources.connection import read_client_file
 from streaming_jobs.sources.judged_frames import counted, good, late_rows, watched, workers_of
 from streaming_jobs.sources.kafka_data_source import Reading, load
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
-from streaming_jobs.sources.records import LARGEST_MS, first_reads
+from streaming_jobs.sources.record_blocks import LARGEST_MS, Declared, RecordBlocks, first_reads, note_used
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.stream import KafkaTopic
 

@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
 from streaming_jobs.sources.base import Archive, Span
-from streaming_jobs.sources.client_file import read_client_file
+from streaming_jobs.sources.connection import read_client_file
 from streaming_jobs.sources.planner import Limits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import RecordBlocks

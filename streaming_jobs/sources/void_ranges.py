@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from streaming_jobs.positions import PartitionOffsets
+from streaming_jobs.ledger.positions import PartitionOffsets
 from streaming_jobs.sources.base import Span
 
 if TYPE_CHECKING:
-    from streaming_jobs.sources.records import Records
+    from streaming_jobs.sources.record_blocks import Records
 
 
 @dataclass(frozen=True)

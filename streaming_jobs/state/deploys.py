@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from streaming_jobs.files import sync
+from streaming_jobs.platform.files import sync
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.state.ledger_file import LedgerFile
 
 _A_DAY = 96

@@ -31,21 +31,50 @@ set back: it counts as old, since a running driver writes new ones.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Literal
 
-from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
-from streaming_jobs.spelling import counted
 from streaming_jobs.state import start_request, stop_request, stream_record, supervisors
-from streaming_jobs.state.disk_space import Space, disk_space
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text.durations import format_duration
+from streaming_jobs.text.spelling import counted
+
+# The free space of the disks of home and tables, judged before they are full: a full one stops everything at once.
+
+_RED = 4
+"""Red is a fourth of the bound for yellow."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The least free space of these disks, and what it means."""
+
+    colour: Literal["green", "yellow", "red"]
+    text: str
+
+
+def disk_space(settings: Settings) -> Space:
+    """The disk with the least free space, of home, state and tables; the bound is `quality.free_disk_mb`."""
+    bound = settings.quality.free_disk_mb
+    folders = (settings.home, settings.state, settings.tables)
+    free, folder = min((shutil.disk_usage(_existing(each)).free // 2**20, str(each)) for each in folders)
+    text = f"{free:,} MB are free on the disk of {folder}; yellow below {bound:,}, red below {bound // _RED:,}"
+    return Space("green" if free >= bound else "yellow" if free >= bound // _RED else "red", text)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
 
 ENDED = ("stopped", "failed")
 """The states in which a session leaves the status of a stream that it no longer runs."""

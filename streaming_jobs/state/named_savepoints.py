@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
-from streaming_jobs.files import private_folder, remove_files, write_json
+from streaming_jobs.platform.files import private_folder, remove_files, write_json
 from streaming_jobs.settings import Settings
 
 FORMAT = 1

@@ -11,35 +11,167 @@ batch: taking it a second time changes nothing.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.files import private_folder, write_json
-from streaming_jobs.ledger import NO_CODE, CodeVersion, Txn
-from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
-from streaming_jobs.settings import Settings
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
+from streaming_jobs.ledger.entry import NO_CODE, CodeVersion, Txn
+from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, decode
+from streaming_jobs.platform.files import private_folder, sync, write_json
+from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTable, TableStore
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of, stores
-from streaming_jobs.state import named_savepoints
-from streaming_jobs.state.checkpoint_cut import cut
-from streaming_jobs.state.savepoint_retention import AGING, expired, files_below, files_of, links, list_links, too_large
+from streaming_jobs.state import named_savepoints, stream_record
+from streaming_jobs.state.checkpoint import cut
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
+
+# The choice of savepoints to drop: by age, and by the bytes that only savepoints still hold.
+#
+# A savepoint's files never change, so they are listed once, when it is taken: `links.npy` in its folder has a row
+# of device, inode and bytes for each. Retention then compares these lists with the files of the table and of the
+# checkpoints, and looks at no link again.
+
+_DAY = 86_400.0
+AGING = ("time", "code", "name")
+"""Reasons of savepoints that are dropped with age; those with a name only after the name."""
+LINKS = "links.npy"
+Files = npt.NDArray[np.uint64]
+"""Files as rows of device, inode and bytes."""
+_NONE: Files = np.empty((0, 3), np.uint64)
+
+
+def expired(
+    savepoints: Sequence[Savepoint], rule: SavepointSettings, now: float, held: Collection[str] = ()
+) -> list[Savepoint]:
+    """The savepoints to drop because of their age; those taken on purpose, and those that names hold, stay.
+
+    All stay for `keep`, the first of each day and those of recoveries for `keep_daily`, and the newest one always.
+    """
+    days: set[int] = set()
+    gone = [s for s in savepoints if s.reason == "recovery" and timedelta(seconds=now - s.taken_at) > rule.keep_daily]
+    for savepoint in _aging(savepoints)[:-1]:
+        age, day = timedelta(seconds=now - savepoint.taken_at), int(savepoint.taken_at // _DAY)
+        if age > rule.keep and (day in days or age > rule.keep_daily):
+            gone.append(savepoint)
+        days.add(day)
+    return [savepoint for savepoint in gone if savepoint.id not in held]
+
+
+def too_large(
+    savepoints: Sequence[Savepoint],
+    linked: Mapping[str, Files],
+    elsewhere: Files,
+    max_bytes: int,
+    held: Collection[str] = (),
+) -> list[Savepoint]:
+    """The oldest savepoints to drop, so that the files held only by savepoints take at most `max_bytes`.
+
+    `linked` has the files of each savepoint by its name, `elsewhere` those that the stream and its tables have beside
+    its savepoints: these are not held by savepoints alone. Savepoints taken on purpose, of recoveries, with a name, and
+    the newest one stay, whatever they hold.
+    """
+    names = list(linked)
+    rows = np.concatenate([linked[name] for name in names] or [_NONE])
+    index = _numbered(np.concatenate([rows, elsewhere]))
+    ours, others = index[: len(rows)], index[len(rows) :]
+    size = np.zeros(index.max(initial=-1) + 1, np.int64)
+    size[ours] = rows[:, 2]
+    size[others] = 0
+    holders = np.bincount(ours, minlength=len(size))
+    alone = int(size[holders > 0].sum())
+    ends = np.cumsum([len(linked[name]) for name in names])
+    mine = dict(zip(names, np.split(ours, ends[:-1]), strict=True)) if names else {}
+    gone: list[Savepoint] = []
+    for savepoint in _aging(savepoints)[:-1]:
+        if alone <= max_bytes:
+            break
+        if savepoint.id in held:
+            continue
+        gone.append(savepoint)
+        holders[mine[savepoint.id]] -= 1
+        left = mine[savepoint.id][holders[mine[savepoint.id]] == 0]
+        alone -= int(size[left].sum())
+    return gone
+
+
+def _numbered(files: Files) -> npt.NDArray[np.intp]:
+    """A number for each file, from 0 on, the same for the same device and inode."""
+    devices, device = np.unique(files[:, 0], return_inverse=True)
+    _, inode = np.unique(files[:, 1], return_inverse=True)
+    numbers: npt.NDArray[np.intp] = np.unique(inode * max(len(devices), 1) + device, return_inverse=True)[1]
+    return numbers
+
+
+def _aging(savepoints: Sequence[Savepoint]) -> list[Savepoint]:
+    return [s for s in sorted(savepoints, key=lambda s: s.taken_at) if s.reason in AGING]
+
+
+def files_below(places: Iterable[Path], without: Collection[str] = ()) -> Iterator[os.stat_result]:
+    """Yields the `stat` of every file below these folders; a file that is removed meanwhile is left out.
+
+    Folders whose names are in `without` are not entered.
+    """
+    for place in places:
+        for folder, inner, names in os.walk(place, onerror=_unless_gone):
+            inner[:] = [name for name in inner if name not in without]
+            for name in names:
+                with suppress(FileNotFoundError):
+                    yield Path(folder, name).stat()
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def list_links(folder: Path, places: Iterable[Path]) -> Files:
+    """List the files of a savepoint once and for all; on disk when this returns. `folder` is its own."""
+    files = files_of(places)
+    partial = folder / f".{LINKS}"
+    with partial.open("wb") as file:
+        np.save(file, files)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / LINKS)
+    sync(folder)
+    return files
+
+
+def links(folder: Path, places: Iterable[Path]) -> Files:
+    """The files of a savepoint; those of one that an earlier version took are listed now."""
+    try:
+        with (folder / LINKS).open("rb") as file:
+            return np.asarray(np.load(file, allow_pickle=False), np.uint64).reshape(-1, 3)
+    except (FileNotFoundError, ValueError, EOFError):
+        return list_links(folder, places) if folder.is_dir() else files_of(places)
+
+
+def files_of(places: Iterable[Path], without: Collection[str] = ()) -> Files:
+    """The files below these folders, each once, but for those in folders with the names `without`."""
+    found = {(each.st_dev, each.st_ino): each.st_size for each in files_below(places, without)}
+    return np.array([(*place, size) for place, size in found.items()], np.uint64).reshape(-1, 3)
+
 
 Reason = Literal["time", "code", "purpose", "recovery", "name"]
 _FORMAT = 1
 _NAME = re.compile(r"g\d{4,}-b\d{9,}")
 _OF_SAVEPOINTS = ("savepoints", "_savepoints")
 """Names of folders with savepoints' files, in the state and in the tables."""
-_DAY = 86_400.0
 _MB = 1 << 20
 _ATTEMPTS = 3
 _NAMES_WAIT = 5.0
@@ -354,3 +486,62 @@ def _load(path: Path) -> Savepoint | None:
     ends = decode(value.pop("ends"))
     tables = tuple(SavedTable(**{**t, "partition_by": tuple(t["partition_by"])}) for t in value.pop("tables"))
     return Savepoint(**{**value, "ends": ends, "tables": tables, "code": CodeVersion(*value["code"])})
+
+
+# Savepoints of a running stream, which are taken by themselves: none of their failures stops the stream.
+#
+# A periodic savepoint is taken in a thread of its own while later batches run: it is of the batch after which it
+# was due, and of the tables' versions after that batch, which no later commit changes. One at a time; the runner
+# waits for it before it lets go of the stream (`settled`). If the process dies meanwhile, the savepoint has no
+# savepoint.json, so there is none, and retention removes what is there of it.
+
+log = structlog.get_logger()
+
+
+class PeriodicSavepoints:
+    """Takes a running stream's savepoints at an interval; `after` is called between two batches."""
+
+    def __init__(self, settings: Settings, stream: Stream, record: StreamRecord) -> None:
+        self._settings, self._stream, self._record = settings, stream, record
+        newest = max((s.taken_at for s in savepoints(settings, record.stream)), default=None)
+        self._last = newest if newest is not None else time.time()
+        self._taking: threading.Thread | None = None
+
+    def after(self, batch: int) -> None:
+        """Begin to take one after this batch if it is time, and none is being taken."""
+        every = self._settings.savepoint.every.total_seconds()
+        if batch < 0 or not every or time.time() - self._last < every or not self.settled(0):
+            return
+        self._last = time.time()
+        # No daemon: an interpreter that ends in order waits for it.
+        self._taking = threading.Thread(target=self._take, args=(batch,), name=f"savepoint {self._stream.name}")
+        self._taking.start()
+
+    def settled(self, seconds: float) -> bool:
+        """Wait at most so long for the savepoint that is being taken; True if there is none any longer."""
+        if self._taking is None:
+            return True
+        self._taking.join(seconds)
+        return not self._taking.is_alive()
+
+    def _take(self, batch: int) -> None:
+        try_take(self._settings, self._stream, self._record, batch, "time")
+
+
+def try_take(
+    settings: Settings, stream: Stream, record: StreamRecord, batch: int, reason: Reason, note: str = ""
+) -> Savepoint | None:
+    """Take one, and drop those past their age; a failure is only logged, since the stream can continue without it."""
+    taken = None
+    faults: tuple[type[Exception], ...] = (OSError, RecourseError, ValueError, KeyError)
+    faults += tuple(fault for store in stores(stream) for fault in store.faults)
+    try:
+        taken = take(settings, stream, record, batch, reason, note)
+        prune(settings, stream)
+        stream_record.prune(settings, record, settings.savepoint.keep_generations)
+    except faults as error:
+        what = "no savepoint was taken" if taken is None else "old savepoints and generations stay for now"
+        log.warning(what, stream=record.stream, batch=batch, reason=str(error)[:300])
+    if taken is not None:
+        log.info("savepoint", stream=record.stream, savepoint=taken.id, reason=reason)
+    return taken

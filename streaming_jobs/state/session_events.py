@@ -15,7 +15,7 @@ from typing import Literal
 
 import structlog
 
-from streaming_jobs.files import write_atomic
+from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_folder import StreamFolder

@@ -24,8 +24,8 @@ from typing import Any, Literal
 import structlog
 
 from streaming_jobs.errors import LeaseBusy, PreflightRefused
-from streaming_jobs.files import private_folder, sync, write_json
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.files import private_folder, sync, write_json
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 

@@ -17,7 +17,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 
-from streaming_jobs.files import sync, write_atomic
+from streaming_jobs.platform.files import sync, write_atomic
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 

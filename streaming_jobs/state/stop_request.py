@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from streaming_jobs.files import sync, write_atomic
+from streaming_jobs.platform.files import sync, write_atomic
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 

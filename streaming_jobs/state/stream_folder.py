@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from streaming_jobs.declared_names import checked_name
-from streaming_jobs.files import private_folder
+from streaming_jobs.declare.names import checked_name
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 

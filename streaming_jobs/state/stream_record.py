@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.files import write_json
-from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
+from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.ledger.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
+from streaming_jobs.platform.files import write_json
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import all_tables, store_of

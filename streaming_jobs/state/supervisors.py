@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.platform.files import private_folder, write_json
 from streaming_jobs.settings import Settings
 
 FRESH = 60.0

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.platform.files import private_folder, write_json
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import structlog
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Need
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.topology import Topology
 
 log = structlog.get_logger()
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import WrittenRange
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
 from streaming_jobs.testing.tables import NO_ROWS, MemoryTable

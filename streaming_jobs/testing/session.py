@@ -16,15 +16,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from streaming_jobs.errors import TransientError
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, ledger_file
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.lag import Ends
-from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.stream_queries import LaunchedQuery, Preflight, QueryHooks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import SinkSet

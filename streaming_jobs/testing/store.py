@@ -15,12 +15,12 @@ from uuid import uuid4
 
 from pyspark.sql.types import StructType
 
-from streaming_jobs.declared_table import DeclaredTable, Emit, Mode
+from streaming_jobs.declare.rules import NO_RULES, RowRules
+from streaming_jobs.declare.table import DeclaredTable, Emit, Mode
 from streaming_jobs.errors import OutputMismatch, PreflightRefused
-from streaming_jobs.files import private_folder, write_atomic
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import WrittenRange
-from streaming_jobs.rules import NO_RULES, RowRules
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Named, Sink, Upkeep
 from streaming_jobs.sinks.schemas import DEAD_LETTERS

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.errors import Fenced, PreflightRefused
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange
-from streaming_jobs.rules import NO_RULES, RowRules
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged, marked, set_aside, split
 from streaming_jobs.sinks.stored import Commit, Content, LaterRows, Replaced, committed_as, refuse_foreign

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.positions import OffsetBounds, OffsetRange
+from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
 from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.platform import table_rows
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.beside_tables import ACCEPTED
 from streaming_jobs.verification.dead_letters import compare_letters
 from streaming_jobs.verification.delta_log import read_commit, versions

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.archives.declaration import is_archive
+from streaming_jobs.catalog.archive import is_archive
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.subject import QUARANTINED, Subject, Table
 
 if TYPE_CHECKING:
-    from streaming_jobs.record_format import BlockReader
+    from streaming_jobs.declare.format import BlockReader
     from streaming_jobs.stream import Stream
 
 

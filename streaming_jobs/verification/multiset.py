@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 Row = tuple[Any, ...]
 _SHOWN = 3

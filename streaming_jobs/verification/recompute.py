@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_jobs.failures import larger_than_the_driver_takes
+from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.platform import table_rows
-from streaming_jobs.rules import RowRules
+from streaming_jobs.platform.failures import larger_than_the_driver_takes
 from streaming_jobs.runtime.code_version import code_version
-from streaming_jobs.runtime.query_plan import analysed
+from streaming_jobs.runtime.spark_plan import analysed
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.fitting import fitted
@@ -37,10 +37,10 @@ from streaming_jobs.sinks.delta.quarantine import Judge
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import prepare_write
-from streaming_jobs.sources.client_file import client_file
+from streaming_jobs.sources.connection import client_file
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.spelling import counted
 from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.beside_tables import ACCEPTED, Beside, Output
 from streaming_jobs.verification.lineage import Coverage, path
 from streaming_jobs.verification.multiset import compare

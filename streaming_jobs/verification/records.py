@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.beside_tables import ACCEPTED, Output
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.judged import Judged

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.offset_ranges import Span, merged, runs
 
 _SHIFT = 48

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from streaming_jobs.platform import table_rows
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.beside_tables import Output
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.judged import Judged

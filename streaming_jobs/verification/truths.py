@@ -1,4 +1,4 @@
-"""The comparison of a table with the truth that the user has declared for it (`streaming_jobs/truths.py`)."""
+"""The comparison of a table with the truth that the user has declared for it (`streaming_jobs/catalog/truths.py`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.catalog.truths import NotComparable, Record, Truth
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.platform import table_rows
-from streaming_jobs.spelling import counted
 from streaming_jobs.stream import KafkaTopic, Stream
-from streaming_jobs.truths import NotComparable, Record, Truth
+from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.dead_letters import OF_ROWS, Refusals
 from streaming_jobs.verification.lineage import Batch, Coverage
 from streaming_jobs.verification.multiset import Difference, compare

@@ -13,12 +13,12 @@ from pathlib import Path
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.catalog.truths import Truth
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform import table_rows
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import KafkaTopic, Stream
-from streaming_jobs.truths import Truth
 from streaming_jobs.verification.beside_tables import ACCEPTED, outputs_of
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.declared import refusals_of, subject_of

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.beside_tables import Beside
 from streaming_jobs.verification.comparisons import compare_tables
 from streaming_jobs.verification.dead_letters import Refusals

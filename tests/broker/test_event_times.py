@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from streaming_jobs.event_times import ComputedTime, EpochSeconds
-from streaming_jobs.state.first_status import first_status
+from streaming_jobs.declare.topic import ComputedTime, EpochSeconds
+from streaming_jobs.state.status import first_status
 from streaming_jobs.stream import DeltaTable, Stream, stream
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, ledger, on_topic, produce, rows

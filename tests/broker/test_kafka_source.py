@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from streaming_jobs.formats import Raw
-from streaming_jobs.runtime.retries import HEALTHY_BATCHES
+from streaming_jobs.runtime.stream_runner import HEALTHY_BATCHES
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows, until

@@ -22,6 +22,7 @@ from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
 from reprocessing.plans.plan_file import load
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.stock import movements
 from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
@@ -29,7 +30,6 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.status import Status, read_status
-from streaming_jobs.topology import Topology
 from tests.broker.small_disk import small_disk
 from tests.support import ROOT
 from tests.support.driver import command, until

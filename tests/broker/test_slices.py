@@ -19,13 +19,13 @@ from deltalake import DeltaTable
 from reprocessing.planning.sliceable import sliceable
 from reprocessing.slices.base import SliceOpen
 from reprocessing.slices.rebuild import SliceReport, Tools, Waits, rebuild
+from streaming_jobs.declare.slices import Slices
 from streaming_jobs.examples.flights.streams import FLIGHTS_BY_SCHEDULE, airport_hours, flights_clean
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.sinks.delta.commit_properties import noted
-from streaming_jobs.slices import Slices
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream

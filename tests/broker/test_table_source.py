@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.state.status import read_status
 from streaming_jobs.table_sources.versions import TableVersions
-from streaming_jobs.topology import Topology
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
 from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows, until

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from reprocessing.topics.written_topics import KafkaWrittenTopics
 from streaming_jobs.errors import Fenced, PermanentError, PreflightRefused
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.sinks.kafka.markers import marker_topic
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter

@@ -14,9 +14,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.topics.lost_marker import write_markers
 from reprocessing.topics.written_topics import KafkaWrittenTopics
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.formats import Json, Raw, Text
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.stream import KafkaTopic, Stream, stream
 from streaming_jobs.verification.recompute import recompute
 from streaming_jobs.verification.verification import Options, verify_streams

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from streaming_jobs.errors import ConfigurationError, Fenced
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings, TopicSinkSettings
 from streaming_jobs.sinks.kafka.clients import producer_config

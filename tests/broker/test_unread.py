@@ -10,11 +10,9 @@ import pytest
 from confluent_kafka import Producer
 
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.runtime.unread import unread_now
+from streaming_jobs.runtime.lag import first_timestamps, unread_now
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.first_records import first_timestamps
-from streaming_jobs.sources.topic_figures import look, with_rates, with_size
-from streaming_jobs.sources.topics import Topics, client_config
+from streaming_jobs.sources.topics import Topics, client_config, look, with_rates, with_size
 from streaming_jobs.stream import Stream
 from tests.conftest import SettingsFactory
 from tests.support.driver import on_topic

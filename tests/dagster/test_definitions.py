@@ -16,15 +16,15 @@ from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.definitions import table_assets, topic_assets
 from orchestration.sessions.reporting import table_key, topic_key
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.formats import Json
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
-from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
 from tests.dagster.fakes.flows import ORDER
 from tests.dagster.ticks import Ticks

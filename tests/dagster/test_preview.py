@@ -17,9 +17,9 @@ from orchestration.bundle import job_yaml
 from orchestration.bundle.job import Bundle
 from orchestration.location import location
 from orchestration.preview import JOB, STEP, VERDICT_TAG, definitions, preview_command
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 from tests.support.driver import until
 
 

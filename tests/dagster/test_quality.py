@@ -29,9 +29,9 @@ from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
 from orchestration.sessions.supervisor import SessionSpec
 from quality.suites import Suite
 from quality.validation import Outcome, Validation
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 from tests.support.receivers import webhook
 from tests.support.validations import validation
 

@@ -30,11 +30,11 @@ from orchestration.sessions.ownership import (
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, runs_by_session, session_runs
 from orchestration.sessions.supervisor import SessionSpec, fingerprint
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
-from streaming_jobs.topology import Topology
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.ticks import REPOSITORY, Ticks
 

@@ -16,10 +16,10 @@ from orchestration.slices.definitions import definitions as slice_definitions
 from reprocessing.planning.sliceable import Sliceable, sliceable
 from reprocessing.rebuild.audit import Difference
 from reprocessing.slices.rebuild import SliceReport
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import OffsetsLost, RecourseError, TransientError
 from streaming_jobs.examples.flights.streams import airport_hours, flights_clean
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 KEY = dg.AssetKey(["slices", "airport_hours"])
 

@@ -34,11 +34,11 @@ from orchestration.sessions.ownership import (
     is_running,
 )
 from orchestration.sessions.supervisor import SessionSpec, fingerprint
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire, holder
 from streaming_jobs.state.status import Status, read_status, write_status
-from streaming_jobs.topology import Topology
 from tests.dagster.conftest import starts
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.fakes.execute import execute

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import rank
 from streaming_jobs.examples.flights.streams import FLIGHT, airport_hours

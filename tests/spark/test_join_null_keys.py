@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from streaming_jobs.runtime.query_plan import set_to, traits
+from streaming_jobs.runtime.spark_plan import set_to, traits
 
 PROPAGATION = "spark.sql.constraintPropagation.enabled"
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from streaming_jobs.examples.payments.payments import payments
 from streaming_jobs.examples.payments.streams import HOT_ACCOUNTS, PAYMENT, SALTS, parts, payment_totals
-from streaming_jobs.runtime.query_plan import state_fingerprint
+from streaming_jobs.runtime.spark_plan import state_fingerprint
 
 TOTALS = ["window_start", "account", "region", "payments", "cents", "payers"]
 

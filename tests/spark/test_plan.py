@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime.batch_path import choose_path
-from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
+from streaming_jobs.runtime.spark_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.stream import Stream
-from streaming_jobs.topology import Topology
 
 SHIPPED = ("streaming_jobs.examples.flights.streams", "streaming_jobs.examples.stock.streams")
 

@@ -23,8 +23,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, RowRules, Rule, Unique
 from streaming_jobs.errors import RuleBroken, UsageError
-from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, RowRules, Rule, Unique
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.delta.fitting import fitted

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from streaming_jobs.failures import classify
+from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.runtime import ExistingSpark
 from tests.conftest import SettingsFactory
 

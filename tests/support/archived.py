@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from streaming_jobs import DeltaTable, KafkaTopic, Raw, archive, stream
-from streaming_jobs.archives.declaration import COLUMNS
-from streaming_jobs.sources.records import TIMESTAMP_TYPES
+from streaming_jobs.catalog.archive import COLUMNS
+from streaming_jobs.sources.record_blocks import TIMESTAMP_TYPES
 
 CREATE, APPEND = "archived-create", "archived-append"
 """Two topics: the records' times are those of producers, and of the broker."""

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
-from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, SinkSet
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend

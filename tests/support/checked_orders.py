@@ -12,13 +12,13 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, app_id
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, app_id
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.commit_properties import moving
 from streaming_jobs.stream import DeltaTable as DeclaredTable
 from streaming_jobs.stream import KafkaTopic, Stream, stream
-from streaming_jobs.topology import Topology
 
 ORDER = StructType(
     [

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from quality.table_checks import CheckedTable, Past
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.stream import DeltaTable as Declared

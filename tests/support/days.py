@@ -13,16 +13,16 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.slices import SliceRange, Slices, slice_range
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.runtime.slice_commits import carry_out
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.slice_staging import DeltaStagedSlice
 from streaming_jobs.sinks.sliced import SlicedTable, sliced
 from streaming_jobs.sinks.tables import open_tables
-from streaming_jobs.slices import SliceRange, Slices, slice_range
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.stream import DeltaTable as Declared

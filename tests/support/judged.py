@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from streaming_jobs.declare.rules import Between, Holds, NotNull, Unique
 from streaming_jobs.formats import Json
-from streaming_jobs.rules import Between, Holds, NotNull, Unique
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 
 ORDER = StructType(

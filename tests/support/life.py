@@ -22,11 +22,11 @@ from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEven
 from reprocessing.stages.stage import Findings, OfOneStream
 from reprocessing.undo import plan_undo
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sources.topics import TopicInfo

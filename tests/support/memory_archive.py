@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from streaming_jobs.sources.base import Span
-from streaming_jobs.sources.records import HEADERS_ARROW, ArchivedRecords
+from streaming_jobs.sources.record_blocks import HEADERS_ARROW, ArchivedRecords
 
 
 @dataclass

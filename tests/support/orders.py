@@ -28,8 +28,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.columns import POSITION_COLUMN
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.declare.columns import POSITION_COLUMN
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
 from streaming_jobs.sinks.delta.fitting import fitted

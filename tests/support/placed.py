@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.sinks.delta import dead_letters
 from streaming_jobs.verification.subject import Subject, Table

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from pyspark.sql.types import StructType
 
+from streaming_jobs.declare.format import Block
 from streaming_jobs.formats import Json
-from streaming_jobs.record_format import Block
 
 
 def ending(schema: StructType, values: Sequence[bytes | None]) -> Block:

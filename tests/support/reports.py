@@ -13,7 +13,7 @@ from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, 
 from reprocessing.rebuild.audit import Difference, stored
 from reprocessing.rebuild.audit_groups import ByKey, ByTime
 from reprocessing.report.batches import BatchRows, BatchSeries
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.ledger.entry import CodeVersion
 
 AT = 1_795_000_000.0
 TOPIC = "stock_movements"

@@ -10,8 +10,7 @@ import pytest
 
 from streaming_jobs.platform import broker as broker_module
 from streaming_jobs.platform import ports
-from streaming_jobs.platform.broker import Broker
-from streaming_jobs.platform.broker_config import server_properties
+from streaming_jobs.platform.broker import Broker, server_properties
 from streaming_jobs.settings import Settings
 
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 from deltalake import write_deltalake
 from pyspark.sql.types import StructType
 
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange, TopicOffsets
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.schemas import DEAD_LETTERS

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.record_format import MAX_DETAIL, Block, Refusal
+from streaming_jobs.declare.format import MAX_DETAIL, Block, Refusal
 
 MAX_DEPTH = 200
 _DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"

@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from tests.support.things import THINGS
 

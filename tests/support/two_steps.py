@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.stream import DeltaTable, stream
 from tests.support.things import THINGS
 

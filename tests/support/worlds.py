@@ -14,12 +14,17 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.positions import OffsetBounds, OffsetRange, TopicOffsets
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange, TopicOffsets
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import (
+    CheckpointSnapshot,
+    StreamSnapshot,
+    TableSnapshot,
+    TopicSnapshot,
+    take_snapshot,
+)
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable

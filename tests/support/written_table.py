@@ -10,8 +10,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
-from streaming_jobs.ledger import LedgerEntry, app_id
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry, app_id
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sinks.delta.commit_properties import moving, noted
 from streaming_jobs.sinks.delta.table_files import table_files
 

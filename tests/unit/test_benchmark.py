@@ -23,8 +23,8 @@ from benchmarks.speed.records import COLUMNS, LATENESS_MS, WINDOW_MS, WORKS, Wor
 from benchmarks.speed.report import markdown
 from benchmarks.speed.topic import check_keys
 from benchmarks.speed.watch import SEEN, Point
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import OffsetRange, WrittenRange
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 
 RECORDS = generate(3_000, seed=7)
 

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from numpy.typing import NDArray
 
 from streaming_jobs.examples.flights import dataset
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import Topics

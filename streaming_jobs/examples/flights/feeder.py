@@ -27,7 +27,6 @@ import structlog
 from confluent_kafka import KafkaError, Message, Producer
 from numpy.typing import NDArray
 
-from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import BrokerUnreachable, LeaseBusy, PermanentError, UsageError
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import TOPIC, TopicContent, content
@@ -35,6 +34,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
+from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:
     import pandas as pd

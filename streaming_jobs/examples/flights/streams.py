@@ -28,11 +28,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from streaming_jobs.catalog.truths import Record, truth
+from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull
+from streaming_jobs.declare.slices import Slices
 from streaming_jobs.formats import Json
-from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull
-from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
-from streaming_jobs.truths import Record, truth
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,6 +21,7 @@ import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 from numpy.typing import NDArray
 
+from streaming_jobs.catalog.truths import NotComparable, Record
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights import streams as flows
@@ -29,10 +30,9 @@ from streaming_jobs.platform import table_rows
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.spelling import counted
 from streaming_jobs.state.status import read_status
 from streaming_jobs.stream import Stream
-from streaming_jobs.truths import NotComparable, Record
+from streaming_jobs.text.spelling import counted
 
 STREAMS = (flows.flights_clean, flows.airport_hours, flows.carrier_totals)
 KEYS = {

@@ -16,10 +16,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.catalog.truths import Record, truth
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
-from streaming_jobs.truths import Record, truth
 
 WINDOW = timedelta(minutes=5)
 LATENESS = timedelta(minutes=10)

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
-from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 
 PIECES_OF_A_BOX = 12

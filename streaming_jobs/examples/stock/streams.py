@@ -14,9 +14,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.catalog.truths import Record, truth
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
-from streaming_jobs.truths import Record, truth
 
 MOVEMENT = StructType(
     [

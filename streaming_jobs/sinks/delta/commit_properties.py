@@ -6,7 +6,7 @@ import time
 
 from deltalake import CommitProperties, Transaction
 
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 
 
 def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties:

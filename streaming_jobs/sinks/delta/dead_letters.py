@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.fitting import fitted

@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 
 from streaming_jobs.errors import LedgerConflict
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.base import Committer, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.sink import DeltaSink

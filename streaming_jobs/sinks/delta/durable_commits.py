@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from streaming_jobs.files import sync_files
+from streaming_jobs.platform.files import sync_files
 
 _WITH_FILES = ("add", "cdc")
 

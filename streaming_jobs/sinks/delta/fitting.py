@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.rules import NO_RULES, RowRules
+from streaming_jobs.declare.columns import SOURCE_COLUMN
+from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, packed
 from streaming_jobs.sinks.row_rules import marked

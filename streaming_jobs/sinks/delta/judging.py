@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from streaming_jobs.columns import REASON_COLUMN
-from streaming_jobs.ledger import Txn
+from streaming_jobs.declare.columns import REASON_COLUMN
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks import row_rules
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, CommittedBefore

@@ -22,15 +22,15 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.files import hard_link
-from streaming_jobs.platform.table_queries import opened
+from streaming_jobs.platform.files import hard_link
+from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
 from streaming_jobs.sinks.stored import LaterRows
-from streaming_jobs.spelling import counted
-from streaming_jobs.sql_text import quoted
+from streaming_jobs.text.spelling import counted
+from streaming_jobs.text.sql import quoted
 
 _PLACE = "later"
 _SCRATCH = "_later"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.sinks import stored
 from streaming_jobs.sinks.stored import Commit

@@ -17,8 +17,8 @@ import structlog
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import RecourseError
-from streaming_jobs.files import sync_files
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.files import sync_files
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import column_bounds, orphan_files, remembered_deletes
 from streaming_jobs.sinks.delta.commit_properties import noted

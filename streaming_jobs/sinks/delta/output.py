@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted

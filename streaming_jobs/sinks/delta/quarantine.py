@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from streaming_jobs.rules import NO_RULES, RowRules
+from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.sinks.delta.fitting import PLACE, as_returned, named
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, set_aside
 from streaming_jobs.sinks.schemas import QUARANTINE_FIELDS, is_position
-from streaming_jobs.sql_text import literal
 from streaming_jobs.stream import DeltaTable
+from streaming_jobs.text.sql import literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
 
-    from streaming_jobs.declared_table import DeclaredTable
+    from streaming_jobs.declare.table import DeclaredTable
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
-from streaming_jobs.columns import REASON_COLUMN
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.declare.columns import REASON_COLUMN
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.sinks.delta import time_range
 
 if TYPE_CHECKING:

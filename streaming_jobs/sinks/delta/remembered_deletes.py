@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_jobs.columns import DELETED_AT_COLUMN, POSITION_COLUMN
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.declare.columns import DELETED_AT_COLUMN, POSITION_COLUMN
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.sink import DeltaSink

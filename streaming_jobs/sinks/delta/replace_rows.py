@@ -17,8 +17,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.files import link_as_new
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.files import link_as_new
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
 from streaming_jobs.sinks.delta.content import DeltaContent, has_content, inodes
 from streaming_jobs.sinks.delta.log import walk

@@ -18,9 +18,9 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.errors import CommitRefused
-from streaming_jobs.failures import classify
-from streaming_jobs.files import link_as_new
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.failures import classify
+from streaming_jobs.platform.files import link_as_new
 from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.log import walk

@@ -17,10 +17,10 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructField, StructType
 
-from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, RecourseError
-from streaming_jobs.failures import classify
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
+from streaming_jobs.platform.failures import classify
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.commit_properties import moving, noted

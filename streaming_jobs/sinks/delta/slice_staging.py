@@ -26,10 +26,11 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from streaming_jobs.failures import classify, larger_than_the_driver_takes
-from streaming_jobs.files import private_folder, sync_tree
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.rules import RowRules
+from streaming_jobs.declare.rules import RowRules
+from streaming_jobs.declare.slices import SliceRange
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
+from streaming_jobs.platform.files import private_folder, sync_tree
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
@@ -39,8 +40,7 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.sliced import Rebuilt
-from streaming_jobs.slices import SliceRange
-from streaming_jobs.sql_text import quoted
+from streaming_jobs.text.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

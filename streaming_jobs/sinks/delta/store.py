@@ -21,11 +21,11 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
-from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.files import hard_link, sync, sync_names
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id
-from streaming_jobs.positions import WrittenRange
-from streaming_jobs.rules import NO_RULES, RowRules
+from streaming_jobs.declare.rules import NO_RULES, RowRules
+from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
+from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.platform.files import hard_link, sync, sync_names
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
 from streaming_jobs.sinks.delta import torn_commits

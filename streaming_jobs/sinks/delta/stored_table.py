@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of, has_content
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
 from streaming_jobs.sinks.delta.log import walk

@@ -8,18 +8,17 @@ import structlog
 from deltalake import DeltaTable, Schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from streaming_jobs.column_types import checked_keys, checked_new_partitions, checked_types
-from streaming_jobs.columns import checked_order
-from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.durations import milliseconds
+from streaming_jobs.declare.columns import checked_keys, checked_new_partitions, checked_order, checked_types
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import OutputMismatch
-from streaming_jobs.files import private_folder, sync_tree
-from streaming_jobs.ledger import LedgerEntry, app_id
+from streaming_jobs.ledger.entry import LedgerEntry, app_id
+from streaming_jobs.platform.files import private_folder, sync_tree
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
 from streaming_jobs.sinks.delta.commit_properties import moving
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, DeltaSink, open_sink
 from streaming_jobs.sinks.schemas import is_position
+from streaming_jobs.text.durations import milliseconds
 
 log = structlog.get_logger()
 

@@ -19,8 +19,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.files import remove_files
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
+from streaming_jobs.platform.files import remove_files
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 from streaming_jobs.sinks.torn import ReliedOn, TornEnd
 

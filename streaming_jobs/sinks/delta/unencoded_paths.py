@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from streaming_jobs.errors import CommitRefused
-from streaming_jobs.files import link_as_new, sync
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.files import link_as_new, sync
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 
 if TYPE_CHECKING:

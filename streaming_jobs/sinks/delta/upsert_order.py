@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from streaming_jobs.columns import POSITION_COLUMN
+from streaming_jobs.declare.columns import POSITION_COLUMN
 from streaming_jobs.sinks.schemas import TOPICS, is_position
 
 DELETE_COLUMN = "__delete"

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from streaming_jobs.columns import POSITION_COLUMN
+from streaming_jobs.declare.columns import POSITION_COLUMN
 from streaming_jobs.errors import OutputMismatch
 from streaming_jobs.sinks.delta.remembered_deletes import notes
 from streaming_jobs.sinks.delta.sink import DeltaSink

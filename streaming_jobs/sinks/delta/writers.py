@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from streaming_jobs.columns import REASON_COLUMN
+from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import refused_rows, upsert_order_frames
@@ -40,7 +40,7 @@ from streaming_jobs.sinks.delta.spark_writers import SparkAppend, SparkMerge
 from streaming_jobs.sinks.delta.upsert_order import ROW_COLUMN, last_events, order_of
 from streaming_jobs.sinks.delta.upsert_rows import last_per_key, split_null_keys
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, NOTHING_BROKEN, Judged
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

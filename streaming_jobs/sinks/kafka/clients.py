@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from streaming_jobs.durations import milliseconds
 from streaming_jobs.errors import ConfigurationError, PermanentError, RecourseError
 from streaming_jobs.settings import TopicSinkSettings
+from streaming_jobs.text.durations import milliseconds
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from streaming_jobs.errors import ConfigurationError, UsageError
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.kafka.clients import MARKER_BYTES, ClientLost, in_time
 from streaming_jobs.sinks.kafka.producer import Outgoing
 from streaming_jobs.sources.topics import KEEP_FOREVER, NOT_SHOWN, TopicInfo

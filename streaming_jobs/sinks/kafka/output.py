@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import TransientError
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows, Committer
 from streaming_jobs.sinks.kafka.producer import Header
@@ -28,7 +28,7 @@ from streaming_jobs.sinks.kafka.rows import BatchRecords, Block, KnownTopics, Ro
 from streaming_jobs.sinks.kafka.sharded import ShardedWrite, ShardedWriter, prepare_shards
 from streaming_jobs.sinks.kafka.writer import Writer
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
-from streaming_jobs.sources.records import FIRST_READ
+from streaming_jobs.sources.record_blocks import FIRST_READ
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

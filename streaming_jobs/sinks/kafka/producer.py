@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.positions import WrittenRange
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.kafka.clients import MARKER_BYTES, ClientLost, in_time, leave, of_kafka
 
 _LOOK_EVERY = 2000

@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN, SOURCE_COLUMN
+from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN, SOURCE_COLUMN
+from streaming_jobs.declare.format import BlockWriter
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import OutputMismatch, PermanentError
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.record_format import BlockWriter
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka.clients import NO_LIMIT
 from streaming_jobs.sinks.kafka.producer import Header, Record

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import ConfigurationError, PermanentError
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import NO_CODE, CodeVersion, LedgerEntry, Txn
-from streaming_jobs.positions import WrittenRange
+from streaming_jobs.ledger.entry import NO_CODE, CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.base import BatchOfRows, Committer
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.producer import BatchProducer, Header, Outgoing

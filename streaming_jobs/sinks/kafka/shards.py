@@ -16,16 +16,16 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.clients import ClientLost
 from streaming_jobs.sinks.kafka.producer import Header, Outgoing
 from streaming_jobs.sinks.kafka.rows import BatchRecords, Block, KnownTopics, RowJudge
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
-from streaming_jobs.sources.client_file import read_client_file
+from streaming_jobs.sources.connection import read_client_file
 from streaming_jobs.sources.topics import TopicInfo
 
 log = structlog.get_logger()

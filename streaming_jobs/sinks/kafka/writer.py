@@ -19,8 +19,8 @@ import structlog
 from confluent_kafka import Consumer, Producer
 
 from streaming_jobs.errors import BrokerUnreachable, Fenced, LedgerConflict, PermanentError
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import WrittenRange
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.clients import ClientLost, producer_config

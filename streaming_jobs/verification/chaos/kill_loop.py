@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.examples.flights.feeder import PARTITIONS
@@ -21,7 +22,6 @@ from streaming_jobs.platform.broker import Broker, bootstrap_servers
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.topology import Topology
 from streaming_jobs.verification.chaos.damages import Outcome, run_scenarios
 from streaming_jobs.verification.chaos.faults import schedule
 from streaming_jobs.verification.chaos.feeding import Feeding

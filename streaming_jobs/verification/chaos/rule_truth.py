@@ -19,7 +19,7 @@ from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.feeder import PARTITIONS
 from streaming_jobs.examples.flights.truth import as_frame, differences, truth
 from streaming_jobs.platform import table_rows
-from streaming_jobs.spelling import counted
+from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.delta_log import read_commit, versions
 from streaming_jobs.verification.subject import DROPPED, QUARANTINED
 

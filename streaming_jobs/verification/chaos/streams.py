@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from streaming_jobs.declare.rules import Between, Holds, NotNull
 from streaming_jobs.examples.flights.streams import FLIGHTS
-from streaming_jobs.rules import Between, Holds, NotNull
 from streaming_jobs.stream import DeltaTable, stream
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.platform.broker import Broker, bootstrap_servers
 from streaming_jobs.runtime.crash_points import POINTS, TOPIC_POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.topology import Topology
 from streaming_jobs.verification.chaos.drivers import DriverProcess
 from streaming_jobs.verification.chaos.faults import Lane, Phase, schedule
 from streaming_jobs.verification.chaos.freezes import Freeze, Then

@@ -17,7 +17,7 @@ import time
 
 from streaming_jobs import session
 from streaming_jobs.errors import LeaseBusy, RecourseError
-from streaming_jobs.runtime.session_log import log_to_stderr
+from streaming_jobs.runtime.session_options import log_to_stderr
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status

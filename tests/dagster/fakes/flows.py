@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.record_format import BlockReader
+from streaming_jobs.declare.format import BlockReader
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 
 ORDER = StructType(

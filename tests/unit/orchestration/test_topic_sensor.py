@@ -9,10 +9,10 @@ import dagster as dg
 import pytest
 
 from orchestration import topic_sensor as sensor
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topic_figures import TopicFigures
-from streaming_jobs.topology import Topology
+from streaming_jobs.sources.topics import TopicFigures
 from tests.support.worlds import PRIMARY, TOPIC, Disk, parity, plain
 
 FIGURES = TopicFigures(1_000.0, TOPIC, "id-1", -1, "delete", {0: 0, 1: 5}, {0: 100, 1: 50})

@@ -12,7 +12,7 @@ import pytest
 from quality import Suite
 from quality.runs.runner import RunRequest, run_suite
 from quality.validation import Validation
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.conftest import SettingsFactory

@@ -13,10 +13,10 @@ from deltalake import DeltaTable, write_deltalake
 from quality.examples import flights as suites
 from quality.runs.runner import RunRequest, run_suite
 from quality.validation import Outcome, Validation
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.flights import dataset, streams
 from streaming_jobs.examples.flights.truth import truth
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 TOPOLOGY = Topology.of([streams.flights_clean, streams.airport_hours, streams.carrier_totals])
 SUITES = {

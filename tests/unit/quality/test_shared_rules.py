@@ -12,8 +12,8 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from quality.expectations import named
 from quality.shared_rules import condition_of, expectations_of
+from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Rule, Unique
 from streaming_jobs.errors import UsageError
-from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, Rule, Unique
 
 ROWS = pa.table(
     {

@@ -7,8 +7,8 @@ import pytest
 from quality import Suite, suite
 from quality.expectations import default_name
 from quality.suite_set import SuiteSet
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
-from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
 from tests.support.checked_orders import TOPOLOGY
 

@@ -28,13 +28,13 @@ from reprocessing.rebuild.replay import last_entry
 from reprocessing.rebuild.replay_end import at_the_border, border_of, kept_table
 from reprocessing.stages import AuditRefused, stages_of
 from reprocessing.undo import plan_undo
+from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import Fenced, ForeignWrite, UsageError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.preflight.torn_files import mend
-from streaming_jobs.rules import NotNull
-from streaming_jobs.runtime.stream_tables import sinks_of, upkeep_of
+from streaming_jobs.runtime.stream_sinks import sinks_of, upkeep_of
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints

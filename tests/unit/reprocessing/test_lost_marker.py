@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reprocessing.topics.lost_marker import _may_be_later
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 
 
 def of(stream: str, generation: int, batch: int) -> dict[str, bytes | None]:

@@ -30,12 +30,12 @@ from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
 from reprocessing.stages import stages_of
 from reprocessing.undo import plan_undo
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import DeltaTable, Stream
-from streaming_jobs.topology import Topology
 from tests.support.life import OTHERS, STREAM, Killed, Life, Topics, replayed
 
 BOTH = (STREAM, OTHERS)

@@ -15,10 +15,10 @@ from reprocessing.planning.targets import Target
 from reprocessing.rebuild import staging
 from reprocessing.stages import TakeSavepoint
 from streaming_jobs.errors import UsageError
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.sources.topics import TopicInfo
 from tests.support.life import STREAM, TOPIC, Life, Topics, plan_one, recovery
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs import collisions
 from streaming_jobs.errors import UsageError
+from streaming_jobs.platform import entry
 from tests.support import ROOT
 
-RECOURSE = "import sys; from streaming_jobs.entry import main; sys.argv[0] = 'recourse'; sys.exit(main())"
+RECOURSE = "import sys; from streaming_jobs.platform.entry import main; sys.argv[0] = 'recourse'; sys.exit(main())"
 
 
 def run(folder: Path, path: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def test_a_folder_without_code_and_another_name_hide_nothing(tmp_path: Path) -> 
 
 def test_a_module_of_that_name_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    collisions.check()
+    entry.check()
     (tmp_path / "reprocessing.py").touch()
     with pytest.raises(UsageError, match=r"reprocessing.py is found as the package 'reprocessing'"):
-        collisions.check()
+        entry.check()

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable

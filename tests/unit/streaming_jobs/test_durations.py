@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from streaming_jobs.durations import format_duration, milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings_sections import Duration
+from streaming_jobs.text.durations import format_duration, milliseconds, parse_duration
 
 
 class Lateness(BaseModel):

@@ -16,7 +16,7 @@ from streaming_jobs.errors import (
     RecourseError,
     TransientError,
 )
-from streaming_jobs.failures import classify, function_raised
+from streaming_jobs.platform.failures import classify, function_raised
 
 LOST = (
     "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost: they are not available in Kafka",

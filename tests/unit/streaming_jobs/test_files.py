@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs import files
 from streaming_jobs.errors import SetupError
-from streaming_jobs.files import private_folder, write_atomic, write_json
+from streaming_jobs.platform import files
+from streaming_jobs.platform.files import private_folder, write_atomic, write_json
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -10,10 +10,9 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs import DeltaTable, Json, KafkaSink, KafkaTopic, NotNull, Raw, Stream, UsageError, stream
-from streaming_jobs.graph.description import describe
-from streaming_jobs.graph.graph import Graph, Node
+from streaming_jobs.catalog.graph import Graph, Node, describe
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime.code_version import code_version
-from streaming_jobs.topology import Topology
 from tests.support.worlds import NoBytes
 
 ORDER = StructType([StructField("id", LongType(), nullable=False), StructField("customer", StringType())])

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn, app_id
-from streaming_jobs.positions import OffsetRange, WrittenRange
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn, app_id
+from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.stored import entries
 from streaming_jobs.state.ledger_file import LedgerFile, RawLine

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming_jobs.failures import classify
-from streaming_jobs.refused_plans import remedy
+from streaming_jobs.platform.failures import classify, remedy
 
 MODE = "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode:"
 REFUSALS = {

@@ -13,10 +13,10 @@ from deltalake import QueryBuilder, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs import DeltaTable, Json, KafkaTopic, stream
+from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, RowRules, Rule, Unique
 from streaming_jobs.errors import UsageError
-from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, RowRules, Rule, Unique
 from streaming_jobs.runtime.code_version import code_version
-from streaming_jobs.sql_text import literal
+from streaming_jobs.text.sql import literal
 
 ROWS = StructType([StructField("id", LongType()), StructField("name", StringType())])
 TOPIC = KafkaTopic("t", value=Json(ROWS))

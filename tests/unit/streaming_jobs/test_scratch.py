@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs.scratch import scratch
+from streaming_jobs.platform.files import scratch
 
 HOLD = """
 import sys
 from pathlib import Path
-from streaming_jobs.scratch import scratch
+from streaming_jobs.platform.files import scratch
 print(scratch(Path(sys.argv[1]), "spark").folder, flush=True)
 sys.stdin.read()
 """

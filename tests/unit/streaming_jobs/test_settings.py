@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import (
     DEMONSTRATION,
@@ -23,7 +24,6 @@ from streaming_jobs.settings import (
     load,
     project_folder,
 )
-from streaming_jobs.topology import Topology
 
 FILE = """
 [kafka]

@@ -7,8 +7,8 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.slices import Slices, slice_range
 from streaming_jobs.errors import RecourseError, UsageError
-from streaming_jobs.slices import Slices, slice_range
 from streaming_jobs.stream import DeltaTable
 
 ROWS = StructType([StructField("at", TimestampType()), StructField("n", LongType()), StructField("s", StringType())])

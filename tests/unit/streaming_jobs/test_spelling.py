@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from orchestration.cli.options import Invocation
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.settings import load
-from streaming_jobs.spelling import counted, instead, nearest
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
-from streaming_jobs.topology import Topology
+from streaming_jobs.text.spelling import counted, instead, nearest
 
 PAYMENT = StructType([StructField("payment_id", StringType()), StructField("paid_at", LongType())])
 PAYMENTS = KafkaTopic("payments", Json(PAYMENT))

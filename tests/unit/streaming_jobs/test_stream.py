@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.declared_names import checked_name
-from streaming_jobs.declared_table import emits
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.catalog.graph import describe
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.columns import SOURCE_COLUMN
+from streaming_jobs.declare.names import checked_name
+from streaming_jobs.declare.slices import Slices
+from streaming_jobs.declare.table import emits
+from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.declare.topic import ComputedTime, EpochMillis
 from streaming_jobs.errors import ConfigurationError, UsageError
-from streaming_jobs.event_times import ComputedTime, EpochMillis
-from streaming_jobs.graph.description import describe
 from streaming_jobs.runtime.code_version import code_version
-from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from streaming_jobs.topology import Topology
 from tests.support.worlds import OUTPUT, THINGS, TIMED, NoBytes
 
 PRICES = KafkaTopic("prices", value=NoBytes())

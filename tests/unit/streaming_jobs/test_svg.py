@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming_jobs.svg import element, line, picture, rect, text, ticks
+from streaming_jobs.text.svg import element, line, picture, rect, text, ticks
 
 
 def test_names_and_numbers_are_written_as_svg_has_them() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.catalog.graph import describe
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import UsageError
-from streaming_jobs.graph.description import describe
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
-from streaming_jobs.topology import Topology
 from tests.support.worlds import THINGS, NoBytes, parity, plain
 
 FLOW = """

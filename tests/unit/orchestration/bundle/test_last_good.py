@@ -19,10 +19,10 @@ from orchestration.definitions import definitions
 from orchestration.local_dagster.processes import DagsterProcesses
 from orchestration.sessions.definitions import sessions
 from orchestration.sessions.health import HealthChecks, check_key
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status, write_status
-from streaming_jobs.topology import Topology
 from tests.support import ROOT
 
 FAKES = ROOT / "tests" / "dagster" / "fakes" / "databricks.yml"

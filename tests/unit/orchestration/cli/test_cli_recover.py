@@ -17,7 +17,7 @@ from reprocessing.planning.targets import Target
 from reprocessing.plans.plan import Checks, StreamPlan
 from reprocessing.plans.plan_file import folder, load
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
@@ -116,7 +116,7 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(
             **{**record.__dict__, "generations": lives},
         )
     )
-    from streaming_jobs.preflight.take_snapshot import ledger_file
+    from streaming_jobs.preflight.snapshot import ledger_file
 
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     undo = undo_one(life, plan.id)

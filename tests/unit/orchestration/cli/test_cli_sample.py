@@ -14,10 +14,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from orchestration import cli
 from reprocessing.sample import sample
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, stream
-from streaming_jobs.topology import Topology
 from tests.support.worlds import DEAD_LETTERS, PRIMARY, Disk, NoBytes
 
 ORDERS = StructType(

@@ -15,19 +15,18 @@ import pytest
 
 from orchestration import cli
 from orchestration.cli.progress import observe, observe_all, with_lag
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
-from streaming_jobs.positions import OffsetRange
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.lag import lag_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
-from streaming_jobs.state.disk_space import Space
-from streaming_jobs.state.health import Seen, state_of
+from streaming_jobs.state.health import Seen, Space, state_of
 from streaming_jobs.state.lease import Owner, acquire, take
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import BoundTable, first, load, save
-from streaming_jobs.topology import Topology
 
 FLOWS = '''
 from pyspark.sql import types as t

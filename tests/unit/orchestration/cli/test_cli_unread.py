@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from orchestration import cli
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.platform import broker
-from streaming_jobs.positions import OffsetBounds
-from streaming_jobs.runtime import unread
-from streaming_jobs.runtime.lag import Ends
-from streaming_jobs.runtime.unread import Unread, behind, unread_of
+from streaming_jobs.runtime import lag
+from streaming_jobs.runtime.lag import Ends, Unread, unread_by_partition, unread_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources import topics
 from streaming_jobs.sources.topics import TopicInfo
@@ -42,7 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, known: Unread | None) -> None:
-    monkeypatch.setattr(unread, "unread_now", lambda *_: {STREAM: known} if known is not None else {})
+    monkeypatch.setattr(lag, "unread_now", lambda *_: {STREAM: known} if known is not None else {})
 
 
 def test_unread_records_are_counted_by_partition_and_never_below_zero() -> None:
@@ -61,10 +60,10 @@ def test_unread_records_are_counted_by_partition_and_never_below_zero() -> None:
 def test_only_partitions_with_unread_records_are_read_and_no_more_than_the_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert behind(POSITION, ENDS) == {(TOPIC, 0): 20}
-    assert behind({}, ENDS) == {(TOPIC, 0): 0, (TOPIC, 1): 0}
-    monkeypatch.setattr(unread, "MOST", 1)
-    assert behind({}, ENDS) == {(TOPIC, 0): 0}
+    assert unread_by_partition(POSITION, ENDS) == {(TOPIC, 0): 20}
+    assert unread_by_partition({}, ENDS) == {(TOPIC, 0): 0, (TOPIC, 1): 0}
+    monkeypatch.setattr(lag, "MOST", 1)
+    assert unread_by_partition({}, ENDS) == {(TOPIC, 0): 0}
 
 
 def test_one_stream_is_shown_with_its_partitions(
@@ -181,8 +180,8 @@ def test_void_offsets_are_not_unread() -> None:
     void = {TOPIC: VoidRanges.of([(0, 10, 35), (0, 45, 60)])}
     known = unread_of(POSITION, ENDS, {}, void)
     assert [p.records for p in known.partitions] == [30 - 15 - 5, 0, 0]
-    assert behind(POSITION, ENDS, void) == {(TOPIC, 0): 35}, "the first record that will be read"
-    assert behind(POSITION, ENDS, {TOPIC: VoidRanges.of([(0, 10, 50)])}) == {}
+    assert unread_by_partition(POSITION, ENDS, void) == {(TOPIC, 0): 35}, "the first record that will be read"
+    assert unread_by_partition(POSITION, ENDS, {TOPIC: VoidRanges.of([(0, 10, 50)])}) == {}
 
 
 def test_a_topic_that_is_missing_or_unknown_is_named(
@@ -199,6 +198,6 @@ def test_the_void_ranges_of_a_streams_topics_are_those_of_the_topic_that_it_is_b
     disk = Disk(home).open()
     ranges = [VoidRange(0, 10, 20, "w-0001", 2, 0.0)]
     declare_void(home, TOPIC, TOPIC_ID, writer="w", path=(1, 2), ranges=ranges)
-    assert unread._void(home, disk.stream) == {TOPIC: VoidRanges.of([(0, 10, 20)])}
+    assert lag._void(home, disk.stream) == {TOPIC: VoidRanges.of([(0, 10, 20)])}
     declare_void(home, TOPIC, "another id", writer="w", path=(1, 2), ranges=ranges)
-    assert unread._void(home, disk.stream) == {}
+    assert lag._void(home, disk.stream) == {}

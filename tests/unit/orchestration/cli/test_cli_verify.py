@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from orchestration import cli
 from streaming_jobs.errors import UsageError
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.verification.delta_log import commit_file, read_commit, versions

@@ -12,6 +12,7 @@ import pytest
 from orchestration.deploys import starting
 from orchestration.deploys.plan import StreamPlan, make_plan, refusals
 from orchestration.deploys.starting import ask, wait
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
 from streaming_jobs.settings import Settings
@@ -20,7 +21,6 @@ from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable
-from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
 from tests.support.worlds import parity, plain
 

@@ -191,7 +191,7 @@ def test_a_disk_that_fills_up_is_yellow_then_red_then_green_again(
         ticks = Ticks(instance, webhook=hook.url, free_disk_mb=1000)
         for free in (1000, 999, 250, 249, 0, 5000):
             usage = shutil._ntuple_diskusage(10**12, 0, free * 2**20)  # type: ignore[attr-defined]
-            monkeypatch.setattr("streaming_jobs.state.disk_space.shutil.disk_usage", lambda _, usage=usage: usage)
+            monkeypatch.setattr("streaming_jobs.state.health.shutil.disk_usage", lambda _, usage=usage: usage)
             ticks.tick()
     assert [(alert["check"], alert["colour"]) for alert in hook.alerts] == [
         ("disk", "yellow"),

@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 
 from orchestration.quality.rules import RECENT, RuleChecks, RuleCount, RuledTable, counts_in, verdict
+from streaming_jobs.declare.rules import NotNull, RowRules
 from streaming_jobs.errors import RuleBroken
-from streaming_jobs.rules import NotNull, RowRules
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.row_rules import refuse
 

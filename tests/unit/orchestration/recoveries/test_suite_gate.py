@@ -11,9 +11,9 @@ import pytest
 from deltalake import write_deltalake
 
 from orchestration.recoveries.suite_gate import condition_named, suite_runner, suites_of
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 
 ROWS = {
     "carrier": ["AA", "UA"],

@@ -20,11 +20,11 @@ from orchestration.sessions.bounded_log import BoundedLog
 from reprocessing.plans.journal import journal_of
 from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import StageBegun
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.processes.child import ChildProcess
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
-from streaming_jobs.topology import Topology
 from tests.support import ROOT
 from tests.support.life import STREAM, Life, Topics
 from tests.support.waiting import wait_for

@@ -23,7 +23,7 @@ from orchestration.sessions.decisions import (
     presumed_dead,
 )
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
-from streaming_jobs.failures import ErrorReport
+from streaming_jobs.platform.failures import ErrorReport
 
 NOW = 1_000_000.0
 STREAMS = ("a", "b")

@@ -11,8 +11,7 @@ import pytest
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.reporting import Reporter, figures
 from streaming_jobs.settings import DagsterSettings
-from streaming_jobs.state.status import Status
-from streaming_jobs.state.totals import Totals
+from streaming_jobs.state.status import Status, Totals
 from tests.dagster.fakes.flows import customers, orders
 
 WALL = 1_700_000_000.0
@@ -205,7 +204,7 @@ def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
 
 
 def test_the_oldest_unread_record_is_a_time_and_its_age_is_plotted_unless_it_is_historic() -> None:
-    from streaming_jobs.runtime.unread import PartitionLag, Unread
+    from streaming_jobs.runtime.lag import PartitionLag, Unread
 
     def shown(age: float, records: int = 30) -> dict[str, object]:
         unread = Unread(WALL, (PartitionLag("orders", 0, 20, 20 + records, WALL - age if records else None),))

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from quality.table_checks import Reconciled
 from quality.table_checks.reconciled import offset_faults
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.state import stream_record
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.checked_tables import ARROW, Orders, rows

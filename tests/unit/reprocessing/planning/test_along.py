@@ -19,7 +19,7 @@ from reprocessing.planning.topics_at_planning import NOTHING_WRITTEN, WrittenAtP
 from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.plans.plan_file import load
 from streaming_jobs.errors import UsageError
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.topic_records import VoidRange
 from tests.support.life import OTHERS, STREAM, TOPIC, TOPIC_ID, Life, Topics

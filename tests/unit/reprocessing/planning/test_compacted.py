@@ -18,13 +18,12 @@ from reprocessing.plans.journal import journal_of
 from reprocessing.plans.plan import Base, RecoveryPlan
 from reprocessing.plans.plan_file import names, next_id, save, sealed
 from reprocessing.undo import plan_undo
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
-from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import WrittenRange
-from streaming_jobs.preflight.snapshot import TopicSnapshot
-from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.preflight.snapshot import TopicSnapshot, ledger_file, take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.sources.topics import TopicInfo

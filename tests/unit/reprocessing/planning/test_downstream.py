@@ -20,11 +20,11 @@ from reprocessing.planning.downstream import (
     through_topics,
 )
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
-from streaming_jobs.archives.declaration import archive
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.catalog.archive import archive
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import LEVELS, availability, stock, stock_changes
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take

@@ -21,19 +21,19 @@ from reprocessing.planning.targets import Target
 from reprocessing.plans.journal import Journal
 from reprocessing.plans.plan import Checks, moved
 from reprocessing.plans.plan_file import folder, load, names
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from streaming_jobs.stream import DeltaTable, Stream
-from streaming_jobs.topology import Topology
 from tests.support.life import OTHERS, ROWS, STREAM, Life, Topics, plan_one, things, undo_one
 
 NONE = Checks()

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql.types import StructField, StructType, TimestampNTZType
 
 from reprocessing.planning.sliceable import check_plan, sliceable, tables_with_slices
+from streaming_jobs.declare.rules import Unique
+from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights.streams import airport_hours, carrier_totals, flights_clean
 from streaming_jobs.formats import Json
-from streaming_jobs.rules import Unique
-from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from tests.support.days import RECORD, declared
 

@@ -18,7 +18,7 @@ from reprocessing.planning.history import Batch, History, Pace, generation_spans
 from reprocessing.planning.offsets_text import parse_offsets, read_offsets, write_offsets
 from reprocessing.planning.targets import Target, View, named_code, resolve
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.state.ledger_file import LedgerFile, RawLine, lines_of
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince, Generation, StreamRecord

@@ -17,12 +17,12 @@ from reprocessing.planning.targets import Resolved, Target
 from reprocessing.planning.until import Border, until_border, until_of, until_target
 from reprocessing.plans.plan import Base, StreamPlan
 from reprocessing.plans.plan_file import load, names
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.declare.slices import Slices
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.slices import Slices
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder

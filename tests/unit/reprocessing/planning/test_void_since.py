@@ -12,7 +12,7 @@ from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Resolved, Target, resolve
 from reprocessing.planning.void_since import further_back, still_void
 from reprocessing.plans.plan import StreamPlan
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import savepoints, topic_records
 from streaming_jobs.state.stream_record import Generation

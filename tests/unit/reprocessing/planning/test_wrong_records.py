@@ -19,9 +19,9 @@ from reprocessing.planning.wrong_records import (
 from reprocessing.plans.plan import Base
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import WrittenRange
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.schemas import BATCHES
 from streaming_jobs.sinks.tables import store_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from reprocessing.explainer import _from_archives
 from reprocessing.plans.plan import moved
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.ledger.entry import CodeVersion
 from tests.support.life import Life
 from tests.support.rewind import planned
 

@@ -13,7 +13,7 @@ from reprocessing.plans.journal import Journal
 from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
 from reprocessing.plans.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.settings import Settings
 
 OFFSETS = {"things": {partition: 10 * partition + 3 for partition in range(12)}}

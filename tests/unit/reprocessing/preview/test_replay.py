@@ -16,7 +16,7 @@ from reprocessing.preview.replay import _failure, _Guard, border, prepare
 from reprocessing.preview.start import Start
 from streaming_jobs.errors import OutputMismatch, PreflightRefused, RuleBroken, TransientError
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.state import stream_record
 from streaming_jobs.stream import KafkaTopic

@@ -23,9 +23,9 @@ from reprocessing.preview.run import Asked, preview
 from reprocessing.preview.start import Start, Wanted, choose
 from reprocessing.preview.words import headline, text
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, store_of

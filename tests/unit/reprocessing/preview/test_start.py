@@ -9,7 +9,7 @@ import pytest
 
 from reprocessing.preview.start import View, Wanted, choose, records
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import NO_CODE, Txn
+from streaming_jobs.ledger.entry import NO_CODE, Txn
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
 

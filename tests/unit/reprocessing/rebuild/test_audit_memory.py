@@ -13,8 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.planning.conditions import broken
 from reprocessing.rebuild.audit import compare
-from streaming_jobs.platform import table_queries
-from streaming_jobs.platform.table_queries import QueryFailed
+from streaming_jobs.platform import table_rows
+from streaming_jobs.platform.table_rows import QueryFailed
 
 _ROWS = 1_000_000
 _COMPARED = """
@@ -61,7 +61,7 @@ def test_a_comparison_of_large_tables_stays_within_its_memory(home: Path, keys: 
 def test_what_memory_or_disk_cannot_do_is_no_fault_of_a_condition(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_queries, "MEMORY_MB", 1)
+    monkeypatch.setattr(table_rows, "MEMORY_MB", 1)
     with pytest.raises(QueryFailed, match="a query on table t failed: .*Resources exhausted") as failure:
         compare("t", DeltaTable(home / "old"), DeltaTable(home / "new"), [], tmp_path / "compared")
     assert "SQL" not in str(failure.value) and not (tmp_path / "compared").exists()

@@ -25,12 +25,12 @@ from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEven
 from reprocessing.rebuild.replay import last_entry
 from reprocessing.stages import AuditRefused, stages_of
 from reprocessing.undo import plan_undo
+from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
-from streaming_jobs.rules import NotNull
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.sinks.delta.commit_properties import noted as noted_in
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.tables import begin_late, open_tables

@@ -19,8 +19,8 @@ from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.publish import fence, misfit, publish, refuse_foreign
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused
-from streaming_jobs.files import hard_link
-from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.platform.files import hard_link
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.content import content_of
@@ -135,8 +135,13 @@ def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(l
     rows = pa.table({"id": [1], "place": ["plain"]})
     with pytest.raises(Fenced):
         zombie.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
-    from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot
-    from streaming_jobs.preflight.take_snapshot import _checkpoint, _tables
+    from streaming_jobs.preflight.snapshot import (
+        CheckpointSnapshot,
+        StreamSnapshot,
+        TopicSnapshot,
+        _checkpoint,
+        _tables,
+    )
 
     checkpoint: CheckpointSnapshot = _checkpoint(StreamFolder.of(life.settings, STREAM.name).checkpoint(1))
     snapshot = StreamSnapshot(
@@ -174,7 +179,7 @@ def linking(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) ->
         if "r-" in str(names[1]) and waiting:
             waiting.pop()()
 
-    monkeypatch.setattr("streaming_jobs.files.os.link", linked)
+    monkeypatch.setattr("streaming_jobs.platform.files.os.link", linked)
 
 
 def test_a_compaction_by_somebody_else_during_a_publish_doubles_no_row(

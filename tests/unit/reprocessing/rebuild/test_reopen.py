@@ -27,15 +27,15 @@ from reprocessing.rebuild.reopen import abort, skip
 from reprocessing.report.page import page
 from reprocessing.stages import AuditRefused, Confirm, Fence, Publish, SwitchGeneration, TakeSavepoint, stages_of
 from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused, UsageError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
+from streaming_jobs.preflight.snapshot import ledger_file, take_snapshot
 from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics, plan_one, recovery, run_stage

@@ -20,8 +20,8 @@ from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay_end import Border
 from reprocessing.stages import TakeSavepoint
 from streaming_jobs.errors import PermanentError, PreflightRefused
-from streaming_jobs.files import sync_tree
 from streaming_jobs.formats import Json
+from streaming_jobs.platform.files import sync_tree
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import store

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 
 from reprocessing.rebuild import staging
-from streaming_jobs.ledger import Txn
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.support.life import STREAM, Life

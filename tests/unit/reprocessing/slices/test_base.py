@@ -11,10 +11,10 @@ from deltalake import write_deltalake
 
 from reprocessing.planning.sliceable import sliceable
 from reprocessing.slices.base import SliceOpen, late_records, take_base
+from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.tables import existing_table
-from streaming_jobs.slices import Slices
 from streaming_jobs.state.stream_record import Accepted, Generation
 from tests.support.days import HOURS, Days, Topics, declared, range_of, rows_of
 from tests.support.stream_on_disk import lay_offsets

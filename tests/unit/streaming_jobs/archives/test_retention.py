@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs.archives.retention import check, checks
-from streaming_jobs.archives.table_archive import TableArchive
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.positions import OffsetBounds
+from streaming_jobs.preflight.doctor import archive_checks, check
 from streaming_jobs.settings import Settings
+from streaming_jobs.table_sources.archives import TableArchive
 from tests.unit.streaming_jobs.archives.test_table_archive import KEEPER, Kafka, Keeper
 
 ARCHIVE = TableArchive("a", "things", "x", Path("/nowhere"), Path("/nowhere"))
@@ -38,11 +38,11 @@ def test_a_topic_without_records_is_no_reason() -> None:
 
 def test_each_archive_that_has_run_has_a_line(tmp_path: Path) -> None:
     settings = Settings.load({"home": tmp_path, "flows": ["tests.support.archived"]})
-    assert list(checks(settings, Kafka({0: 0, 1: 0}))) == []
+    assert list(archive_checks(settings, Kafka({0: 0, 1: 0}))) == []
     keeper = Keeper(settings, KEEPER).make()
-    assert [(line.ok, line.found) for line in checks(settings, Kafka({0: 0}))] == [(None, "covers no offsets")]
+    assert [(line.ok, line.found) for line in archive_checks(settings, Kafka({0: 0}))] == [(None, "covers no offsets")]
     keeper.batch(0)
-    (line,) = checks(settings, Kafka({0: 5, 1: 5}))
+    (line,) = archive_checks(settings, Kafka({0: 5, 1: 5}))
     assert (line.name, line.ok) == (
         "archive create_archive",
         None,

@@ -13,19 +13,18 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs import Raw, Topology, UsageError, archive
-from streaming_jobs.archives.declaration import COLUMNS, archive_of, columns, is_archive
-from streaming_jobs.archives.readable_topics import Archives, ReadableTopics
-from streaming_jobs.archives.table_archive import TableArchive
+from streaming_jobs.catalog.archive import COLUMNS, archive_of, columns, is_archive
 from streaming_jobs.errors import TransientError
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import OffsetBounds, OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.records import HEADERS_ARROW
+from streaming_jobs.sources.record_blocks import HEADERS_ARROW
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, stream
+from streaming_jobs.table_sources.archives import Archives, ReadableTopics, TableArchive
 from tests.support.stream_on_disk import StreamOnDisk, append
 
 TOPIC, TOPIC_ID = "archived-create", "topic-1"

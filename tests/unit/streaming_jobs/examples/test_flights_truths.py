@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from streaming_jobs import truths
+from streaming_jobs.catalog import truths
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.catalog.truths import NotComparable, Record
 from streaming_jobs.examples.flights import dataset, truth
 from streaming_jobs.examples.flights.content import rank
-from streaming_jobs.topology import Topology
-from streaming_jobs.truths import NotComparable, Record
 
 COUNT = 3_000
 

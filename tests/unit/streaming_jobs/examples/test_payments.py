@@ -7,13 +7,11 @@ from collections import Counter
 
 import pytest
 
-from streaming_jobs.durations import parse_duration
+from streaming_jobs.catalog.graph import Graph, describe, draw
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.payments import streams
 from streaming_jobs.examples.payments.payments import HOT_SHARE, closed_at, late_payments, payments, true_totals
-from streaming_jobs.graph.description import describe
-from streaming_jobs.graph.graph import Graph
-from streaming_jobs.graph.picture import draw
-from streaming_jobs.topology import Topology
+from streaming_jobs.text.durations import parse_duration
 from tests.support import ROOT
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
+from streaming_jobs.catalog.graph import Graph, describe, draw
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.shop import streams
 from streaming_jobs.examples.shop.orders import orders, true_availability, true_stock
-from streaming_jobs.graph.description import describe
-from streaming_jobs.graph.graph import Graph
-from streaming_jobs.graph.picture import draw
-from streaming_jobs.topology import Topology
 from tests.support import ROOT
 
 

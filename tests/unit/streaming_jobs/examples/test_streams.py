@@ -6,14 +6,14 @@ import json
 import subprocess
 import sys
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.flights.streams import FLIGHT, FLIGHTS_BY_SCHEDULE
-from streaming_jobs.topology import Topology
 
 
 def test_flows_import_nothing_heavy() -> None:
     program = """
         import json, sys
-        from streaming_jobs.topology import Topology
+        from streaming_jobs.catalog.topology import Topology
         Topology.load(["streaming_jobs.examples.flights.streams"])
         print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
     """

@@ -28,9 +28,9 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from streaming_jobs.declare.format import MAX_DETAIL, Refused
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats import Json
-from streaming_jobs.record_format import MAX_DETAIL, Refused
 
 LEG = StructType([StructField("to", StringType(), nullable=False), StructField("minutes", IntegerType())])
 RECORD = StructType(

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from streaming_jobs.declare.format import MAX_DETAIL, Format, Refusal
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats import Json, Raw, Text
-from streaming_jobs.record_format import MAX_DETAIL, Format, Refusal
 from tests.support.json_corpus import RICH
 
 FORMATS: list[Format] = [Json(RICH), Raw(), Text()]

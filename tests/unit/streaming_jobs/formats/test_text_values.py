@@ -21,8 +21,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from streaming_jobs.declare.format import Block, Refusal
 from streaming_jobs.formats import Json
-from streaming_jobs.record_format import Block, Refusal
 
 
 def read(kind: DataType, *texts: str, nullable: bool = True) -> Block:

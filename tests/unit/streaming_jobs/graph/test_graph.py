@@ -10,12 +10,9 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from streaming_jobs import Json
-from streaming_jobs.graph.description import describe
-from streaming_jobs.graph.graph import Graph, Node
-from streaming_jobs.graph.mermaid import mermaid
-from streaming_jobs.graph.picture import draw, ordered
+from streaming_jobs.catalog.graph import Graph, Node, describe, draw, mermaid, ordered
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
-from streaming_jobs.topology import Topology
 
 VALUE = Json(StructType([StructField("n", LongType())]))
 

@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 from streaming_jobs.platform import ports
-from streaming_jobs.platform.broker_config import jvm_options, logging_properties, server_properties
-from streaming_jobs.platform.java_properties import as_properties
+from streaming_jobs.platform.broker import jvm_options, logging_properties, server_properties
+from streaming_jobs.platform.java import as_properties
 
 PROPERTIES = server_properties(Path("/data"), 20001, 20002)
 

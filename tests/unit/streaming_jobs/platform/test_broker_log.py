@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from streaming_jobs.errors import SetupError
-from streaming_jobs.files import private_folder
 from streaming_jobs.platform.broker import Broker, Running
+from streaming_jobs.platform.files import private_folder
 from tests.conftest import SettingsFactory
 
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.sinks.delta import orphan_files
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend

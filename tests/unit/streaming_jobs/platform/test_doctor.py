@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs.platform import doctor, java, ports
-from streaming_jobs.platform.doctor import Check, checks
+from streaming_jobs.platform import java, ports
 from streaming_jobs.platform.jars import Jar
+from streaming_jobs.preflight import doctor
+from streaming_jobs.preflight.doctor import Check, checks
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.cloudpickle import dumps, loads
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.platform.shared_folders import Answer, Task, check_shared, in_this_process
+from streaming_jobs.platform.runtime import Answer, Task, check_shared, in_this_process
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 

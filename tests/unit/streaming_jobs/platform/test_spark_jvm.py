@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import ConfigurationError, TransientError
-from streaming_jobs.platform.java import Java
-from streaming_jobs.platform.java_properties import as_properties
+from streaming_jobs.platform.java import Java, as_properties
 from streaming_jobs.platform.spark_jvm import (
     MODULE_OPTIONS,
     Gateway,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.preflight.deployed_code import not_deployed
+from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.preflight.findings import not_deployed
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.state.deploys import Deploy
 from streaming_jobs.state.stream_record import CodeSince

@@ -23,7 +23,7 @@ from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEven
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.topic_records import VoidRange
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics

@@ -10,8 +10,8 @@ from typing import Literal
 
 import pytest
 
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
 from streaming_jobs.state.stream_record import Accepted, BoundTable, Generation

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TableAwaited, TopicUnknown
 from streaming_jobs.preflight.findings import Finding, enforce
-from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot
-from streaming_jobs.preflight.take_snapshot import _content_gone
+from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot, _content_gone
 from streaming_jobs.preflight.topic_rules import topic_findings
-from streaming_jobs.runtime.retries import AWAIT_DELAY, Retries
+from streaming_jobs.runtime.stream_runner import AWAIT_DELAY, Retries
 from streaming_jobs.state.stream_record import BoundTopic
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.conftest import SettingsFactory

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.tables import all_tables

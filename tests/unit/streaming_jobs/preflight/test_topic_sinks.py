@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import WrittenRange
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import ShardsSnapshot, StreamSnapshot, TopicSinkSnapshot
 from streaming_jobs.sources.topics import TopicInfo

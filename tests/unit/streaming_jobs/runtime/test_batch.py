@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from streaming_jobs.errors import CommitRefused, OffsetsLost, TransientError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.pace import Pace

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from streaming_jobs import Json, KafkaSink, KafkaTopic
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import WrittenRange
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
 from tests.support.batch_driver import Driver, Frame, Start, newest_entry, numbers

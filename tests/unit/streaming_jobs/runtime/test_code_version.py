@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.runtime import source_code
+from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.runtime import code_version
 from streaming_jobs.runtime.code_version import _declared, code_parts, code_version, imported_files, package_version
 from streaming_jobs.runtime.code_version_1 import hash_1
 from streaming_jobs.stream import DeltaTable, Stream, stream
@@ -215,23 +215,23 @@ def test_an_installed_stream_has_the_modules_of_its_own_distribution_in_its_vers
     version: Hash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, others = {"beside": ("SIZE = 1", "SIZE = 2")}, {"beside": ("super().reader(fields)", "super().reader(None)")}
-    monkeypatch.setattr(source_code, "_installed", lambda: (str(tmp_path),))
+    monkeypatch.setattr(code_version, "_installed", lambda: (str(tmp_path),))
     by_package = {"made_flows": ["made"], "made_helpers": ["made"], "made_formats": ["another"]}
-    monkeypatch.setattr(source_code, "packages_distributions", lambda: by_package)
-    source_code._tops_of_distribution.cache_clear()
+    monkeypatch.setattr(code_version, "packages_distributions", lambda: by_package)
+    code_version._tops_of_distribution.cache_clear()
     try:
         assert version(**own) != version()
         assert version(**others) == version(), "another distribution: its version is not ours to hash"
     finally:
-        source_code._tops_of_distribution.cache_clear()
+        code_version._tops_of_distribution.cache_clear()
 
 
 def test_modules_of_spark_are_not_the_streams_code_where_pythonpath_has_them(tmp_path: Path) -> None:
-    find = source_code.users_own(("made_flows",), "made_flows.flow")
+    find = code_version.users_own(("made_flows",), "made_flows.flow")
     assert find("pyspark.sql") is None and find("streaming_jobs.stream") is None
     assert find("json") is None and find("pyarrow") is None, "installed"
     assert find("tests.support.things") is not None
-    assert sysconfig.get_path("purelib") in source_code._installed()
+    assert sysconfig.get_path("purelib") in code_version._installed()
 
 
 def test_entries_of_the_first_scheme_are_the_same_code_if_that_scheme_says_so() -> None:

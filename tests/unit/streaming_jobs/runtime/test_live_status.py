@@ -8,8 +8,7 @@ from typing import Any
 
 from streaming_jobs.errors import TransientError
 from streaming_jobs.runtime.lag import Ends
-from streaming_jobs.state.first_status import first_status
-from streaming_jobs.state.status import write_status
+from streaming_jobs.state.status import first_status, write_status
 from tests.conftest import SettingsFactory
 from tests.support.runners import Clock, Make, ended, pipeline_of, progress, queries_of, query_of, reported
 from tests.support.worlds import STREAM, TOPIC, Disk, entry

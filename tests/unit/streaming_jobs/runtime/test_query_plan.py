@@ -13,7 +13,7 @@ import pytest
 
 from streaming_jobs.runtime.batch_path import choose_path
 from streaming_jobs.runtime.output_plans import output_of
-from streaming_jobs.runtime.query_plan import comparable, fingerprint_of, traits_of
+from streaming_jobs.runtime.spark_plan import comparable, fingerprint_of, traits_of
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import StreamSettings
 

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.errors import Fenced, LedgerConflict, PermanentError, TransientError
-from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.delta import writers as staged
 from streaming_jobs.sinks.delta.direct_writers import ParquetAppend

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.runtime.fresh_starts import TOGETHER, FreshStarts
-from streaming_jobs.runtime.handover import Handover
+from streaming_jobs.runtime.stream_restarts import TOGETHER, FreshStarts, Handover
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request
 from tests.conftest import SettingsFactory

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.runtime import restart_in_place
+from streaming_jobs.runtime import child_sessions
 from streaming_jobs.runtime.code_watch import CodeWatch, versions
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import holder, take
 from streaming_jobs.state.status import read_status
-from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
 from tests.support.driver import until
@@ -99,18 +99,18 @@ def test_a_stop_after_the_last_look_is_not_lost_whichever_thread_takes_it(tmp_pa
 
 
 def test_a_session_that_starts_again_and_again_keeps_its_command_line() -> None:
-    first = restart_in_place.command(["python", "-m", "streaming_jobs.session", "--streams", "a"])
-    assert first[-1] == restart_in_place.AGAIN and restart_in_place.command(first) == first
+    first = child_sessions.command(["python", "-m", "streaming_jobs.session", "--streams", "a"])
+    assert first[-1] == child_sessions.AGAIN and child_sessions.command(first) == first
 
 
 def test_streams_that_run_elsewhere_by_now_are_left_there(settings: SettingsFactory) -> None:
     home = settings()
     with take(home, "plain", purpose="session"):
-        assert restart_in_place.free(home, [plain, parity]) == [parity]
+        assert child_sessions.free(home, [plain, parity]) == [parity]
         with pytest.raises(LeaseBusy, match="runs elsewhere"):
-            restart_in_place.free(home, [plain])
+            child_sessions.free(home, [plain])
     with take(home, "plain", purpose="recovery plan plain-1"):
-        assert restart_in_place.free(home, [plain, parity]) == [plain, parity]
+        assert child_sessions.free(home, [plain, parity]) == [plain, parity]
 
 
 def verdict(watch: CodeWatch, *streams: str) -> bool:

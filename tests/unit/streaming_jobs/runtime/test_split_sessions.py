@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
-from streaming_jobs.runtime.split_sessions import FIRST_DELAY, SplitSessions, command_for
+from streaming_jobs.runtime.child_sessions import FIRST_DELAY, SplitSessions, command_for
 
 
 class Child:

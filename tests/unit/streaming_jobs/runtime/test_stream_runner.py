@@ -17,8 +17,8 @@ from streaming_jobs.errors import (
     TransientError,
     UsageError,
 )
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.stream_queries import Preflight, QueryHooks

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql.types import ArrayType, BooleanType, LongType, MapType, StringType, StructField, StructType
 
-from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.declare.columns import SOURCE_COLUMN
+from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import Txn
-from streaming_jobs.rules import NotNull
-from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_of
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.runtime.stream_sinks import make_tables, sinks_of, upkeep_of
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.schemas import DEAD_LETTERS

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from streaming_jobs import DeltaTable, Json, KafkaSink, KafkaTopic
-from streaming_jobs.runtime.stream_topics import DiscardedTopicSinks
+from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sources.topics import TopicInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming_jobs.runtime.used_columns import used_in
+from streaming_jobs.runtime.spark_plan import used_in
 
 FIELDS = ["id", "amount", "kind", "id2"]
 SOURCE = "[topic#0, partition#1, offset#2L, timestamp#3, key#4, tombstone#5, _record#6, _bad#7], name=<Unassigned>"

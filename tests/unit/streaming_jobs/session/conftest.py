@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import structlog
 
-from streaming_jobs.runtime.restart_in_place import STOP_SIGNALS
+from streaming_jobs.runtime.child_sessions import STOP_SIGNALS
 from streaming_jobs.session import Session, main
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory

@@ -13,9 +13,9 @@ import pytest
 
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.runtime import session_options
+from streaming_jobs.runtime.child_sessions import SplitSessions
 from streaming_jobs.runtime.code_watch import DiskCode
-from streaming_jobs.runtime.handover import Handover
-from streaming_jobs.runtime.split_sessions import SplitSessions
+from streaming_jobs.runtime.stream_restarts import Handover
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 from streaming_jobs.errors import Fenced
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
-from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, Sink, SinkSet
 from streaming_jobs.sinks.delta.output import DeltaOutput

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.runtime import slice_commits
 from streaming_jobs.runtime.crash_points import SLICE_POINTS
 from streaming_jobs.runtime.slice_commits import SliceCommits, carry_out

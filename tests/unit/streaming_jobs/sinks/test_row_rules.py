@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from streaming_jobs.declare.rules import Between, NotNull, RowRules, Unique
 from streaming_jobs.errors import LedgerConflict, RuleBroken
-from streaming_jobs.ledger import DROPPED, QUARANTINED, CodeVersion, LedgerEntry, taken_out
-from streaming_jobs.rules import Between, NotNull, RowRules, Unique
-from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry, refuse_other_rows
+from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, CodeVersion, LedgerEntry, taken_out
+from streaming_jobs.runtime.batch import BatchCounts, own_entry, refuse_other_rows
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, Judged, Split, set_aside, split
-from streaming_jobs.state.totals import Totals
+from streaming_jobs.state.status import Totals
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
 
 RULES = RowRules(

@@ -16,9 +16,9 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.rebuild.publish import misfit
-from streaming_jobs.declared_table import DeclaredTable, is_declared_table
+from streaming_jobs.declare.table import DeclaredTable, is_declared_table
 from streaming_jobs.errors import Fenced, ForeignWrite, OutputMismatch, PreflightRefused
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.stored import Content, SavedAs, StoredTable, TableStore, entries, newest

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 
 from streaming_jobs.errors import OffsetsLost
-from streaming_jobs.positions import Archived
+from streaming_jobs.ledger.positions import Archived
 from streaming_jobs.sources.archived_ranges import gone, hole, parted, read_ranges, readable_from
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.records import Records
+from streaming_jobs.sources.record_blocks import Records
 from tests.support.memory_archive import MemoryArchive
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming_jobs.sources.batch_size import FIRST, BatchSize, lag, share
+from streaming_jobs.sources.planner import FIRST, BatchSize, lag, share
 
 OFFSETS = st.dictionaries(st.integers(0, 20), st.integers(0, 10**6), max_size=12)
 

@@ -11,11 +11,10 @@ from confluent_kafka import KafkaError, Producer
 from pydantic import SecretStr
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources import connection
-from streaming_jobs.sources.client_file import client_file, read_client_file
-from streaming_jobs.sources.connection import Failures, client_config
+from streaming_jobs.sources.connection import Failures, client_config, client_file, read_client_file
 from streaming_jobs.sources.topics import Topics
 from tests.conftest import SettingsFactory
 

@@ -11,8 +11,7 @@ import pytest
 
 from streaming_jobs.errors import OffsetsLost, UsageError
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.batch_size import FIRST
-from streaming_jobs.sources.planner import SMALL, Limits, Planner
+from streaming_jobs.sources.planner import FIRST, SMALL, Limits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.void_ranges import VoidRanges
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from streaming_jobs.errors import OffsetsLost
-from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.planner import SMALL, Limits, Planner
 from streaming_jobs.sources.range_reader import RangeReader

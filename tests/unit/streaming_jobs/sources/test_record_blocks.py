@@ -15,11 +15,10 @@ import pytest
 from confluent_kafka import Message
 from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, EventTime
 from streaming_jobs.errors import FunctionRaised
-from streaming_jobs.event_times import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, EventTime
 from streaming_jobs.formats import Json
-from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
-from streaming_jobs.sources.records import FIRST_READ
+from streaming_jobs.sources.record_blocks import FIRST_READ, Declared, RecordBlocks, note_used
 from streaming_jobs.stream import KafkaTopic
 from tests.support.memory_consumer import record
 

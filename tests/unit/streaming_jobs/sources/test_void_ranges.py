@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming_jobs.sources.records import KafkaMessages
+from streaming_jobs.sources.record_blocks import KafkaMessages
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from tests.support.memory_consumer import record
 

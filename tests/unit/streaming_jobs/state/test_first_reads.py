@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.formats import Text
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.records import FIRST_READ
+from streaming_jobs.sources.record_blocks import FIRST_READ
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import first_reads
 from streaming_jobs.state.first_reads import FirstReads

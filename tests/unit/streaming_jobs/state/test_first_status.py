@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streaming_jobs.state.first_status import first_status
-from streaming_jobs.state.status import write_status
+from streaming_jobs.state.status import first_status, write_status
 from tests.conftest import SettingsFactory
 from tests.support.worlds import STREAM, Disk, entry
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from streaming_jobs.state import start_request, stop_request
-from streaming_jobs.state.disk_space import Space
-from streaming_jobs.state.health import Due, Limits, Seen, health, judge, look
+from streaming_jobs.state.health import Due, Limits, Seen, Space, health, judge, look
 from streaming_jobs.state.lease import Owner, acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import Generation, StreamRecord, save

@@ -13,8 +13,7 @@ from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.state import named_savepoints, savepoints
 from streaming_jobs.state.named_savepoints import only_one
-from streaming_jobs.state.periodic_savepoints import try_take
-from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.savepoints import Savepoint, try_take
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topology_savepoints import drop_named, take_last, take_named
 from streaming_jobs.stream import Stream

@@ -20,16 +20,13 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.settings import SavepointSettings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.checkpoint import Checkpoint
-from streaming_jobs.state.checkpoint_cut import copy, cut, cuttable, needed_state
-from streaming_jobs.state.periodic_savepoints import PeriodicSavepoints, try_take
-from streaming_jobs.state.savepoint_retention import LINKS, expired
-from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.checkpoint import Checkpoint, copy, cut, cuttable, needed_state
+from streaming_jobs.state.savepoints import LINKS, PeriodicSavepoints, Savepoint, expired, try_take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.stream import DeltaTable as Declared
@@ -244,7 +241,7 @@ def test_a_periodic_savepoint_is_taken_beside_later_batches_and_is_of_its_own(
         assert go.wait(20)
         return taking(*arguments)
 
-    monkeypatch.setattr("streaming_jobs.state.periodic_savepoints.take", waits)
+    monkeypatch.setattr("streaming_jobs.state.savepoints.take", waits)
     time.sleep(0.02)
     keeper.after(5)  # returns although the savepoint cannot be finished yet
     assert begun.wait(20) and not keeper.settled(0)
@@ -431,7 +428,7 @@ def test_what_goes_while_it_is_measured_costs_no_savepoint(life: Life, monkeypat
         monkeypatch.setattr(Path, "stat", dropped)
         return taken
 
-    monkeypatch.setattr("streaming_jobs.state.periodic_savepoints.take", taking)
+    monkeypatch.setattr("streaming_jobs.state.savepoints.take", taking)
     taken = try_take(life.settings, STREAM, life.record, 5, "time")
     assert not links.exists() and taken is not None
     assert taken in savepoints.savepoints(life.settings, STREAM.name)
@@ -443,7 +440,7 @@ def test_a_savepoint_that_was_taken_is_told_even_if_no_old_one_could_go(
     def fails(*_: object) -> None:
         raise OSError("read-only")
 
-    monkeypatch.setattr("streaming_jobs.state.periodic_savepoints.prune", fails)
+    monkeypatch.setattr("streaming_jobs.state.savepoints.prune", fails)
     taken = try_take(life.settings, STREAM, life.record, 5, "time")
     assert taken is not None and taken.batch == 5
 

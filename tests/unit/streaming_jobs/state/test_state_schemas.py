@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from streaming_jobs.files import hard_link
-from streaming_jobs.state import state_schemas
+from streaming_jobs.platform.files import hard_link
+from streaming_jobs.state import checkpoint
 
 
 def metadata(checkpoint: Path, named: Path, batch: int = 3) -> Path:
@@ -27,7 +27,7 @@ def test_the_paths_lead_into_the_checkpoint_and_shared_files_stay_as_they_are(tm
     linked = moved / original.relative_to(before)
     hard_link(original, linked)
     linked.with_name(".3.crc").write_text("of the text before")
-    assert state_schemas.point_to(moved) == [linked]
+    assert checkpoint.point_to(moved) == [linked]
     assert linked.read_text() == metadata(tmp_path / "expected", moved).read_text()
     assert original.read_text() == text and not linked.with_name(".3.crc").exists()
-    assert state_schemas.point_to(moved) == state_schemas.point_to(before) == []
+    assert checkpoint.point_to(moved) == checkpoint.point_to(before) == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
-from streaming_jobs.failures import report_of
+from streaming_jobs.platform.failures import report_of
 from streaming_jobs.state.status import Status, late_rows, read_status, update, write_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.conftest import SettingsFactory
@@ -129,7 +129,7 @@ def test_on_a_full_disk_the_reason_of_the_end_is_written_over_the_old_status(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("streaming_jobs.files.tempfile.mkstemp", full)
+    monkeypatch.setattr("streaming_jobs.platform.files.tempfile.mkstemp", full)
     failed = Status("clean", state="failed")
     failed.set_error({"code": "REC-010", "found": "no space is left", "next": "", "permanent": False})
     write_status(here, failed)

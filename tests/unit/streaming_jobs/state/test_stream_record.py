@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
-from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take

@@ -11,8 +11,7 @@ from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import Accepted
-from streaming_jobs.table_sources.planner import TablePlanner, is_small, tasks
-from streaming_jobs.table_sources.row_blocks import FileToRead
+from streaming_jobs.table_sources.planner import FileToRead, TablePlanner, is_small, tasks
 from streaming_jobs.table_sources.versions import DataFile, TableVersions
 from tests.conftest import SettingsFactory
 from tests.support.written_table import WrittenTable

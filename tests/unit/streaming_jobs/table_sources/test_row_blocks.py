@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types as T
 
 from streaming_jobs.sources.record_blocks import note_used
-from streaming_jobs.table_sources.row_blocks import FileToRead, RowBlocks, partition_value
+from streaming_jobs.table_sources.planner import FileToRead, RowBlocks, partition_value
 from streaming_jobs.table_sources.versions import TableVersions
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

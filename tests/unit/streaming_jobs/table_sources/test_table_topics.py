@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
-from streaming_jobs.table_sources.table_topics import table_info
+from streaming_jobs.table_sources.topics import table_info
 from streaming_jobs.table_sources.versions import TableVersions
 from tests.support.written_table import WrittenTable
 

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.stream import DeltaTable, Stream
-from streaming_jobs.table_sources.later_commits import replaced_since
-from streaming_jobs.table_sources.row_blocks import FileToRead, RowBlocks
-from streaming_jobs.table_sources.versions import TableVersions
+from streaming_jobs.table_sources.planner import FileToRead, RowBlocks
+from streaming_jobs.table_sources.versions import TableVersions, replaced_since
 from tests.conftest import SettingsFactory
 from tests.support.written_table import WrittenTable
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.verification.beside_tables import _lines
 

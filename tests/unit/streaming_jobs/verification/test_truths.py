@@ -13,10 +13,10 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql.types import StructType, TimestampType
 
+from streaming_jobs.catalog.truths import NotComparable, Record, Truth, truth
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.json import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
-from streaming_jobs.truths import NotComparable, Record, Truth, truth
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.lineage import Coverage
 from streaming_jobs.verification.offset_ranges import Span

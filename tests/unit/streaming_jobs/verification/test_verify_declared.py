@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, app_id
-from streaming_jobs.positions import OffsetRange
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, app_id
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.verification.declared import subject_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from deltalake import DeltaTable
 
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.runtime.slice_commits import carry_out
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.tables import open_tables

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streaming_jobs.ledger import CodeVersion, LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.topic_records import VoidRange

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from orchestration.sessions import ownership
-from streaming_jobs.files import private_folder, write_json
 from streaming_jobs.platform import broker
+from streaming_jobs.platform.files import private_folder, write_json
 from streaming_jobs.platform.processes import identity
 from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.state.lease import holder, take

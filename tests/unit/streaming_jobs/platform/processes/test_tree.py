@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from streaming_jobs.platform.processes.child import ChildCommand
-from streaming_jobs.platform.processes.tree import ProcessTree
+from streaming_jobs.platform.processes.child import ChildCommand, ProcessTree
 from tests.support.waiting import wait_for
 
 STARTS_ONE_IN_A_GROUP_OF_ITS_OWN = """

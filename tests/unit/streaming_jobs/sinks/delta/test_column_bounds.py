@@ -14,7 +14,7 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 from pyspark.sql.types import DecimalType, LongType, StringType, StructField, StructType
 
 from reprocessing.rebuild.publish import _publish
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of

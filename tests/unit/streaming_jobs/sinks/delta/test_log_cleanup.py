@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import CommitProperties, DeltaTable
 
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, expired, log_files

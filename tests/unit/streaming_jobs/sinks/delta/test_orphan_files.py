@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import orphan_files
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge

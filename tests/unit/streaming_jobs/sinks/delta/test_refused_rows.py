@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from streaming_jobs.columns import REASON_COLUMN
+from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import dead_letters, refused_rows

@@ -8,7 +8,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, PermanentError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.log import newest

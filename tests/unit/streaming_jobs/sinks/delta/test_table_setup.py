@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from structlog.testing import capture_logs
 
 from streaming_jobs.errors import OutputMismatch, UsageError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import sink as delta
 from streaming_jobs.sinks.delta.log import newest, walk

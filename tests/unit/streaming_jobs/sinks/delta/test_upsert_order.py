@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
-from streaming_jobs.columns import POSITION_COLUMN
+from streaming_jobs.declare.columns import POSITION_COLUMN
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
 from streaming_jobs.sinks.delta import maintenance, remembered_deletes

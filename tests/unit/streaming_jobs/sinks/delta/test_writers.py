@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.errors import Fenced, LedgerConflict
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, CommittedBefore, ParquetAppend
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.parquet import add_actions

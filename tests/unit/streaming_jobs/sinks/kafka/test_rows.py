@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs import Json, KafkaSink, KafkaTopic, PermanentError
-from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN
+from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.errors import LedgerConflict
-from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.positions import WrittenRange
-from streaming_jobs.runtime.batch_counts import entry_of, refuse_other_letters
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.runtime.batch import entry_of, refuse_other_letters
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.kafka.clients import producer_config
@@ -25,7 +25,7 @@ from streaming_jobs.sinks.kafka.producer import Delivered, Outgoing
 from streaming_jobs.sinks.kafka.record_columns import HEADERS, KEY, ROUTE, TIMESTAMP
 from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowJudge
 from streaming_jobs.sinks.kafka.writer import Discarded
-from streaming_jobs.sources.records import HEADERS_ARROW
+from streaming_jobs.sources.record_blocks import HEADERS_ARROW
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import ConfigurationError, Fenced, PermanentError
-from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import WrittenRange
+from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.kafka.clients import ClientLost

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from streaming_jobs.errors import Fenced, LedgerConflict, PermanentError
-from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka.producer import Outgoing
 from streaming_jobs.sinks.kafka.writer import Clients, PlainWriter, TransactionWriter

@@ -378,7 +378,7 @@ def test_drivers_see_the_settings_of_the_run_and_none_of_the_users(home: Home, m
 
 
 def test_every_subject_is_a_stream_that_the_drivers_know(home: Home) -> None:
-    from streaming_jobs.topology import Topology
+    from streaming_jobs.catalog.topology import Topology
 
     known = Topology.load(home.settings.flows)
     for subject in SUBJECTS:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
-from streaming_jobs.topology import Topology
 from streaming_jobs.verification.chaos.faults import Phase, PointKill, ProcessKill
 from streaming_jobs.verification.chaos.freezes import Freeze
 from streaming_jobs.verification.topic_chaos.run import POINTS_OF, STREAMS, Plan, home_of, steps

@@ -1,0 +1,337 @@
+"""All declared streams, with the topics and tables that they read and the tables that they write."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
+from streaming_jobs.platform.main_module import seen_with_a_file
+from streaming_jobs.settings import CONFIG_FILE, Settings, project_folder
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+from streaming_jobs.text.spelling import instead, nearest
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+# The graph of streams: which stream reads what another one writes, through a table or through a topic.
+
+
+def refuse_cycles(streams: Iterable[Stream]) -> None:
+    """Raise UsageError if a stream reads, directly or through others, what it writes; the error names the cycle."""
+    every = list(streams)
+    into = {stream.name: list(_feeds(stream, every)) for stream in every}
+    done: set[str] = set()
+
+    def visit(name: str, path: list[tuple[str, str]]) -> None:
+        for through, reader in into[name]:
+            begun = [index for index, (each, _) in enumerate(path) if each == reader]
+            if begun or reader == name:
+                cycle = [*path[begun[0] if begun else len(path) :], (name, through)]
+                steps = " -> ".join(f"{each} -> {place}" for each, place in cycle)
+                raise UsageError(
+                    f"streams read what they write: {steps} -> {reader}",
+                    "let one of them read another topic or table, or make the two streams one",
+                )
+            if reader not in done:
+                visit(reader, [*path, (name, through)])
+        done.add(name)
+
+    for stream in every:
+        if stream.name not in done:
+            visit(stream.name, [])
+
+
+def way(writer: str, reader: str, streams: Iterable[Stream]) -> list[str] | None:
+    """The tables and topics through which one stream reads what another one writes, in order; None if it does not."""
+    every = {stream.name: stream for stream in streams}
+    ways: dict[str, list[str]] = {writer: []}
+    waiting = [writer]
+    for name in waiting:
+        for through, other in _feeds(every[name], every.values()):
+            if other not in ways:
+                ways[other] = [*ways[name], through]
+                waiting.append(other)
+    return ways.get(reader) or None
+
+
+def _feeds(stream: Stream, others: Iterable[Stream]) -> Iterable[tuple[str, str]]:
+    """Yields what the stream writes and another one reads: (table or topic, name of the reader)."""
+    topics = {sink.name for sink in stream.topic_sinks.values()}
+    for other in others:
+        for table in other.tables_read:
+            if table.name in stream.table_names:
+                yield f"table {table.name}", other.name
+        for topic in other.topics:
+            if topic.name in topics:
+                yield f"topic {topic.name}", other.name
+
+
+def with_columns(stream: Stream, streams: Mapping[str, Stream], writers: Mapping[str, str]) -> Stream:
+    """The stream, with the columns of the tables that it reads; raises UsageError for a table that it cannot read."""
+    _refuse_without_order(stream)
+    sources = {
+        parameter: _checked(stream.name, source, streams.get(writers.get(source.name, "")))
+        if isinstance(source, DeltaSource)
+        else source
+        for parameter, source in stream.sources.items()
+    }
+    same = all(sources[parameter] is source for parameter, source in stream.sources.items())
+    return stream if same else replace(stream, sources=sources)
+
+
+def _refuse_without_order(stream: Stream) -> None:
+    """Raise UsageError for an upsert table without `order_by` of a stream that reads a table.
+
+    The content of a table comes in the order of its files, which after a compaction is not that of the writes.
+    """
+    for sink in stream.sinks.values() if stream.tables_read else ():
+        if sink.keys and not sink.order_by:
+            table = stream.tables_read[0].name
+            raise UsageError(
+                f"stream {stream.name} reads table {table} and writes upsert table {sink.name} without order_by: the "
+                "rows may come in another order than they were written, so old values could win",
+                "name the column that says which row is newer (for totals, their count): DeltaTable(..., order_by=...)",
+            )
+
+
+def _checked(reader: str, source: DeltaSource, writer: Stream | None) -> DeltaSource:
+    if writer is None:
+        if source.schema is None:
+            raise UsageError(
+                f"stream {reader} reads table {source.name}, which no stream writes, and its columns are not declared",
+                "correct the name, or give the source its schema: DeltaSource(..., schema=...)",
+            )
+        return source
+    table = _written(source.name, writer)
+    if table is not None and (table.keys or not isinstance(table, DeltaTable)):
+        why = f"is an upsert table (keys {', '.join(table.keys)}): its commits rewrite rows" if table.keys else ""
+        raise UsageError(
+            f"stream {reader} cannot read table {source.name}, which {why or 'is no Delta table'}",
+            f"let {reader} read what {writer.name} reads, or let {writer.name} also write a table without keys",
+        )
+    if source.name in (each.name for each in writer.deletes):
+        raise UsageError(
+            f"stream {reader} cannot read table {source.name}: its commits rewrite rows",
+            f"read what {writer.name} reads",
+        )
+    declared = None if table is None else table.schema
+    if source.schema is None:
+        if declared is None:
+            raise UsageError(
+                f"stream {reader} reads table {source.name}, whose columns stream {writer.name} does not declare",
+                "give that table a schema, or the source: DeltaSource(..., schema=...)",
+            )
+        return replace(source, schema=declared)
+    if declared is not None:
+        _same_types(reader, source.name, source.schema, declared)
+    return source
+
+
+def _written(name: str, writer: Stream) -> DeclaredTable | None:
+    """The sink of that name; None for the writer's other tables."""
+    return next((sink for sink in writer.sinks.values() if sink.name == name), None)
+
+
+def _same_types(reader: str, table: str, wanted: StructType, declared: StructType) -> None:
+    kinds = {field.name: field.dataType for field in declared.fields}
+    for field in wanted.fields:
+        if field.name not in kinds:
+            raise UsageError(
+                f"stream {reader} reads column {field.name} of table {table}, which has none of that name",
+                instead(field.name, kinds),
+            )
+        if kinds[field.name].jsonValue() != field.dataType.jsonValue():
+            raise UsageError(
+                f"stream {reader} reads column {field.name} of table {table} as {field.dataType.simpleString()}, and "
+                f"its writer declares {kinds[field.name].simpleString()}",
+                "leave the source's schema out, or give the column the writer's type",
+            )
+
+
+_UNKNOWN_ARGUMENT = re.compile(
+    r"(?P<declaration>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<argument>\w+)'"
+)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The streams by name, checked against each other: one name, one writer per table, and no cycle.
+
+    A source without columns of its own has those that the table's writer declares.
+    """
+
+    streams: dict[str, Stream]
+
+    @classmethod
+    def of(cls, streams: Iterable[Stream]) -> Topology:
+        """Check and index the streams.
+
+        Raises UsageError for a doubled name, a table with two writers, one that cannot be read, and a cycle.
+        """
+        by_name: dict[str, Stream] = {}
+        writers: dict[str, str] = {}
+        for stream in streams:
+            if by_name.setdefault(stream.name, stream) is not stream:
+                raise UsageError(f"two streams are named {stream.name}", "rename one")
+            for table in stream.table_names:
+                if writers.setdefault(table, stream.name) != stream.name:
+                    raise UsageError(
+                        f"table {table} is written by {writers[table]} and {stream.name}", "give each its own table"
+                    )
+            for sink in stream.topic_sinks.values():
+                if writers.setdefault(sink.ledger_name, stream.name) != stream.name:
+                    raise UsageError(
+                        f"topic {sink.name} is written by {writers[sink.ledger_name]} and {stream.name}",
+                        "give each its own topic: a recovery of one stream has to know which records are its own",
+                    )
+        refuse_cycles(by_name.values())
+        return cls({name: with_columns(stream, by_name, writers) for name, stream in sorted(by_name.items())})
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> Topology:
+        """The streams of the setting `flows`; raises UsageError if there are none, or none for a `streams.<name>`."""
+        if not settings.flows:
+            raise ConfigurationError(
+                f"no streams are configured: neither {CONFIG_FILE}, looked for from {Path.cwd()} upwards, nor the "
+                "environment names `flows`",
+                'write flows = ["my.flows"] in recourse.toml; `recourse up` shows the shipped streams without it',
+            )
+        topology = cls.load(settings.flows)
+        for name in settings.streams:
+            if name not in topology.streams:
+                raise UsageError(
+                    f"settings are given for stream '{name}', and no stream has that name",
+                    instead(name, topology.streams),
+                )
+        return topology
+
+    @classmethod
+    def load(cls, modules: Iterable[str]) -> Topology:
+        """Import the named modules or packages and collect the streams they declare."""
+        if (here := str(project_folder())) not in sys.path:
+            sys.path.insert(0, here)
+            if here != str(Path.cwd()):  # Spark's Python processes have the working directory only
+                os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        streams: dict[int, Stream] = {}
+        modules = list(modules)
+        for name in modules:
+            for module in modules_of(name):
+                streams.update((id(v), v) for v in vars(module).values() if isinstance(v, Stream))
+        if modules and not streams:
+            raise UsageError(
+                f"`flows` declares no stream: none of {', '.join(modules)} has a function with @stream",
+                "decorate one at the top level of a module with @stream(source=..., sink=...), or name another module",
+            )
+        return cls.of(streams.values())
+
+    def __getitem__(self, name: str) -> Stream:
+        try:
+            return self.streams[name]
+        except KeyError:
+            known = ", ".join(self.streams) or "none"
+            near = nearest(name, self.streams)
+            meant = f"did you mean '{near}'? " if near else ""
+            raise UsageError(f"no stream is named '{name}'", f"{meant}the streams are: {known}") from None
+
+    def select(self, names: Iterable[str]) -> list[Stream]:
+        """The named streams in that order, or all of them when no name is given."""
+        return [self[name] for name in names] or list(self.streams.values())
+
+    @property
+    def topics(self) -> dict[str, KafkaTopic]:
+        """Every source topic by name."""
+        return {topic.name: topic for s in self.streams.values() for topic in s.topics}
+
+    @property
+    def tables_read(self) -> dict[str, DeltaSource]:
+        """Every table that a stream reads, by name."""
+        return {table.name: table for s in self.streams.values() for table in s.tables_read}
+
+    def writer(self, table: str) -> Stream | None:
+        """The stream that writes a table; None if none does."""
+        return next((stream for stream in self.streams.values() if table in stream.table_names), None)
+
+    @property
+    def topics_written(self) -> dict[str, str]:
+        """Every topic that a stream declares as a sink -> the stream's name."""
+        return {sink.name: stream.name for stream in self.streams.values() for sink in stream.topic_sinks.values()}
+
+    def readers(self, topic: str) -> list[str]:
+        """Names of the streams that read the topic."""
+        return [s.name for s in self.streams.values() if any(t.name == topic for t in s.topics)]
+
+    def table_readers(self, table: str) -> list[str]:
+        """Names of the streams that read the table."""
+        return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
+
+
+def modules_of(name: str) -> Iterator[ModuleType]:
+    """A module or package of the setting `flows`, and its direct submodules, imported."""
+    module = _imported(name)
+    yield module
+    for submodule in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield _imported(f"{name}.{submodule.name}")
+
+
+def _imported(name: str) -> ModuleType:
+    """The module; an exception of its code becomes a UsageError that names the place."""
+    try:
+        with seen_with_a_file():
+            return importlib.import_module(name)
+    except RecourseError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            where = f"looked for in {project_folder()} and among the installed packages"
+            raise UsageError(f"there is no module named '{name}'; {where}", "check the setting `flows`") from error
+        raise _unusable(name, error) from error
+    except Exception as error:
+        raise _unusable(name, error) from error
+
+
+def _unusable(name: str, error: Exception) -> UsageError:
+    frames = traceback.extract_tb(error.__traceback__)
+    if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (
+        isinstance(error, AssertionError) and not str(error) and "/pyspark/" in frames[-1].filename
+    ):
+        line = next((f"{f.filename}:{f.lineno}" for f in reversed(frames) if "/pyspark/" not in f.filename), "no line")
+        return UsageError(
+            f"module '{name}' uses Spark while it is imported, when there is no Spark yet ({line})",
+            "give a UDF's type as an object, @F.udf(DoubleType()) in place of @F.udf('double'), and make columns "
+            "(F.col, F.lit, F.expr) in the stream's function",
+        )
+    theirs = [f"{f.filename}:{f.lineno}" for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else next(iter(theirs), "no line")
+    return UsageError(
+        f"module '{name}' cannot be imported: {type(error).__name__}: {error} ({place})",
+        _instead_of_argument(str(error)) or "correct it",
+    )
+
+
+def _instead_of_argument(message: str) -> str:
+    """The next step for an argument that a declaration does not have; empty for any other message."""
+    import streaming_jobs
+
+    if (match := _UNKNOWN_ARGUMENT.search(message)) is None:
+        return ""
+    name = match["declaration"]
+    declared = (
+        getattr(streaming_jobs, name)
+        if name in ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json")
+        else None
+    )
+    return instead(match["argument"], inspect.signature(declared).parameters) if declared else ""

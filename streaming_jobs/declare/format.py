@@ -1,0 +1,134 @@
+"""The contract of a format: a block of values becomes Arrow columns, with a verdict for every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.text.spelling import instead
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+MAX_DETAIL = 400
+"""Characters of a refusal's detail; a longer one is cut."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The verdict on a refused value: `reason` is a stable word, `detail` says what was expected, found and where."""
+
+    reason: str
+    detail: str
+
+    def __post_init__(self) -> None:
+        if len(self.detail) > MAX_DETAIL:
+            object.__setattr__(self, "detail", f"{self.detail[: MAX_DETAIL - 3]}...")
+
+
+class Refused(Exception):
+    """A single record is refused, with `reason` and `detail`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Block:
+    """The columns of a block of values, and the refusals by the value's index.
+
+    `columns` has the fields that were asked for, in the schema's order, one row per value. All fields are nullable, at
+    every depth; types are Arrow's for the Spark types: timestamp("us", tz="UTC"), timestamp("us"), date32,
+    decimal128(p, s), string, list, struct. The row of a refused value is null in every column.
+    """
+
+    columns: pa.RecordBatch
+    refused: Mapping[int, Refusal]
+
+
+class BlockReader(Protocol):
+    """A reading of blocks; it belongs to one process and is not pickled."""
+
+    def read(self, values: Sequence[bytes | None]) -> Block:
+        """Decode the values. Nothing that they hold makes it raise; None is refused with the reason `empty_value`."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The values of a block of rows, and the refusals by the row's index: the value of such a row is None."""
+
+    values: Sequence[bytes | None]
+    refused: Mapping[int, Refusal]
+
+
+class BlockWriter(Protocol):
+    """A writing of blocks; it belongs to one process and is not pickled."""
+
+    def write(self, rows: pa.RecordBatch) -> Written:
+        """The value of each row of the schema's fields. The format's reader reads it back as the same row.
+
+        A row for which there is no such value is refused; nothing that the rows hold makes it raise.
+        """
+
+
+class WritableFormat(Protocol):
+    """A format in which a stream can write a topic, too."""
+
+    @property
+    def schema(self) -> StructType:
+        """Fields of a row."""
+
+    def writer(self) -> BlockWriter:
+        """A writer of rows."""
+
+
+class Format(Protocol):
+    """A format of records; picklable."""
+
+    @property
+    def schema(self) -> StructType:
+        """Fields of a decoded record; `nullable=False` means required."""
+
+    @property
+    def reasons(self) -> frozenset[str]:
+        """Every reason for which a value can be refused."""
+
+    def reader(self, fields: Sequence[str] | None = None) -> BlockReader:
+        """A reader that validates every record whole, and builds the columns of these top-level fields; None: all.
+
+        Raises UsageError for a name that is not a field.
+        """
+
+
+def checked_fields(schema: StructType, fields: Sequence[str] | None) -> frozenset[str]:
+    """The names of the fields to build; raises UsageError for one that the schema does not have."""
+    names = schema.fieldNames()
+    if fields is None:
+        return frozenset(names)
+    for name in fields:
+        if name not in names:
+            raise UsageError(f"'{name}' is not a field of the records", instead(name, names))
+    return frozenset(fields)
+
+
+def record_batch(rows: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """The columns as a batch of so many rows, also if there are no columns."""
+    import pyarrow as pa  # here: a declaration needs no Arrow
+
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def read_one(reader: BlockReader, value: bytes | None) -> dict[str, Any]:
+    """The record of one value as Python values; raises Refused."""
+    block = reader.read([value])
+    for refusal in block.refused.values():
+        raise Refused(refusal.reason, refusal.detail)
+    record: dict[str, Any] = block.columns.to_pylist()[0]
+    return record

@@ -1,0 +1,73 @@
+"""Checks of the names and parts in a declaration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.text.spelling import instead
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+def checked_name(kind: str, name: str) -> str:
+    """Return `name` if it can be a folder and an identifier; raises UsageError otherwise."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
+        )
+    return name
+
+
+def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
+    """The names as a tuple; raises UsageError for a single text, which Python would read as a list of letters."""
+    if isinstance(names, str):
+        raise UsageError(f"{what}: {option} is the text '{names}', not a list", f"write {option}=['{names}']")
+    items = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
+        raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
+    return items
+
+
+def checked_choice(what: str, option: str, value: object, allowed: Sequence[str]) -> None:
+    """Raise UsageError for a value that the option does not have."""
+    if value not in allowed:
+        raise UsageError(f"{what}: {option}='{value}'", instead(str(value), allowed))
+
+
+def checked_schema(what: str, schema: StructType | Mapping[str, object] | None) -> StructType | None:
+    """The schema, also of a mapping of names to types; raises UsageError for anything else."""
+    if schema is None:
+        return None
+    from streaming_jobs.declare.schemas import schema_of  # here: declared without Spark
+
+    try:
+        return schema_of(schema)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error.found}", error.next_step) from error
+
+
+def check_event_time(source: str, column: str, schema: StructType, kind: str, otherwise: str) -> None:
+    """Raise UsageError if a source has no such column, or one of no timestamps; `otherwise` says how to make one."""
+    names = schema.fieldNames()
+    if column not in names:
+        raise UsageError(f"{source}: event_time '{column}' is not a {kind}", instead(column, names))
+    found = schema[column].dataType
+    if found.typeName() not in ("timestamp", "timestamp_ntz"):
+        raise UsageError(
+            f"{source}: event_time '{column}' is {found.simpleString()}, not a timestamp",
+            otherwise.format(column),
+        )
+
+
+def checked_parts(stream: str, option: str, parts: Iterable[object], kind: str, fits: Callable[[object], bool]) -> None:
+    """Raise UsageError for a source or a sink of another type, such as a bare name; `kind` names the right type."""
+    for part in parts:
+        if not fits(part):
+            example = f"{kind}({part!r}, ...)" if isinstance(part, str) else f"a {kind}"
+            raise UsageError(f"stream {stream}: {option} is {part!r}, not a {kind}", f"write {example}")

@@ -1,0 +1,199 @@
+"""The ledger: the entry that every commit to a sink carries about itself.
+
+An entry is part of the commit's `userMetadata`, so it exists exactly when the rows do. The commit also has the Delta
+transaction identifier (appId, version) of Delta's protocol, section "Transaction Identifiers", with
+
+    appId   = recourse:<stream>:<table>              the same for ever
+    version = generation << 32 | (batch + 1)         so generation << 32 means: open, nothing written
+
+The version only grows: a driver of an older generation reads a newer one and stops. `sinks/delta/log.py` reads the
+entries of a table back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from streaming_jobs.errors import PermanentError
+from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_partitions
+
+Kind = Literal["batch", "fence", "publish", "upkeep", "schema", "slice"]
+LEDGER_KEY = "recourse"
+"""The key of an entry inside `userMetadata`; its value is the entry's format, 1."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Txn:
+    """A position in a sink's history: generation (from 1) and batch (from 0; -1: nothing written yet)."""
+
+    generation: int
+    batch: int
+
+    @property
+    def version(self) -> int:
+        """The Delta transaction version."""
+        return self.generation << 32 | (self.batch + 1)
+
+    @classmethod
+    def of(cls, version: int) -> Txn:
+        """The position that a transaction version stands for."""
+        return cls(version >> 32, (version & 0xFFFF_FFFF) - 1)
+
+    def __str__(self) -> str:
+        return f"g{self.generation:04d} batch {self.batch}"
+
+
+def app_id(stream: str, table: str) -> str:
+    """The transaction appId of a stream's sink."""
+    return f"recourse:{stream}:{table}"
+
+
+class CodeVersion(NamedTuple):
+    """The code that wrote a batch: its hash (`runtime/code_version.py`), and the package's version.
+
+    `formerly` is the hash of the same code by the scheme before, empty in entries of that scheme. Savepoints and plans
+    have these on disk as a list.
+    """
+
+    hash: str
+    package: str
+    formerly: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The hashes by which entries name this code."""
+        return frozenset({self.hash, self.formerly} - {""})
+
+    def same_code(self, other: CodeVersion) -> bool:
+        """True if both have the same hash, whatever the version of the package.
+
+        If only one of them has a hash of the present scheme, they are compared by that of the scheme before: such an
+        entry is other code only if that scheme says so.
+        """
+        if self.hash == other.hash or bool(self.formerly) == bool(other.formerly):
+            return self.hash == other.hash
+        return (self.formerly or self.hash) == (other.formerly or other.hash)
+
+    def same_version(self, other: CodeVersion) -> bool:
+        """True if both are the same code in the same version of the package."""
+        return self.package == other.package and self.same_code(other)
+
+    def __str__(self) -> str:
+        return f"{self.hash} ({self.package})"
+
+
+NO_CODE = CodeVersion("", "")
+"""The code version of an entry that no batch has written."""
+
+
+READ = "read"
+"""The name under which an entry counts the rows that it read from tables, records from topics included."""
+DROPPED, QUARANTINED = "dropped:", "quarantined:"
+"""Begin the names, with that of a table, under which an entry counts the rows that row rules have taken out of it."""
+
+
+def taken_out(rows: Mapping[str, int], how: str) -> int:
+    """The rows of all tables that rules have dropped, or set aside, by the `rows` of an entry."""
+    return sum(number for name, number in rows.items() if name.startswith(how))
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One commit's entry. `rows`: name -> number of rows written; `txns`: other sink -> its transaction version.
+
+    `rows` of a batch's primary table: `written` are its own, `dead_letters`, `late`, and by name those of other tables;
+    `quarantined:<table>` and `dropped:<table>` were taken out by row rules; `read` counts the rows that were read, if
+    offsets are the versions of a table. `rules`: table -> rule -> rows that broke it. `new`, of a publish: the files
+    that have only rows of records that no batch had read before; None if that is not known. `written`: where the batch
+    lies in the topics that it wrote.
+    """
+
+    kind: Kind
+    stream: str
+    table: str
+    generation: int
+    batch: int
+    offsets: tuple[OffsetRange, ...] = ()
+    rows: Mapping[str, int] = field(default_factory=dict)
+    txns: Mapping[str, int] = field(default_factory=dict)
+    code: CodeVersion = NO_CODE
+    plan: str | None = None
+    note: str | None = None
+    rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    new: tuple[str, ...] | None = None
+    written: tuple[WrittenRange, ...] = ()
+
+    @property
+    def records(self) -> int:
+        """Records that it read: the offsets in its ranges, or the rows of the versions of a table."""
+        return self.rows.get(READ, sum(each.records for each in self.offsets))
+
+    @property
+    def txn(self) -> Txn:
+        """The position this entry stands for."""
+        return Txn(self.generation, self.batch)
+
+    def same_offsets(self, other: LedgerEntry) -> bool:
+        """True if both read the same offsets of the same topics."""
+        return len(self.offsets) == len(other.offsets) and all(
+            mine.same_offsets(theirs) for mine, theirs in zip(self.offsets, other.offsets, strict=True)
+        )
+
+    def encode(self) -> str:
+        """The text for `userMetadata`."""
+        value: dict[str, Any] = {
+            LEDGER_KEY: 1,
+            "kind": self.kind,
+            "stream": self.stream,
+            "table": self.table,
+            "generation": self.generation,
+            "batch": self.batch,
+            "offsets": {r.topic: {"id": r.topic_id, "start": r.start, "end": r.end} for r in self.offsets},
+            "rows": dict(self.rows),
+            "txns": dict(self.txns),
+            "code": {name: text for name, text in self.code._asdict().items() if text or name != "formerly"},
+        }
+        value.update({k: v for k, v in (("plan", self.plan), ("note", self.note)) if v is not None})
+        if self.rules:
+            value["rules"] = {table: dict(broken) for table, broken in self.rules.items()}
+        if self.new is not None:
+            value["new"] = list(self.new)
+        if self.written:
+            value["written"] = [list(astuple(r)) for r in self.written]
+        return json.dumps(value, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str | None) -> LedgerEntry | None:
+        """The entry in a commit's `userMetadata`; None if there is none of ours."""
+        try:
+            value = json.loads(text or "")
+        except ValueError:
+            return None
+        if not isinstance(value, dict) or LEDGER_KEY not in value:
+            return None
+        if value[LEDGER_KEY] != 1:
+            raise PermanentError(
+                f"a ledger entry has format {value[LEDGER_KEY]}, this version reads 1", "use the newer recourse-streams"
+            )
+        return cls(
+            kind=value["kind"],
+            stream=value["stream"],
+            table=value["table"],
+            generation=value["generation"],
+            batch=value["batch"],
+            offsets=tuple(
+                OffsetRange(topic, r["id"], decode_partitions(r["start"]), decode_partitions(r["end"]))
+                for topic, r in value["offsets"].items()
+            ),
+            rows=value["rows"],
+            txns=value["txns"],
+            code=CodeVersion(**value["code"]),
+            plan=value.get("plan"),
+            note=value.get("note"),
+            rules=value.get("rules", {}),
+            new=tuple(value["new"]) if "new" in value else None,
+            written=tuple(WrittenRange(*r) for r in value.get("written", ())),
+        )

@@ -1,0 +1,284 @@
+"""Classification of failures: an exception that ends a query becomes an error of ours, transient or permanent."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypedDict, TypeVar
+
+from streaming_jobs import errors
+from streaming_jobs.errors import (
+    ConfigurationError,
+    FunctionRaised,
+    OffsetsLost,
+    PermanentError,
+    RecourseError,
+    TransientError,
+    UsageError,
+)
+from streaming_jobs.ledger.entry import LedgerEntry
+
+# What to write instead of a plan that Spark refuses for streams: by the text of its refusal, which often has no
+# code.
+#
+# The texts are those of Spark 4.2 (`UnsupportedOperationChecker`).
+
+_FINAL = "write final results: emit='close' on the sink, with event_time and lateness on each source"
+
+_REMEDIES = (
+    (r"for session window streaming\s+aggregations", f"{_FINAL}; Spark has no others for sessions"),
+    (
+        r"mode: append.* for streaming\s+aggregations without watermark",
+        (
+            "write each change into a table by key: keys= on the DeltaTable (emit='update'); or, for final results, "
+            "declare event_time and lateness on the source, and group by a window of that column"
+        ),
+    ),
+    (
+        r"LeftAnti joins with a streaming",
+        "write a left join, and keep what has no match: .join(other, condition, 'left').where(other.key.isNull())",
+    ),
+    (r"join between two streaming.*only in Append", f"{_FINAL}; without it a row could be called unmatched too early"),
+    (
+        r"Stream-stream .*without a watermark in the join keys",
+        (
+            "declare event_time and lateness on both sources, and bound the times in the condition: "
+            "b.at BETWEEN a.at AND a.at + INTERVAL 1 HOUR"
+        ),
+    ),
+    (
+        r"possible 'correctness' issue due to global watermark",
+        f"{_FINAL}; or split it into two streams with a topic between them",
+    ),
+    (
+        r"Distinct aggregations are not supported",
+        (
+            "drop duplicates first, then count: .dropDuplicates(['key', 'value']).groupBy('key').count(), with a "
+            "window and dropDuplicatesWithinWatermark if the state must not grow; or use approx_count_distinct()"
+        ),
+    ),
+    (
+        r"NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING|Window function is not supported",
+        (
+            "group by a window of the event time (F.window) with max_by, min_by or collect_list; earlier rows of a "
+            "key, as for lag, are state of a processor: groupBy(key).transformWithState(...)"
+        ),
+    ),
+    (r"Sorting is not supported", "leave the sorting to the readers of the table: a stream's rows have no last one"),
+    (r"Limits are not supported .*Update", "write emit='close' on the sink, or leave out the limit"),
+    (
+        r"InPandasWithState in (?:append|update) mode is not supported with",
+        "declare one mode in both places: 'append' with emit='close' on the sink, or 'update' with emit='update'",
+    ),
+    (
+        r"Multiple applyInPandasWithStates|CoGrouping with a streaming",
+        (
+            "use transformWithState, of which a stream may have several; for two inputs, on a union of them with the "
+            "same columns"
+        ),
+    ),
+    (
+        r"(?:FullOuter|RightOuter|LeftOuter) joins? with (?:a )?streaming .* static",
+        "keep only the rows of the stream: an inner join, or a left join with the stream on the left",
+    ),
+)
+
+
+def remedy(text: str) -> str:
+    """The next step for a plan that Spark refuses with this text."""
+    return next((words for found, words in _REMEDIES if re.search(found, text, re.DOTALL)), "correct the function")
+
+
+_E = TypeVar("_E", bound=RecourseError)
+_LOST = re.compile(
+    r"KAFKA_DATA_LOSS|data may have been lost|Some data may have been lost|offset was changed from", re.I
+)
+_PERMANENT = re.compile(
+    r"STATE_STORE_(VALUE|KEY)_SCHEMA_NOT_COMPATIBLE|STREAMING_STATEFUL_OPERATOR_NOT_MATCH|CANNOT_READ_STREAMING_STATE"
+    r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|CONCURRENT_STREAM_LOG_UPDATE|batch -?\d+ doesn't exist"
+    r"|Python worker.*different version|PYTHON_VERSION_MISMATCH|TOPIC_AUTHORIZATION_FAILED|TopicAuthorization"
+)
+_FULL = re.compile(
+    r"No space left on device|os error 28\b|\[Errno 28\]|Disk quota exceeded|os error 122\b|\[Errno 122\]"
+)
+_GONE = re.compile(
+    r"^An error occurred while calling \S+$|Error while sending or receiving|Answer from Java side is empty"
+)
+_WORKER = re.compile(
+    r"Python worker(?s:.)*Traceback \(most recent call last\)|PythonException(?s:.)*Traceback \(most recent"
+)
+_OURS = re.compile(
+    r"^streaming_jobs\.errors\.(?P<kind>\w+): REC-\d{3} (?P<found>.*?)$(?:\n  next: (?P<next>.*?)$)?", re.MULTILINE
+)
+_PLACE = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_CALLED_FROM = re.compile(r'^== DataFrame ==\n"[^"\n]*" was called from\n(?P<place>\S.*:\d+)$', re.MULTILINE)
+_SQL = re.compile(r"^== SQL.*==\n(?P<text>.+)$", re.MULTILINE)
+"""Spark's query context: the call, or the SQL, whose rows failed."""
+_OWN = f"{Path(__file__).parent}/"
+_LIBRARIES = re.compile(r"/pyspark/|/py4j/|pyspark\.zip|/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
+_ELSEWHERE = re.compile(
+    r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"
+)
+"""Exceptions of functions that call another machine: these may pass."""
+_ON_DATA = re.compile(
+    r"\[(USER_RAISED_EXCEPTION|DIVIDE_BY_ZERO|REMAINDER_BY_ZERO|CAST_INVALID_INPUT|CAST_OVERFLOW|ARITHMETIC_OVERFLOW"
+    r"|BINARY_ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE|INVALID_ARRAY_INDEX|MAP_KEY_DOES_NOT_EXIST|DUPLICATED_MAP_KEY"
+    r"|CANNOT_PARSE_TIMESTAMP|DATETIME_OVERFLOW|INVALID_INDEX_OF_ZERO|INVALID_PARAMETER_VALUE|NULL_MAP_KEY)\b"
+)
+_NO_CAUSE = "(no cause message)"
+"""Spark's words for the end of file that it reads from a Python process of a source that is gone."""
+_FIRST_LINES = 3
+_NAMED = 4
+
+
+class ErrorReport(TypedDict, total=False):
+    """An error in a status file: its code, the fact, the next step, and its consequences.
+
+    `permanent`: a person has to act; `lasting`: the quick retries are used up; `at`: the time of the error, ISO.
+    """
+
+    code: str
+    found: str
+    next: str
+    permanent: bool
+    lasting: bool
+    at: str
+
+
+def larger_than_the_driver_takes(error: BaseException) -> bool:
+    """True if Spark refused to send rows to the driver, because of the session's bound on the size of results."""
+    return "spark.driver.maxResultSize" in str(error)
+
+
+def classify(error: BaseException, where: str = "") -> RecourseError:
+    """The error as one of ours: unchanged if it is one, else permanent or transient by Spark's text.
+
+    An exception of the stream's own function mostly repeats with the same records, but the function may also call a
+    service that fails: it is tried again, and is permanent if it repeats (retries.py). An unknown failure is transient.
+    `where` names the batch and its offsets.
+    """
+    if isinstance(error, RecourseError):
+        return error
+    if (ours := _from_a_worker(str(error))) is not None:
+        return _caused(ours, error)
+    kind, text = type(error).__name__, str(error)
+    summary = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
+    summary += f" ({where})" if where else ""
+    if _FULL.search(text):
+        full = f"no space is left on the device of the tables, of the state, or of Spark's scratch folder: {summary}"
+        return _caused(
+            TransientError(full, "free space there (`df -h`); nothing is lost, a later attempt continues"), error
+        )
+    if _LOST.search(text):
+        return _caused(
+            OffsetsLost(f"records the stream still needs are gone: {summary}", "see `recourse streams status`"), error
+        )
+    if kind in ("AnalysisException", "ParseException"):
+        place = _context(text) or _in_users_code(
+            [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+        )
+        return _caused(ConfigurationError(f"Spark refuses the stream's plan: {summary}{place}", remedy(text)), error)
+    if _PERMANENT.search(text):
+        return _caused(PermanentError(summary, "see docs/operate.md, 'A stream that will not start'"), error)
+    if _GONE.search(text):
+        return _caused(TransientError("Spark's JVM is gone", "the session's log says how it ended"), error)
+    if (raised := _raised(text)) is not None:
+        summary, origin = raised
+        words = f"the stream's function raised {summary}{f' ({where})' if where else ''}"
+        if _ELSEWHERE.search(origin.partition(" ")[0]):
+            return _caused(TransientError(words, "check the service that the function calls"), error)
+        return _caused(FunctionRaised(words, "correct the function if the error repeats", f"{origin} {where}"), error)
+    if _NO_CAUSE in text:
+        summary = f"a process of the stream has ended, killed or out of memory ({summary})"
+        return _caused(TransientError(summary, "watch the memory if it repeats; nothing is lost"), error)
+    return _caused(TransientError(f"{kind}: {summary}", "its session's log has the whole trace"), error)
+
+
+def function_raised(function: Callable[..., object], error: Exception) -> TransientError:
+    """The error for an exception that a stream's function raised when it was called with frames."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename == function.__code__.co_filename]  # also where it is installed
+    places = [(f.filename, f.lineno) for f in frames]
+    place = _in_users_code(places) or "".join(f" ({f.filename}:{f.lineno})" for f in (own or frames)[-1:])
+    words = f"the stream's function raised {type(error).__name__}: {error}{place}"
+    origin = f"{type(error).__name__}{place}"
+    if _ELSEWHERE.search(type(error).__name__):
+        return _caused(TransientError(words, "check the service that the function calls"), error)
+    return _caused(FunctionRaised(words, "correct the function if the error repeats", origin), error)
+
+
+def _from_a_worker(text: str) -> RecourseError | None:
+    """The error that Recourse raised in a Python process of Spark's, of which only the traceback came back."""
+    match = _OURS.search(text)
+    kind = getattr(errors, match["kind"], None) if match else None
+    if match is None or not (isinstance(kind, type) and issubclass(kind, RecourseError)):
+        return None
+    return kind(match["found"].strip(), (match["next"] or "").strip())
+
+
+def _raised(text: str) -> tuple[str, str] | None:
+    """Text and origin of an exception of the stream's code, in a Python worker or in SQL on its records.
+
+    None for any other failure.
+    """
+    if _WORKER.search(text):
+        lines = text[text.rindex("Traceback (most recent call last)") :].split("\n")[1:]
+        last = next((line for line in lines if line and not line.startswith(" ")), "an exception")
+        places = [
+            (m["file"], m["line"]) for line in lines if (m := _PLACE.match(line)) and "/pyspark/" not in m["file"]
+        ]
+        place = _in_users_code(places) or "".join(f" ({file}:{line})" for file, line in places[-1:])
+        return f"{last.strip()[:500]}{place}", f"{last.partition(':')[0]}{place}"
+    if (match := _ON_DATA.search(text)) is not None:
+        place = _context(text[match.start() :])
+        return text[match.start() :].partition("\n")[0].strip()[:500] + place, f"{match[1]}{place}"
+    return None
+
+
+def _context(text: str) -> str:
+    """The place of the call that Spark's text names, or the SQL; empty if it names none."""
+    if (called := _CALLED_FROM.search(text)) is not None:
+        return f" ({called['place']})"
+    return f" (in the SQL {sql['text'].strip()[:200]})" if (sql := _SQL.search(text)) is not None else ""
+
+
+def _in_users_code(places: Sequence[tuple[str, object]]) -> str:
+    """The innermost of these files and lines that is of no library and not of Recourse; empty if there is none."""
+    examples = f"{_OWN}examples/"
+    users = [
+        (file, line)
+        for file, line in places
+        if file.startswith(examples) or not (file.startswith(_OWN) or _LIBRARIES.search(file))
+    ]
+    return f" ({users[-1][0]}:{users[-1][1]})" if users else ""
+
+
+def _caused(error: _E, by: BaseException) -> _E:
+    error.__cause__ = by
+    return error
+
+
+def named(entry: LedgerEntry | None) -> str:
+    """An unfinished batch and its offsets in words; empty for None."""
+    if entry is None:
+        return ""
+    parts = [
+        f"{r.topic} partition {p} offsets {r.start.get(p, 0)} to {end - 1}"
+        for r in entry.offsets
+        for p, end in r.end.items()
+        if end > r.start.get(p, 0)
+    ]
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return f"batch {entry.batch}: {', '.join(parts[:_NAMED]) or 'no records'}{more}"
+
+
+def report_of(error: RecourseError) -> ErrorReport:
+    """The error as the status file holds it."""
+    return {
+        "code": error.code,
+        "found": error.found,
+        "next": error.next_step,
+        "permanent": isinstance(error, (PermanentError, UsageError)),
+    }

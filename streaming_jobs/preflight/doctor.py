@@ -1,0 +1,283 @@
+"""Checks of this machine before the streams run; each has a result and, if something is wrong, a fix.
+
+Checks only read. The one program that they start is `java -version`; nothing is fetched, created or repaired.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import psutil
+
+from streaming_jobs import commands
+from streaming_jobs.catalog.archive import is_archive
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.errors import RecourseError
+from streaming_jobs.ledger.positions import OffsetBounds
+from streaming_jobs.platform import class_data, java, ports
+from streaming_jobs.platform.broker import bootstrap_servers, running
+from streaming_jobs.platform.jars import JarSet, cache, examine, locked
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.table_sources.archives import TableArchive
+
+DISTRIBUTION = "recourse-streams"
+PYTHONS = ((3, 11), (3, 12))
+_ROOM_MB = 2_000
+_JAR_ROOM_MB = 200
+_ASK = timedelta(seconds=5)
+_HEADS = ("pyspark", "delta-spark", "deltalake", "confluent-kafka", "dagster")
+_PIN = re.compile(r"([A-Za-z0-9._-]+)==([^;\s]+)")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor; `ok` None is a warning, `fix` is empty if there is nothing to do."""
+
+    name: str
+    ok: bool | None
+    found: str
+    fix: str = ""
+
+
+def checks(settings: Settings) -> list[Check]:
+    """All checks, in the order in which a person would fix them. Takes about a second."""
+    return [
+        check_python(),
+        check_java(settings),
+        check_packages(),
+        check_jars(settings, "spark"),
+        *([] if settings.kafka.bootstrap_servers else [check_jars(settings, "broker")]),
+        check_class_data(settings),
+        check_cluster(settings) if settings.kafka.bootstrap_servers else check_broker(settings),
+        check_ui_port(settings),
+        check_folder("home", settings.home, _ROOM_MB),
+        check_folder("jar cache", cache(settings), _JAR_ROOM_MB),
+    ]
+
+
+def check_python() -> Check:
+    """The interpreter's version."""
+    running_version = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    if sys.version_info[:2] in PYTHONS:
+        return Check("Python", True, running_version)
+    return Check("Python", False, running_version, "use Python 3.11 or 3.12: make setup PYTHON=python3.11")
+
+
+def check_java(settings: Settings) -> Check:
+    """The Java that Spark and the broker will use; it is started once."""
+    try:
+        used = java.choose(settings)
+        printed = java.printed_version(used.executable)
+    except RecourseError as error:
+        return Check("Java", False, error.found, error.next_step)
+    return Check("Java", True, f"{printed} of {used.origin} ({used.executable})")
+
+
+def check_packages() -> Check:
+    """Installed packages against the exact pins of this package."""
+    try:
+        pins = [(pin[1], pin[2]) for requirement in requires(DISTRIBUTION) or [] if (pin := _PIN.match(requirement))]
+    except PackageNotFoundError:
+        return Check("packages", None, f"{DISTRIBUTION} is not installed here, so nothing is pinned", "make setup")
+    wrong = list(_differing(pins))
+    if wrong:
+        return Check("packages", False, "; ".join(wrong), "install them as they are locked: make setup")
+    versions = dict(pins)
+    shown = [f"{name} {versions[name]}" for name in _HEADS if name in versions]
+    return Check("packages", True, ", ".join([*shown, f"{len(pins) - len(shown)} more as pinned"]))
+
+
+def _differing(pins: list[tuple[str, str]]) -> Iterator[str]:
+    for name, pinned in pins:
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            yield f"{name} is missing, {pinned} is pinned"
+            continue
+        if installed != pinned:
+            yield f"{name} is {installed}, {pinned} is pinned"
+
+
+def check_class_data(settings: Settings) -> Check:
+    """The archive that halves the start of a session."""
+    fix = "python -m streaming_jobs.warm_up"
+    try:
+        file = class_data.archive(settings, "spark", [cache(settings) / jar.file for jar in locked("spark")])
+    except RecourseError as error:
+        return Check("class data", None, "there is no Java that could use it", error.next_step)
+    if file.is_file():
+        return Check("class data", True, f"{file} ({file.stat().st_size >> 20} MB)")
+    return Check("class data", None, "none, so sessions start in twice the time", fix)
+
+
+def check_jars(settings: Settings, which: JarSet) -> Check:
+    """The jars of one set, each hashed."""
+    name, folder, jars = f"jars ({which})", cache(settings), locked(which)
+    missing, damaged = examine(folder, jars)
+    if damaged:
+        files = " ".join(str(folder / jar.file) for jar in damaged)
+        return Check(
+            name, False, f"not what jars.lock names: {files}", "python -m streaming_jobs.platform.jars fetch --again"
+        )
+    if missing:
+        size = sum(jar.size for jar in missing) / 1e6
+        return Check(
+            name,
+            None,
+            f"{len(missing)} of {len(jars)} are not here yet, {size:.0f} MB",
+            "the next start fetches them; without a network, copy the folder from a machine that has them",
+        )
+    return Check(name, True, f"{len(jars)} verified in {folder}")
+
+
+def check_broker(settings: Settings) -> Check:
+    """The embedded broker: running, or its port free."""
+    broker = running(settings)
+    if broker is not None:
+        return Check("broker", True, f"embedded, runs at {broker.bootstrap_servers} (process {broker.pid})")
+    port = settings.broker.port
+    if port == 0:
+        return Check("broker", True, "embedded, does not run; its start takes a free port")
+    if ports.is_free(port):
+        return Check("broker", True, f"embedded, does not run; port {port} is free")
+    return Check(
+        "broker",
+        False,
+        f"port {port} is taken by {ports.listener_name(port)}",
+        "end that program, or set RECOURSE_BROKER__PORT to another port, or to 0 for a free one",
+    )
+
+
+def check_cluster(settings: Settings) -> Check:
+    """The configured cluster: it has to answer within five seconds, with these credentials."""
+    from streaming_jobs.sources.topics import Topics, client_config
+
+    servers = settings.kafka.bootstrap_servers
+    try:
+        topics = Topics(client_config(settings.kafka, servers), _ASK).names()
+    except RecourseError as error:
+        return Check("broker", False, error.found, error.next_step)
+    return Check("broker", True, f"{servers} answers, {len(topics)} topics")
+
+
+def check_ui_port(settings: Settings) -> Check:
+    """The port of the Dagster UI: free, or held by the UI of this very home."""
+    host, port = settings.dagster.host, settings.dagster.port
+    if port == 0:
+        return Check("UI port", True, "the UI takes a free one")
+    if ports.is_free(port, host):
+        return Check("UI port", True, f"{port} is free")
+    process = ports.listener(port)
+    if process is not None and _serves(process, settings):
+        return Check("UI port", True, f"{port} is held by our own UI (process {process.pid})")
+    return Check(
+        "UI port",
+        False,
+        f"{port} is taken by {ports.listener_name(port)}",
+        f"end that program, or choose another port: {commands.up(port=0)} takes a free one",
+    )
+
+
+def _serves(process: psutil.Process, settings: Settings) -> bool:
+    try:
+        return process.environ().get("DAGSTER_HOME") == str(settings.dagster_home)
+    except psutil.Error:
+        return False
+
+
+def check_folder(name: str, path: Path, room_mb: int) -> Check:
+    """A folder: it has to be writable, with `room_mb` free on its disk."""
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check(name, False, f"{there} cannot be written", f"give this user rights on {there}, or set another one")
+    free_mb = shutil.disk_usage(there).free // 2**20
+    free = f"{path}, {free_mb / 1024:.1f} GB free"
+    if free_mb < room_mb:
+        return Check(name, None, free, f"make room: {room_mb} MB should be free there")
+    return Check(name, True, free)
+
+
+# Whether a topic's retention is about to overtake its archive: Kafka deletes what the archive has not read yet.
+#
+# Of the records that Kafka has, the archive has not read `unread`. If these are more than nine tenths of them,
+# there is little time left; once the archive's position is before Kafka's first offset, records are lost to both.
+
+MARGIN = 0.1
+"""The share of the records in Kafka that an archive should have read, at least."""
+
+
+def nearest(position: dict[int, int], kafka: OffsetBounds) -> tuple[int, float] | None:
+    """The partition in which retention is nearest to the archive, and the share of its records that are read.
+
+    Below 0 it has overtaken the archive. None if everything is read, or Kafka holds nothing. Partitions that the
+    archive has nothing of are left out.
+    """
+    shares = {}
+    for partition, at in position.items():
+        first, end = kafka.earliest.get(partition, 0), kafka.latest.get(partition, 0)
+        if at < first:
+            shares[partition] = -1.0
+        elif at < end:
+            shares[partition] = (at - first) / (end - first)
+    return min(shares.items(), key=lambda item: item[1], default=None)
+
+
+def check(archive: TableArchive, position: dict[int, int], kafka: OffsetBounds) -> Check:
+    """The doctor's line about one archive."""
+    found, fix = nearest(position, kafka), f"let it read more quickly: recourse streams run {archive.stream}"
+    name = f"archive {archive.stream}"
+    if found is None:
+        return Check(name, True, f"has all records of {archive.topic}")
+    partition, share = found
+    where = f"{archive.topic} partition {partition}"
+    if share < 0:
+        first, at = kafka.earliest.get(partition, 0), position.get(partition, 0)
+        lost = f"offsets {at} to {first - 1} of {where} were deleted before they were archived"
+        return Check(name, False, lost, f"see the next start: recourse streams run {archive.stream}")
+    if share < MARGIN:
+        return Check(name, None, f"retention is near: {share:.0%} of the records in {where} are archived", fix)
+    return Check(name, True, f"{share:.0%} or more of the records in each partition of {archive.topic} are archived")
+
+
+def archive_checks(settings: Settings, topics: TopicReader | None = None) -> Iterator[Check]:
+    """Yields a line about each declared archive that has run; none if the streams cannot be loaded."""
+    try:
+        archives = [each for each in Topology.load(settings.flows).streams.values() if is_archive(each)]
+        if archives and topics is None:
+            topics = _topics(settings)
+    except RecourseError:  # other lines of the doctor say so
+        return
+    for declared in archives:
+        (source,) = declared.topics
+        record = StreamFolder.of(settings, declared.name).record
+        try:
+            assert topics is not None
+            info = topics.describe(source.name)
+            if info is None or not record.exists():
+                continue
+            table = settings.tables / declared.primary.name
+            archive = TableArchive(declared.name, source.name, info.id, table, record)
+            position = {partition: end for partition, (_, end) in archive.bounds().items()}
+            if not position:
+                yield Check(f"archive {declared.name}", None, "covers no offsets", "see docs/archive.md, Limits")
+                continue
+            yield check(archive, position, topics.offsets(source.name))
+        except RecourseError as error:
+            yield Check(f"archive {declared.name}", None, error.found, error.next_step)
+
+
+def _topics(settings: Settings) -> TopicReader:
+    from streaming_jobs.sources.connection import client_config
+    from streaming_jobs.sources.topics import Topics
+
+    return Topics(client_config(settings.kafka, bootstrap_servers(settings)), _ASK)

@@ -1,0 +1,459 @@
+"""What the processors of `transformWithState` declare: their name and their state, which Spark's plan does not show.
+
+The plan holds each processor as pickled bytes. A copy is made of them, and its `init` is called with a handle that only
+notes what is declared; Spark itself calls `init` once before the first batch, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from streaming_jobs.sources.record_blocks import RECORD
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+    from pyspark.sql.types import StructType
+
+
+log = structlog.get_logger()
+
+NODE = "TransformWithStateInPySpark"
+
+
+class DeclaredState:
+    """A handle for `init` of a processor: notes the declared state variables, and holds no state."""
+
+    def __init__(self) -> None:
+        self.variables: list[str] = []
+
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:  # noqa: N802, N803
+        """Note a value."""
+        self._note("value", stateName, _type(schema), ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:  # noqa: N802, N803
+        """Note a list."""
+        self._note("list", stateName, _type(schema), ttlDurationMs)
+
+    def getMapState(  # noqa: N802
+        self,
+        stateName: str,  # noqa: N803
+        userKeySchema: StructType | str,  # noqa: N803
+        valueSchema: StructType | str,  # noqa: N803
+        ttlDurationMs: int | None = None,  # noqa: N803
+    ) -> None:
+        """Note a map."""
+        self._note("map", stateName, f"{_type(userKeySchema)} -> {_type(valueSchema)}", ttlDurationMs)
+
+    def deleteIfExists(self, stateName: str) -> None:  # noqa: N802, N803
+        """A variable that is purged is declared no more."""
+
+    def _note(self, kind: str, name: str, of: str, ttl: int | None) -> None:
+        self.variables.append(f"{kind} {name}: {of}{' with a time to live' if ttl else ''}")
+
+
+def declared_processors(plan: Any) -> list[str]:
+    """The processors in an analysed plan (of the JVM), in the order of its text."""
+    return [_words_of(node) for node in _nodes(plan) if node.nodeName() == NODE]
+
+
+def words(processor: StatefulProcessor) -> str:
+    """A processor's name and its state variables, sorted by name; the length of a time to live is left out."""
+    name, state = type(processor).__qualname__.rpartition(".")[2], DeclaredState()
+    try:
+        processor.init(state)  # type: ignore[arg-type]
+    except Exception as error:  # noqa: BLE001 - Spark calls it too, and then the stream fails with its trace
+        log.warning("the state of a processor is not known: its init failed", processor=name, reason=repr(error))
+    return "; ".join([f"processor {name}", *sorted(state.variables)])
+
+
+def _words_of(node: Any) -> str:
+    from pyspark.serializers import CloudPickleSerializer
+
+    command = node.functionExpr().func().command().mkString(",")
+    try:
+        udf, _ = CloudPickleSerializer().loads(  # type: ignore[no-untyped-call]
+            bytes(int(each) & 0xFF for each in command.split(","))
+        )
+        return words(udf.__self__._stateful_processor)
+    except Exception as error:  # noqa: BLE001 - a module that is missing here, or one of more than 1 MB, is in no error
+        log.warning("a processor is not known: its copy cannot be read", reason=repr(error))
+        return "processor"
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    children = plan.children()
+    for index in range(children.size()):
+        yield from _nodes(children.apply(index))
+
+
+def _type(schema: StructType | str) -> str:
+    from pyspark.sql.types import DataType
+
+    return (DataType.fromDDL(schema) if isinstance(schema, str) else schema).simpleString()
+
+
+# Traits of a stream's analysed plan, read before it runs: if it keeps state, multiplies rows, has unknown
+# operators.
+#
+# Works on the text of Spark's analysed plan (`QueryExecution.analyzed`), one node per line, `~` before streaming
+# nodes. An operator that is in none of the lists here may keep state and may multiply rows: its batches take the
+# executors, where neither does harm, unless the setting `path` is driver.
+#
+# The state fingerprint is that text for every stateful node, with the expressions of the columns it groups by (only
+# they have the length of a window), without generated ids and without the watermark delay. It changes when an
+# aggregation, a grouping or a window changes; existing state would then be silently wrong. Filters and other
+# columns may change. For a function of the user's with state it has the keys, the declared state and the modes, and
+# a processor's name. The columns that the function gets are left out; fingerprints of the first scheme had them, so
+# that text is kept beside (`0 formerly`), and `comparable` compares fingerprints of both schemes.
+
+_NODE = re.compile(r"^[\s:+|-]*(~?)([A-Za-z0-9]+)")
+_COLUMN = re.compile(r"#(\d+)")
+_DEFINITION = re.compile(r"(.*) AS (.+)#(\d+)L?(?:-T\d+ms)?")
+_REFERENCE = re.compile(r"~CTERelationRef (\d+)")
+_KEYS = re.compile(r"\[(.*?)\]")
+_DECODED = "_record"
+_ALL_FIELDS = "spark.sql.debug.maxToStringFields"
+_STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
+_BY_BATCH = ("FlatMapGroupsInPandas", "FlatMapGroupsInArrow")
+"""Functions on the groups of one batch: no state, although their names begin like those of operators that have it."""
+_STATELESS_ONCE = tuple(f"{name} " for name in _BY_BATCH)
+"""Fingerprints of the first scheme have such nodes."""
+_WALL_CLOCK = re.compile(
+    r"TransformWithState.*, (Append|Update|Complete), ProcessingTime,|WithState .*, ProcessingTimeTimeout$"
+)
+_WITH_STATE = "FlatMapGroupsInPandasWithState"
+EMIT = "emit"
+"""The entry of a fingerprint with an aggregation that says when its results are emitted; the sink declares it."""
+_FORMERLY = " formerly"
+_MULTIPLIES = ("Generate", "Expand", "Join", "MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMap")
+_PLAIN = (
+    "Project",
+    "Filter",
+    "TypedFilter",
+    "SubqueryAlias",
+    "View",
+    "Union",
+    "LocalLimit",
+    "Sample",
+    "Repartition",
+    "RepartitionByExpression",
+    "RebalancePartitions",
+    "ResolvedHint",
+    "EventTimeWatermark",
+    "CollectMetrics",
+    "DeserializeToObject",
+    "SerializeFromObject",
+    "MapElements",
+    "WithCTE",
+    "CTERelationDef",
+    "CTERelationRef",
+)
+"""Operators of Spark 4.2 that keep no state and make at most one row of each row."""
+_SOURCE = "StreamingRelation"
+_GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class PlanTraits:
+    """The traits of a plan that decide the path of its batches; `reads` counts the sources in the plan.
+
+    `unknown` names the streaming operators that are in none of the lists here. `null_keys` has the equalities of full
+    outer joins of streams under which Spark would match null with null. With `wall_clock`, timers of the wall clock may
+    become due, for which Spark runs batches without an end.
+    """
+
+    stateful: bool
+    multiplies: bool
+    reads: int = 1
+    unknown: tuple[str, ...] = ()
+    joins_streams: bool = False
+    null_keys: tuple[str, ...] = ()
+    wall_clock: bool = False
+
+    @property
+    def may_keep_state(self) -> bool:
+        """True unless the plan surely has no state. State is computed once per batch, again when it repeats."""
+        return self.stateful or bool(self.unknown)
+
+
+def traits(frame: DataFrame) -> PlanTraits:
+    """The traits of a streaming frame's plan."""
+    return traits_of(analysed(frame))
+
+
+def state_fingerprint(frame: DataFrame) -> dict[str, str]:
+    """Every stateful node of the plan, in a form that changes only with its meaning; empty without state."""
+    plan = analysed(frame)
+    known = NODE in plan
+    declared = declared_processors(frame._jdf.queryExecution().analyzed()) if known else ()
+    return fingerprint_of(plan, declared)
+
+
+def traits_of(plan: str) -> PlanTraits:
+    """The traits of a plan given as text."""
+    nodes = streaming_nodes(plan)
+    sources = sum(1 for name, _ in nodes if name.startswith(_SOURCE))
+    stateful = any(_keeps_state(name) or (name == "Join" and sources > 1) for name, _ in nodes)
+    multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
+    unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)} | _repeated_references(nodes)))
+    joins = [line for name, line in nodes if name == "Join" and sources > 1]
+    null_keys = tuple(key for line in joins for key in _null_keys(line))
+    wall_clock = any(_keeps_state(name) and _WALL_CLOCK.search(line) for name, line in nodes)
+    return PlanTraits(
+        stateful, multiplies, sources, unknown, joins_streams=bool(joins), null_keys=null_keys, wall_clock=wall_clock
+    )
+
+
+def _null_keys(join: str) -> Iterator[str]:
+    """Yields the equalities of a full outer join whose condition does not rule out that both sides are null.
+
+    Spark's join of streams compares keys as bytes. It infers `isnotnull` for the sides of every other kind of join.
+    """
+    _, full_outer, condition = join.partition("Join FullOuter, ")
+    for conjunct in condition.split(" AND ") if full_outer else ():
+        left, equal, right = conjunct.strip("() ").partition(" = ")
+        if equal and not any(f"isnotnull({side})" in condition for side in (left, right)):
+            yield _GENERATED.sub("", f"{left} = {right}")
+
+
+def not_row_by_row(nodes: Iterable[str], sources: int) -> tuple[str, ...]:
+    """The streaming nodes, of those named, that keep state or may keep it: rows may then depend on earlier records.
+
+    With several `sources` a join may be one of two streams, which keeps state.
+    """
+    stateful = (name for name in nodes if _keeps_state(name) or (sources > 1 and name.startswith("Join")))
+    return tuple(sorted({*stateful, *(name for name in nodes if not _is_known(name))}))
+
+
+def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:
+    """The fingerprint of a plan given as text, and of the processors in it, in their order."""
+    if not traits_of(plan).stateful:
+        return {}
+    known, waiting = definitions(plan), iter(declared)
+    nodes = [(name, line.lstrip(" :+|-~")) for name, line in streaming_nodes(plan)]
+    fingerprint: dict[str, str] = {}
+    for (name, line), (_, below) in zip(nodes, [*nodes[1:], ("", "")], strict=True):
+        if not (_keeps_state(name) or name.startswith("Join")):
+            continue
+        index = str(sum(not key.endswith(_FORMERLY) for key in fingerprint))
+        meaning = _meaning(line, known)
+        if name in (NODE, _WITH_STATE):
+            fingerprint[index + _FORMERLY] = meaning
+            meaning = _of_processor(line, below, known) if name == NODE else _of_function(line, known)
+        fingerprint[index] = "; ".join([meaning, *islice(waiting, name == NODE)])
+    return fingerprint
+
+
+def comparable(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Two fingerprints without what only one of their schemes has."""
+    both = [{key: text for key, text in each.items() if not text.startswith(_STATELESS_ONCE)} for each in (one, other)]
+    first_scheme = [not any(key.endswith(_FORMERLY) for key in each) for each in both]
+    emits = all(EMIT in each for each in both)
+    in_common = []
+    for each in both:
+        keys = [key for key in each if not key.endswith(_FORMERLY) and key != EMIT]
+        suffix = _FORMERLY if any(first_scheme) else ""
+        numbered = {str(index): each.get(key + suffix, each[key]) for index, key in enumerate(keys)}
+        in_common.append({**numbered, **({EMIT: each[EMIT]} if emits else {})})
+    return in_common[0], in_common[1]
+
+
+def has_aggregate(fingerprint: Mapping[str, str]) -> bool:
+    """True if there is state of an aggregation, whose results are emitted at each change or when they are final."""
+    return any(text.startswith("Aggregate ") for text in fingerprint.values())
+
+
+def _of_processor(node: str, below: str, known: dict[str, str]) -> str:
+    """The meaning of a processor's node: its keys are the first columns of the projection below it."""
+    name, _, rest = node.partition(" ")
+    _, count, _, output_mode, time_mode, *_ = (part.strip() for part in parts(rest))
+    columns = parts(below[below.find("[") + 1 : below.rfind("]")])[: int(count)]
+    keys = ", ".join(column.strip() for column in columns)
+    return _meaning(f"{name} [{keys}], {output_mode}, {time_mode}", known)
+
+
+def _of_function(node: str, known: dict[str, str]) -> str:
+    """The meaning of a function that keeps state of its own, without the columns that it gets and returns."""
+    name, _, rest = node.partition(" ")
+    call, keys, _, *state = (part.strip() for part in parts(rest))
+    return _meaning(f"{name} {call.partition('(')[0]} {keys}, {', '.join(state)}", known)
+
+
+def streaming_nodes(plan: str) -> list[tuple[str, str]]:
+    """Name and line of each streaming node; an aggregate of a static table keeps no state."""
+    matches = ((_NODE.match(line), line) for line in plan.splitlines())
+    return [(match[2], line) for match, line in matches if match and match[1]]
+
+
+def _repeated_references(nodes: list[tuple[str, str]]) -> set[str]:
+    """The operator that refers to a table expression (`WITH x AS ...`), if one is used twice.
+
+    The plan shows its source once, so a join with itself, which keeps state, does not look like one of two streams.
+    """
+    named = [match[1] for _, line in nodes if (match := _REFERENCE.search(line))]
+    return set() if len(named) == len(set(named)) else {"CTERelationRef"}
+
+
+def _keeps_state(name: str) -> bool:
+    return name.startswith(_STATEFUL) and name not in _BY_BATCH
+
+
+def _is_known(name: str) -> bool:
+    return name in _PLAIN or name.startswith((*_STATEFUL, *_MULTIPLIES, _SOURCE))
+
+
+def _meaning(node: str, known: dict[str, str]) -> str:
+    """A node, with the definitions of the columns in its first list (its keys), followed back to the source.
+
+    The definition of `_record` is left out: it is the format's, and a further field in it changes no state.
+    """
+    keys = _KEYS.search(node)
+    texts, waiting = [node], _COLUMN.findall(keys[1] if keys else node)
+    for column in waiting:
+        definition = known.get(column)
+        if definition is not None and definition not in texts and not definition.endswith(f" AS {_DECODED}"):
+            texts.append(definition)
+            waiting += _COLUMN.findall(definition)
+    return "; ".join(_GENERATED.sub("", part) for part in texts)
+
+
+def definitions(plan: str) -> dict[str, str]:
+    """The definition of each column that a projection computes, by the column's id."""
+    by_column = {}
+    for name, line in streaming_nodes(plan):
+        if name != "Project":
+            continue
+        for part in parts(line[line.find("[") + 1 : line.rfind("]")]):
+            if match := _DEFINITION.fullmatch(part.strip()):
+                by_column[match[3]] = f"{match[1]} AS {match[2]}"
+    return by_column
+
+
+def parts(text: str) -> list[str]:
+    """The members of a list, split at the commas outside of brackets."""
+    members, depth, begin = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            members.append(text[begin:position])
+            begin = position + 1
+    return [*members, text[begin:]]
+
+
+def analysed(frame: DataFrame) -> str:
+    """The plan's text with all columns."""
+    with all_fields_shown(frame.sparkSession):
+        return str(frame._jdf.queryExecution().analyzed().toString())
+
+
+@contextmanager
+def all_fields_shown(session: SparkSession) -> Iterator[None]:
+    """Plans have all columns in their text: by default Spark leaves out those after the 25th."""
+    with set_to(session, _ALL_FIELDS, "100000"):
+        yield
+
+
+@contextmanager
+def set_to(session: SparkSession, key: str, value: str) -> Iterator[None]:
+    """The session's configuration has this value meanwhile; a query keeps what was set when it started."""
+    before = session.conf.get(key)
+    session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        session.conf.set(key, str(before))
+
+
+# The columns of a source that a stream uses, read from its optimised plan, so that the source builds no others.
+#
+# In the plan, Spark has put a projection of what is used directly above the source:
+#
+#     Project [_record#6.id AS id#11L, offset#2L AS o#19L]
+#     +- Filter (NOT _bad#7 AND NOT (_record#6.kind = test))
+#        +- CollectMetrics recourse_payments, [count(if (NOT _bad#7) null else _bad#7) AS bad#8L], 0
+#           +- Project [offset#2L, _record#6, _bad#7]
+#              +- StreamingRelationV2 ..., kafka_clean_payments, ..., [topic#0, partition#1, offset#2L, ...]
+#
+# A column that is left out by mistake would be null without a word. So whatever does not look like this counts as
+# used: without that projection all columns are, and a record that is passed on whole uses all of its fields. And
+# Spark must not decide here what may come out otherwise in a later batch (`CASE WHEN current_date() < ... THEN net
+# ELSE gross END`): its rules that evaluate conditions are left out, and a plan that asks for the time uses all
+# columns.
+
+_EXCLUDED = "spark.sql.optimizer.excludedRules"
+_DECIDING = (
+    "BooleanSimplification", "CombineFilters", "ConstantFolding", "ConstantPropagation", "ConvertToLocalRelation",
+    "EliminateLimits", "EliminateOuterJoin", "EliminateSorts", "FoldablePropagation", "InferFiltersFromConstraints",
+    "LikeSimplification", "NullPropagation", "OptimizeIn", "OptimizeOneRowPlan", "OptimizeRepartition",
+    "PropagateEmptyRelation", "PruneFilters", "PushFoldableIntoBranches", "ReplaceNullWithFalseInPredicate",
+    "SimplifyBinaryComparison", "SimplifyConditionals", "SimplifyConditionalsInPredicate",
+)  # fmt: skip
+"""Rules of org.apache.spark.sql.catalyst.optimizer that evaluate an expression or take a branch away."""
+_TIME = re.compile(r"\b(current_\w+|now|localtimestamp|unix_timestamp|curdate)\(")
+_OUTPUT = re.compile(r"\[([^\[\]]*)\], name=")
+_ATTRIBUTE = re.compile(r"(\w+)#(\d+)L?")
+
+
+def used_columns(frame: DataFrame, sources: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
+    """The columns that a frame uses of each data source, by its name; those of the record as `_record.field`.
+
+    `sources`: the fields of each one's record. A source of which all columns are used is not in the answer.
+    """
+    with all_fields_shown(frame.sparkSession), _nothing_decided(frame.sparkSession):
+        plan = frame._jdf.queryExecution()
+        if _TIME.search(str(plan.analyzed().toString()).lower()):
+            return {}
+        optimised = str(plan.sparkSession().sessionState().optimizer().execute(plan.analyzed()).toString())
+    found = {name: used_in(optimised, name, fields) for name, fields in sources.items()}
+    return {name: used for name, used in found.items() if used is not None}
+
+
+@contextmanager
+def _nothing_decided(session: SparkSession) -> Iterator[None]:
+    """Spark optimises without the rules that decide. A running query has a session of its own, and its own rules."""
+    before = session.conf.get(_EXCLUDED, None)
+    rules = [f"org.apache.spark.sql.catalyst.optimizer.{rule}" for rule in _DECIDING]
+    session.conf.set(_EXCLUDED, ",".join(rules if not before else [before, *rules]))
+    try:
+        yield
+    finally:
+        if before is None:
+            session.conf.unset(_EXCLUDED)
+        else:
+            session.conf.set(_EXCLUDED, before)
+
+
+def used_in(plan: str, source: str, fields: Sequence[str]) -> frozenset[str] | None:
+    """The columns of one source, from the text of a plan; None: all."""
+    lines = plan.split("\n")  # a name may have other characters that end a line
+    (at, *further) = [i for i, line in enumerate(lines) if f", {source}, " in line] or [0]
+    output = _OUTPUT.search(lines[at])
+    if further or at == 0 or output is None:
+        return None
+    ids = {number: name for name, number in _ATTRIBUTE.findall(output[1])}
+    passed = _projected(lines[at - 1], ids)
+    used = passed or set(ids.values())
+    number = next((number for number, name in ids.items() if name == RECORD), "")
+    elsewhere = "\n".join(line for i, line in enumerate(lines) if i != at and not (passed and i == at - 1))
+    uses = re.findall(rf"(?<![\w`]){RECORD}#{number}(?!\d)(.?)", elsewhere)
+    text = elsewhere.lower()  # Spark shows a name as the function wrote it
+    named = [n for n in fields if f"{RECORD}#{number}.{n}".lower() in text]
+    every = any(after != "." for after in uses)
+    return frozenset(used | {f"{RECORD}.{name}" for name in (fields if every else named)})
+
+
+def _projected(line: str, ids: Mapping[str, str]) -> set[str]:
+    """The columns that a projection passes on, if it does nothing else; otherwise none."""
+    projection = re.fullmatch(r"[\s:|~+-]*Project \[(.*)\]", line)
+    members = projection[1].split(",") if projection else []
+    passed = [_ATTRIBUTE.fullmatch(member.strip()) for member in members]
+    return {ids[m[2]] for m in passed if m} if all(m is not None and m[2] in ids for m in passed) else set()

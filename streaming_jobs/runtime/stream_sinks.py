@@ -1,0 +1,328 @@
+"""The tables of a stream for its batches: made or widened to what its function returns, then opened as sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
+
+import structlog
+
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.columns import SOURCE_COLUMN, checked_columns, checked_order
+from streaming_jobs.declare.topic_sink import KafkaSink
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.preflight.snapshot import ShardsSnapshot, TopicSinkSnapshot
+from streaming_jobs.runtime.batch import written
+from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.connection import Connection
+from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.sinks.base import Sink, SinkSet, Upkeep
+from streaming_jobs.sinks.kafka.clients import ClientLost
+from streaming_jobs.sinks.kafka.markers import (
+    TopicMaker,
+    ensure_marker_topic,
+    marker_topic,
+    read_marker,
+    transactional_id,
+)
+from streaming_jobs.sinks.kafka.output import TopicOutput
+from streaming_jobs.sinks.kafka.rows import KnownTopics, TopicLookup, check_columns
+from streaming_jobs.sinks.kafka.sharded import ShardedWriter
+from streaming_jobs.sinks.kafka.shards import read_shards, shards_topic
+from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, Writer
+from streaming_jobs.sinks.schemas import (
+    BATCHES,
+    DEAD_LETTERS,
+    POSITION_FIELD,
+    TOPICS,
+    quarantine_of,
+    remembered_deletes,
+)
+from streaming_jobs.sinks.stored import StoredTable, no_readers
+from streaming_jobs.sinks.tables import all_tables, store_of
+from streaming_jobs.sources.connection import read_client_file
+from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.readers import TableReaders
+from streaming_jobs.text.durations import parse_duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+def make_tables(
+    settings: Settings, stream: Stream, outputs: Mapping[str, DataFrame], generation: int
+) -> dict[str, StoredTable]:
+    """Every table of the stream by its name, made or widened; `outputs` are the function's frames by sink.
+
+    Raises OutputMismatch, ConfigurationError and UsageError for an output that its table cannot hold.
+    """
+    return {
+        declared.name: store_of(declared).ensure(
+            settings, declared, stream.name, _schema(stream, declared.name, outputs), generation=generation
+        )
+        for declared, _ in all_tables(stream)
+    }
+
+
+def check_tables(settings: Settings, stream: Stream, outputs: Mapping[str, DataFrame]) -> None:
+    """Raise what `make_tables` would raise for these outputs; makes and changes nothing."""
+    for declared, _ in all_tables(stream):
+        store_of(declared).check_output(settings, declared, stream.name, _schema(stream, declared.name, outputs))
+
+
+def sinks_of(
+    stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings, topics: Sequence[Sink] = ()
+) -> SinkSet:
+    """The tables as the sinks of the stream's batches; `topics` are open already."""
+    outputs, deletes, quarantines = [], {}, {}
+    for declared in stream.sinks.values():
+        store, remembered = store_of(declared), tables[declared.deletes.name] if declared.deletes else None
+        aside = tables[stream.quarantines[declared.name]] if declared.name in stream.quarantines else None
+        rules = stream.rules_of(declared.name)
+        outputs.append(store.sink(tables[declared.name], settings, remembered, rules=rules, quarantine=aside))
+        if remembered is not None:
+            deletes[declared.name] = store.sink(remembered, settings)
+        if aside is not None:
+            quarantines[declared.name] = store.sink(aside, settings)
+    letters = store_of(stream.primary).dead_letter_sink(tables[stream.dead_letters], settings)
+    primary, *secondary = outputs
+    if stream.topics_only:
+        batches = tables[stream.primary.name]
+        primary = store_of(stream.primary).batches_sink(batches, settings, lambda txn: written(topics, txn))
+    return SinkSet(primary, secondary, letters, deletes, quarantines, topics, stream.topics_only)
+
+
+def upkeep_of(
+    stream: Stream, tables: Mapping[str, StoredTable], settings: Settings, generation: int, *, replay: bool = False
+) -> list[Upkeep]:
+    """The upkeep of every table.
+
+    What streams that read a table still need stays. The staging tables of a `replay` have no readers; those of tables
+    that have some are not compacted, so that a publish can tell the rows of new records from the others.
+    """
+    readers = {
+        declared.name: TableReaders.of(settings, declared.name, tables[declared.name].table_id)
+        for declared, _ in all_tables(stream)
+    }
+    forgets = {table.name: parse_duration(table.deletes_kept) for table in stream.deletes}
+    return [
+        store_of(declared).upkeep(
+            tables[declared.name],
+            settings.table.model_copy(update={"compact_after_files": 0})
+            if replay and readers[declared.name].names
+            else settings.table,
+            generation=generation,
+            forgets=forgets.get(declared.name),
+            unread=no_readers if replay else readers[declared.name].needs,
+        )
+        for declared, _ in all_tables(stream)
+    ]
+
+
+def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> StructType:
+    """The columns of a table: what the function returns for it, and those that Recourse adds."""
+    from pyspark.sql.types import StructType
+
+    if table == stream.dead_letters:
+        return DEAD_LETTERS
+    if stream.topics_only and table == stream.primary.name:
+        return BATCHES
+    for sink in stream.sinks.values():
+        if sink.deletes is not None and sink.deletes.name == table:
+            output = _schema(stream, sink.name, outputs)
+            checked_order(sink.name, sink.order_by, output)
+            return remembered_deletes(sink, output)
+        if stream.quarantines.get(sink.name) == table:
+            return quarantine_of(sink.name, _schema(stream, sink.name, outputs))
+    sink, frame = next((sink, outputs[name]) for name, sink in stream.sinks.items() if sink.name == table)
+    output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
+    checked_columns(table, output.fieldNames())
+    if sink.order_by and SOURCE_COLUMN in frame.columns:
+        if len(stream.sources) > TOPICS:
+            raise ConfigurationError(
+                f"stream {stream.name} orders table {table} by the positions of {len(stream.sources)} topics, and "
+                f"{TOPICS} can be distinguished",
+                "leave _source out of the output, so that rows of equal order replace each other as they arrive",
+            )
+        output = StructType([*output.fields, POSITION_FIELD])
+    return output
+
+
+# The topics that a stream writes: opened as sinks of its batches, or discarded where a replay must not write them.
+
+log = structlog.get_logger()
+
+
+class TopicSinks(Protocol):
+    """Opens the topics that streams write."""
+
+    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
+        """The stream's topics as sinks, in their order; nobody else writes them from now on."""
+
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
+        """The topics as they are, for preflight; None if they do not matter."""
+
+    def close(self) -> None:
+        """Let go of all clients."""
+
+
+@dataclass
+class KafkaTopicSinks:
+    """The topics themselves. Opening fences the producers of every earlier start of the stream."""
+
+    _open: dict[str, list[TopicOutput]] = field(default_factory=dict, init=False)
+
+    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
+        """Open each topic in the generation; raises Fenced, ConfigurationError and BrokerUnreachable."""
+        self._leave(stream.name)
+        outputs = self._open.setdefault(stream.name, [])
+        for sink in stream.topic_sinks.values():
+            output = _output(settings, stream, sink, connection, _writer(settings, stream, sink, connection))
+            outputs.append(output)
+            if sink.exactly_once:
+                name = marker_topic(settings.topic_sink.prefix, stream.name, sink.name)
+                ensure_marker_topic(cast("TopicMaker", connection.topics), name, output.topics[sink.name])
+            if sink.shards:
+                name = shards_topic(settings.topic_sink.prefix, stream.name, sink.name, sink.shards)
+                ensure_marker_topic(cast("TopicMaker", connection.topics), name, output.topics[sink.name], sink.shards)
+            output.writer.open(generation)
+            output.remove_leftovers()
+            _say(stream, sink, output)
+        return outputs
+
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
+        """Describe each topic and read its marker; raises BrokerUnreachable if that takes too long."""
+        return [_snapshot(settings, stream, sink, connection) for sink in stream.topic_sinks.values()]
+
+    def close(self) -> None:
+        """Let go of all clients."""
+        for name in list(self._open):
+            self._leave(name)
+
+    def _leave(self, stream: str) -> None:
+        for output in self._open.pop(stream, []):
+            output.close()
+
+
+class DiscardedTopicSinks:
+    """Sinks that judge every row and write none: for replays beside the running stream."""
+
+    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
+        """Sinks without a producer."""
+        del generation
+        return [_output(settings, stream, sink, connection, Discarded()) for sink in stream.topic_sinks.values()]
+
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
+        """None: nothing is written."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def check_topics(stream: Stream, outputs: Mapping[str, DataFrame]) -> None:
+    """Raise OutputMismatch for an output that does not fit its topic."""
+    for name, sink in stream.topic_sinks.items():
+        check_columns(sink, outputs[name])
+
+
+def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection) -> TopicSinkSnapshot:
+    info, own = connection.topics.describe(sink.name), settings.topic_sink
+    if not sink.exactly_once:
+        return TopicSinkSnapshot(sink.ledger_name, sink.name, info, exactly_once=False, acks=own.acks)
+    name, marker = marker_topic(own.prefix, stream.name, sink.name), None
+    shards: tuple[ShardsSnapshot, ...] = ()
+    marker_info = connection.topics.describe(name)
+    try:
+        if marker_info is not None:
+            config, _ = read_client_file(connection.client)
+            key = transactional_id(own.prefix, stream.name, sink.name)
+            marker = read_marker(config, name, key, settings.kafka.timeout)
+        shards = tuple(_shards(settings, stream, sink, connection, marked=0 if marker is None else marker.shards))
+    except ClientLost as lost:
+        raise BrokerUnreachable(
+            f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
+        ) from lost
+    entry = None if marker is None else marker.entry
+    return TopicSinkSnapshot(
+        sink.ledger_name,
+        sink.name,
+        info,
+        exactly_once=True,
+        marker_topic=name,
+        marker=entry,
+        marker_info=marker_info,
+        shards=shards,
+        declared_shards=sink.shards or 0,
+    )
+
+
+def _shards(
+    settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, *, marked: int
+) -> Iterator[ShardsSnapshot]:
+    """The shards that the marker speaks of, and those of the declared number, if they have markers."""
+    own = settings.topic_sink
+    for count in sorted({marked, sink.shards or 0} - {0}):
+        name = shards_topic(own.prefix, stream.name, sink.name, count)
+        there, newest = connection.topics.describe(name), dict[int, LedgerEntry | None].fromkeys(range(count))
+        if there is not None:
+            config, _ = read_client_file(connection.client)
+            newest = dict(read_shards(config, stream.name, sink.name, own, count))
+        if there is not None or count == marked:
+            yield ShardsSnapshot(name, newest, marked=count == marked)
+
+
+def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:
+    lookup = cast("TopicLookup", connection.topics)
+    return TopicOutput(
+        declared=sink,
+        stream=stream.name,
+        settings=settings.topic_sink,
+        writer=writer,
+        topics=KnownTopics(lookup, settings.topic_sink, _forbidden(settings, stream, sink)),
+        folder=settings.tables / stream.primary.name,
+    )
+
+
+def _forbidden(settings: Settings, stream: Stream, sink: KafkaSink) -> dict[str, str]:
+    """The topics that rows of a sink may not name, each with the reason; empty if its rows name none."""
+    if sink.route is None:
+        return {}
+    written = Topology.load(settings.flows).topics_written | {s.name: stream.name for s in stream.topic_sinks.values()}
+    owners = {topic: owner for topic, owner in written.items() if topic != sink.name}
+    writers = {
+        topic: "is written by another sink of the stream" if owner == stream.name else f"is written by stream {owner}"
+        for topic, owner in owners.items()
+    }
+    return writers | {topic.name: "is read by the stream" for topic in stream.topics}
+
+
+def _writer(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection) -> Writer:
+    config, _ = read_client_file(connection.client)
+    name, clients = sink.ledger_name, Clients(config)
+    if not sink.exactly_once:
+        return PlainWriter(stream.name, name, sink.name, settings.topic_sink, clients)
+    writer = ShardedWriter(stream.name, name, sink.name, settings.topic_sink, clients)
+    writer.shards, writer.client = sink.shards or 0, connection.client
+    writer.code = loaded_code(stream, settings.flows)
+    writer.before_commit = lambda batch: crash_point("transaction_open", stream.name, batch)
+    return writer
+
+
+def _say(stream: Stream, sink: KafkaSink, output: TopicOutput) -> None:
+    info = output.topics[sink.name]
+    if info is not None:
+        log.info(
+            "topic opened",
+            stream=stream.name,
+            topic=sink.name,
+            delivery=sink.delivery,
+            shards=sink.shards or 0,
+            acks="all" if sink.exactly_once else output.settings.acks,
+            replicas=info.replicas,
+            min_insync_replicas=info.min_insync_replicas,
+            max_message_bytes=info.max_message_bytes,
+        )
