@@ -16,7 +16,7 @@ from orchestration.cli import FAILED
 from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, number, print_json, print_table, say
 from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
-from streaming_jobs import commands
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.settings import Settings

@@ -8,8 +8,8 @@ import typer
 
 from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, print_table, say, show
-from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text import commands
 
 app = typer.Typer(no_args_is_help=True, help="Settings and their origins.", rich_markup_mode=None)
 

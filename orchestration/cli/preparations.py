@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from orchestration.cli.text import say, stderr_console
-from streaming_jobs import commands
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.catalog.topology import Topology

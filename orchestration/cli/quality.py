@@ -13,8 +13,8 @@ import typer
 
 from orchestration.cli.options import Invocation, invocation
 from orchestration.cli.text import Output, OutputOption, ago, number, print_json, print_table, say, show
-from streaming_jobs import commands
 from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from quality.history import PastOutcome

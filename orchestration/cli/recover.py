@@ -24,8 +24,8 @@ from orchestration.recoveries.request import (
     make_undo,
     topics_of,
 )
-from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from reprocessing.plans.plan import RecoveryPlan, StreamPlan

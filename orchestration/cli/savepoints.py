@@ -11,8 +11,8 @@ import typer
 
 from orchestration.cli.options import Invocation, StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
-from streaming_jobs import commands
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from orchestration.cli import FAILED
 from orchestration.cli.options import AnyNames, Invocation, invocation
 from orchestration.cli.progress import loadable_or_known, observed_now, print_unread, unread_now
 from orchestration.cli.text import Output, OutputOption, make_table, number, print_json, print_table, say, show
-from streaming_jobs import commands
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from orchestration.cli.progress import Observed

@@ -16,8 +16,8 @@ from orchestration.cli import FAILED, INTERRUPTED
 from orchestration.cli.options import Invocation, environment_name, invocation
 from orchestration.cli.text import Output, OutputOption, number, print_json, print_table, say, stderr_console
 from orchestration.sessions.bounded_log import BoundedLog
-from streaming_jobs import commands
 from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from orchestration.cli.children import Steps

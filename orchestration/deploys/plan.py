@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestration.deploys.starting import code_of, streams_of
-from streaming_jobs import commands
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.preflight.rules import other_tables
@@ -30,6 +29,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.health import Seen, look
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 TRIAL_TAKES = 180.0
 """Seconds at most: Spark looks at the code in a child process, because a deploy has no Spark."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from streaming_jobs import commands
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request, stop_request, supervisors
 from streaming_jobs.state.health import Seen, look, state_of
 from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from orchestration.deploys.plan import StreamPlan

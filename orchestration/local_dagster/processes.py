@@ -36,11 +36,11 @@ from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.decisions import IN_PROGRESS
 from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, STOPPED_BY_TAG, identity
 from orchestration.sessions.supervisor import GRACE
-from streaming_jobs import commands
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError, UsageError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree, terminated_with_parent
 from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 

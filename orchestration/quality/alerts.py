@@ -43,10 +43,10 @@ from orchestration.quality.transitions import COLOUR, Alerts, Receiver, Seen, St
 from orchestration.sessions.health import HEALTH, NOT_TOLD
 from orchestration.sessions.ownership import QUALITY_KIND, job_tags
 from orchestration.sessions.verdicts import RUN
-from streaming_jobs import commands
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import QualitySettings
 from streaming_jobs.state.health import disk_space
+from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 

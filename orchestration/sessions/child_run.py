@@ -32,8 +32,8 @@ import structlog
 
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.ownership import PARENT_VARIABLE, parent_lives
-from streaming_jobs import commands
 from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildProcess
+from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 

@@ -28,11 +28,11 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from reprocessing.planning.instants import instant_words
 from reprocessing.timeline.marks import Mark, events_of
-from streaming_jobs import commands
 from streaming_jobs.settings import DagsterSettings, Settings
 from streaming_jobs.state.deploys import Deploy
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:

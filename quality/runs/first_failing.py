@@ -20,6 +20,7 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text import commands
 
 _CLOCK = 0.002
 
@@ -63,7 +64,7 @@ def find_first(
         unsure.append("an upsert rewrites files: the row may be older than the batch that wrote its file")
     if notes:
         unsure.append(f"of other failing rows it is not known: {notes[0]}")
-    command = f"recourse recover plan {stream} --before-first-broken {row.expectation}"
+    command = commands.plan(stream, before_first_broken=row.expectation)
     first = FirstFailing(row.expectation, entry.generation, entry.batch, str(entry.code), command)
     return first, "; ".join(unsure)
 

@@ -50,6 +50,7 @@ from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -356,7 +357,7 @@ def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str 
         return
     if words := differences(saved.state_fingerprint, record.state_fingerprint):
         ways = (
-            f"deploy code {saved.code.hash} again, then: recourse recover undo {undoes}"
+            f"deploy code {saved.code.hash} again, then: {commands.undo(undoes)}"
             if undoes
             else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
         )

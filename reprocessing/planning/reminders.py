@@ -21,6 +21,7 @@ from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.table_sources.versions import replaced_since
+from streaming_jobs.text import commands
 
 _ONE_DEPLOY = 900.0
 """Seconds within which a deploy restarts the sessions of several streams."""
@@ -81,8 +82,8 @@ def same_deploy(settings: Settings, plans: Sequence[StreamPlan]) -> Iterator[str
             stream, code, mine = near[-1]
             yield (
                 f"stream {name}, which is not in the plan, got new code ({code.hash}) when {stream} did, on "
-                f"{instant_words(mine.at)}: if that is wrong too, plan for it as well: recourse recover plan {name} "
-                f"--before-code {code.hash}"
+                f"{instant_words(mine.at)}: if that is wrong too, plan for it as well: "
+                f"{commands.plan(name, before_code=code.hash)}"
             )
 
 

@@ -18,6 +18,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text import commands
 
 
 def slices_command(snapshot: PlanningSnapshot, after: Txn | None, end: Txn) -> str:
@@ -39,10 +40,7 @@ def slices_command(snapshot: PlanningSnapshot, after: Txn | None, end: Txn) -> s
     if after is not None and (before := _watermark_until(snapshot, after)):
         begin = (_moment(before) - reach).astimezone(zone).date().isoformat()
     last = (_moment(_watermark_since(snapshot, end)) + delay).astimezone(zone).date() + timedelta(days=1)
-    return (
-        f"recourse slices rebuild {snapshot.stream.name} --table {made.table.name} --from {begin} "
-        f"--to {last.isoformat()}"
-    )
+    return commands.rebuild_slice(snapshot.stream.name, made.table.name, begin, last.isoformat())
 
 
 def _watermark_until(snapshot: PlanningSnapshot, txn: Txn) -> int:

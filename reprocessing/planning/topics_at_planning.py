@@ -30,6 +30,7 @@ from streaming_jobs.preflight.snapshot import is_compacted
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ def _compacted(snapshot: PlanningSnapshot, start: Base, wrong: TopicOffsets, end
             raise UsageError(
                 f"topic {name} of stream {stream} is compacted: its cleaner removes records before the replay's start "
                 "because of wrong ones with the same key, and no replay from there brings them back",
-                f"let stream {stream} write all its records anew, with the code that is right: recourse recover plan "
-                f"{stream} --to-batch -1",
+                f"let stream {stream} write all its records anew, with the code that is right: "
+                f"{commands.plan(stream, to_batch=-1)}",
             )
         yield (
             f"topic {name} is compacted: consumers that are not ours keep the wrong value of each key that the replay "

@@ -25,6 +25,7 @@ from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.ledger.positions import decode, decode_partitions
 from streaming_jobs.platform.files import private_folder, remove_files, sync, write_json
 from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
 
 _FORMAT = 2
 _ONE_STREAM = 1
@@ -42,7 +43,7 @@ def folder(settings: Settings, plan: str) -> Path:
 def stream_of(plan: str) -> str:
     """The first stream of a plan, which its id begins with; raises UsageError for a name that no plan has."""
     if not _ID.fullmatch(plan):
-        raise UsageError(f"'{plan}' is not the name of a plan", "see `recourse recover list`")
+        raise UsageError(f"'{plan}' is not the name of a plan", f"see `{commands.plans()}`")
     return plan.rpartition("-")[0]
 
 
@@ -96,7 +97,7 @@ def load(settings: Settings, name: str) -> RecoveryPlan:
             raise UsageError(f"{path} was written by a newer version", "use the newer recourse-streams")
         plan = _of_one_stream(value) if written == _ONE_STREAM else _decoded(value)
     except FileNotFoundError:
-        raise UsageError(f"there is no plan {name}", "see `recourse recover list`") from None
+        raise UsageError(f"there is no plan {name}", f"see `{commands.plans()}`") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"plan {name} cannot be read: {error}", "make a new plan") from error
     sealed = _fingerprint(_as_of_one_stream(plan) if written == _ONE_STREAM else asdict(plan))

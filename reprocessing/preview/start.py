@@ -14,6 +14,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import Archived, TopicOffsets, by_place
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 from streaming_jobs.text.spelling import instead
 
@@ -109,5 +110,5 @@ def _beginning(view: View, younger: Sequence[Savepoint], why: str) -> Start:
         f"{why}, and {gone}",
         f"the oldest savepoint is of {instant_words(oldest.taken_at)}: --from-savepoint {oldest.id}"
         if oldest is not None
-        else f"take a savepoint and let records come: recourse savepoints create {view.stream}",
+        else f"take a savepoint and let records come: {commands.take_savepoint(view.stream)}",
     )

@@ -48,6 +48,7 @@ from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Corrected, Generation
+from streaming_jobs.text import commands
 
 _COMBINED, _UNTIL, _BEFORE = "_combined", "_until", "_before"
 
@@ -122,7 +123,7 @@ def refuse_other_changes(context: RecoveryContext, *, waiting: bool = False) -> 
     These are those of somebody else that were accepted since the replay's start, and slices rebuilt since the last
     batch to correct; with `waiting` also those that wait for their commit.
     """
-    again = f"give the plan up: recourse recover abort {context.plan.id}; then plan again"
+    again = f"give the plan up: {commands.abort(context.plan.id)}; then plan again"
     if words := accepted_since(context.record, context.base()):
         raise PreflightRefused(
             f"{words}: whether its rows belong to the batches to correct or to later ones is not known",
@@ -259,6 +260,6 @@ def _table(context: RecoveryContext, folder: str, declared: DeclaredTable) -> St
     if table is None:
         raise PreflightRefused(
             f"staging table {declared.name} of plan {context.plan.id} is gone",
-            f"give the plan up: recourse recover abort {context.plan.id}; then make a new one",
+            f"give the plan up: {commands.abort(context.plan.id)}; then make a new one",
         )
     return table

@@ -26,6 +26,7 @@ from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 log = structlog.get_logger()
@@ -70,9 +71,9 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         permanent = error.get("permanent", False)
         raise (PermanentError if permanent else TransientError)(
             f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
-            f"recourse recover abort {context.plan.id}, correct it, and plan again"
+            f"{commands.abort(context.plan.id)}, correct it, and plan again"
             if permanent
-            else f"continue it: recourse recover resume {context.plan.id}",
+            else f"continue it: {commands.resume(context.plan.id)}",
         )
     last = last_entry(context.own, context.stream)
     reached = ends_of(last.offsets)

@@ -36,6 +36,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.table_sources.versions import replaced_since
+from streaming_jobs.text import commands
 
 _FOLDER = "_at_the_border"
 
@@ -192,7 +193,7 @@ def check_end(plan: StreamPlan, reached: TopicOffsets, before: TopicOffsets) -> 
         raise PermanentError(
             f"the replay ended at {at.get((topic, partition), 0)} of topic {topic}, partition {partition}, {how} where "
             f"it was to end, {wanted[topic, partition]}",
-            f"{'records are missing from the topic; ' if short else ''}abort: recourse recover abort {plan.id}",
+            f"{'records are missing from the topic; ' if short else ''}abort: {commands.abort(plan.id)}",
         )
 
 

@@ -22,6 +22,7 @@ from reprocessing.report.facts import ReportFacts, Span, StreamFacts, facts_of
 from reprocessing.report.sample_rows import sample_table
 from reprocessing.report.style import STYLE
 from streaming_jobs.platform.files import write_atomic
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 from streaming_jobs.text.spelling import counted
 
@@ -246,7 +247,7 @@ def _plan_text(plan: str, explained: str) -> str:
     lines = [line if len(line) <= 1_000 else line[:1_000] + " ..." for line in explained.splitlines()]
     if len(lines) > _PLAN_LINES:
         half = _PLAN_LINES // 2
-        lines[half:-half] = [f"  ... {len(lines) - 2 * half:,} lines: recourse recover show {plan}"]
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half:,} lines: {commands.show_plan(plan)}"]
     return "\n".join(lines) + "\n"
 
 

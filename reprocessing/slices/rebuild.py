@@ -37,6 +37,7 @@ from streaming_jobs.state.lease import take
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -225,7 +226,7 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
         except PySparkException as error:
             raise UsageError(
                 f"the function of stream {stream.name} cannot run on a batch of records: {str(error).splitlines()[0]}",
-                f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
+                f"rebuild the whole table: {commands.plan(stream.name, to_earliest=True)}",
             ) from error
         except Exception as error:
             raise function_raised(stream.function, error) from error

@@ -15,6 +15,7 @@ from reprocessing.rebuild.publish import refuse_foreign
 from reprocessing.rebuild.reopen import check_skip
 from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import PermanentError
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 
@@ -66,7 +67,7 @@ class Audit:
         if refusals:
             raise AuditRefused(
                 "; ".join(refusals),
-                f"give it up, correct the function and plan again: recourse recover abort {recovery.plan.id}",
+                f"give it up, correct the function and plan again: {commands.abort(recovery.plan.id)}",
             )
         _ask(recovery)
         return {"differences": stored(recovery.differences)}

@@ -9,6 +9,7 @@ from reprocessing.plans.plan import StreamPlan
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.context import Recovery
 from reprocessing.stages.stage import Findings
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class CleanUp:
     def explain(self) -> str:
         """One line of the plan's text."""
         removal = "" if all(each.skips for each in self.plans) else "remove staging; "
-        streams = " ".join(each.stream for each in self.plans)
+        start = commands.run(*(each.stream for each in self.plans))
         what = "the stream" if len(self.plans) == 1 else "the streams"
-        return f"{removal}start {what} again: recourse streams run {streams}, or Dagster does"
+        return f"{removal}start {what} again: {start}, or Dagster does"
 
     def run(self, recovery: Recovery) -> Findings:
         """Remove the staging tables and the replay's state."""

@@ -16,6 +16,7 @@ from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.sinks.tables import begin_late
 from streaming_jobs.state import savepoints
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class TakeSavepoint(OfOneStream):
         ):
             raise UsageError(
                 f"stream {self.stream} has read past the plan's offsets since",
-                f"there is nothing left to skip: recourse recover abort {self.plan.id}",
+                f"there is nothing left to skip: {commands.abort(self.plan.id)}",
             )
         return {
             "savepoint": taken.id,
@@ -66,7 +67,7 @@ class TakeSavepoint(OfOneStream):
         if words := [*words, *rebuilt_since(snapshot.settings, snapshot.stream, self.plan)]:
             raise PreflightRefused(
                 f"plan {self.plan.id} no longer holds: {'; '.join(words)}",
-                f"give it up, it has done nothing: recourse recover abort {self.plan.id}; then make a new plan",
+                f"give it up, it has done nothing: {commands.abort(self.plan.id)}; then make a new plan",
             )
         committed = snapshot.around.checkpoint.committed
         keeps_the_last = (
@@ -79,8 +80,8 @@ class TakeSavepoint(OfOneStream):
             raise UsageError(
                 f"{snapshot.world.txn} is in the tables, and the {'state' if self.plan.stateful else 'checkpoint'} "
                 "does not know it yet",
-                f"let the stream finish it (recourse streams run {self.stream} --trigger available-now), then "
-                f"resume; if it cannot start, abort, and make a plan that {way_out}",
+                f"let the stream finish it ({commands.run(self.stream, trigger='available-now')}), then resume; if it "
+                f"cannot start, abort, and make a plan that {way_out}",
             )
         if committed is None:
             raise UsageError(f"stream {self.stream} has not finished a batch yet", "there is nothing to put right")

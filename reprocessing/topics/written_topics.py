@@ -35,6 +35,7 @@ from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import Records
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 
@@ -166,7 +167,7 @@ class KafkaWrittenTopics:
             if newest.generation >= generation:
                 raise UsageError(
                     f"topic {sink.name} is in generation {newest.generation} already",
-                    f"another recovery has written it: recourse recover abort {plan}",
+                    f"another recovery has written it: {commands.abort(plan)}",
                 )
             return replace(fenced, written=_carried(newest, position))
 

@@ -252,7 +252,7 @@ class KafkaTopic:
 
     The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
     timestamp, key, tombstone; headers if `headers` is set; CreateTime, LogAppendTime or NoTimestampType if
-    `timestamp_type` is set). With `event_time`, a field of timestamps or a column that is made (`event_times.py`), the
+    `timestamp_type` is set). With `event_time`, a field of timestamps or a column that is made (see above), the
     frame has a watermark of `lateness` on it. A record whose event time is more than `max_ahead` after its Kafka
     timestamp is then a dead letter (`event_time_ahead`), since it would move the watermark past all other records;
     None: no such bound. A null event time does not move the watermark; windows leave its row out. A record with a null

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.declare.names import checked_choice
 from streaming_jobs.declare.table import Emit, is_declared_table
+from streaming_jobs.declare.topic import KafkaTopic
 from streaming_jobs.errors import UsageError
-
-if TYPE_CHECKING:
-    from streaming_jobs.stream import KafkaTopic
 
 Delivery = Literal["exactly_once", "at_least_once"]
 
@@ -58,8 +56,6 @@ class KafkaSink:
     shards: int | None = None
 
     def __post_init__(self) -> None:
-        from streaming_jobs.stream import KafkaTopic  # which imports this module
-
         if not isinstance(self.topic, KafkaTopic):
             raise UsageError(
                 f"a KafkaSink has the topic {self.topic!r}, not a KafkaTopic",
@@ -70,7 +66,7 @@ class KafkaSink:
         if not hasattr(self.topic.value, "writer"):
             raise UsageError(
                 f"topic {self.topic.name}: its format {type(self.topic.value).__name__} only reads",
-                "declare it with Json, Text or Raw, or give the format a `writer` (record_format.py)",
+                "declare it with Json, Text or Raw, or give the format a `writer` (declare/format.py)",
             )
         fields = self.topic.value.schema.fieldNames()
         if taken := _TAKEN.intersection(fields):

@@ -53,9 +53,9 @@ def _records(schema: StructType, arrays: Sequence[pa.Array], rows: int, place: s
     names = schema.fieldNames()
     refused: dict[int, Refusal] = {}
     columns = []
-    for field, array in zip(schema.fields, arrays, strict=True):
-        column = column_values(field.dataType, array, f"{place}{field.name}")
-        missing = {} if field.nullable else missing_values(array, f"{place}{field.name}")
+    for declared, array in zip(schema.fields, arrays, strict=True):
+        column = column_values(declared.dataType, array, f"{place}{declared.name}")
+        missing = {} if declared.nullable else missing_values(array, f"{place}{declared.name}")
         refused = {**column.refused, **missing, **refused}
         columns.append(column.values)
     if not columns:

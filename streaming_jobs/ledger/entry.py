@@ -54,8 +54,7 @@ def app_id(stream: str, table: str) -> str:
 class CodeVersion(NamedTuple):
     """The code that wrote a batch: its hash (`runtime/code_version.py`), and the package's version.
 
-    `formerly` is the hash of the same code by the scheme before, empty in entries of that scheme. Savepoints and plans
-    have these on disk as a list.
+    `formerly` is the hash of the same code by the scheme before. Savepoints and plans have these on disk as a list.
     """
 
     hash: str
@@ -70,12 +69,9 @@ class CodeVersion(NamedTuple):
     def same_code(self, other: CodeVersion) -> bool:
         """True if both have the same hash, whatever the version of the package.
 
-        If only one of them has a hash of the present scheme, they are compared by that of the scheme before: such an
-        entry is other code only if that scheme says so.
+        A hash of the scheme before is compared with the other version's `formerly`.
         """
-        if self.hash == other.hash or bool(self.formerly) == bool(other.formerly):
-            return self.hash == other.hash
-        return (self.formerly or self.hash) == (other.formerly or other.hash)
+        return other.hash in (self.hash, self.formerly) or self.hash == other.formerly
 
     def same_version(self, other: CodeVersion) -> bool:
         """True if both are the same code in the same version of the package."""

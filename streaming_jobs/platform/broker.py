@@ -28,7 +28,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from streaming_jobs import commands
 from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.platform import class_data, java, ports
 from streaming_jobs.platform.files import private_folder, write_atomic, write_json
@@ -38,6 +37,7 @@ from streaming_jobs.platform.ports import HOST
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

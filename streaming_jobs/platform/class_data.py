@@ -6,8 +6,8 @@ and 515): the classes are loaded and linked in it, and it has profiles of the me
 at once. Either is used only after Java has checked that it is the Java, and the class path the one, that the file was
 made with; otherwise it starts without. The file's name has a hash of both, so another Java or other jars have another
 file; and of Arrow's options, which choose other code: profiles of the one make the other slower.
-streaming_jobs/warm_up.py makes them. A file takes 60 to 250 MB. Each environment has files of its own; those that were
-used last are kept, 2 GiB in all.
+`warm_up.py` makes them. A file takes 60 to 250 MB. Each environment has files of its own; those that were used last
+are kept, 2 GiB in all.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.text import commands
 
 # What to write instead of a plan that Spark refuses for streams: by the text of its refusal, which often has no
 # code.
@@ -156,7 +157,7 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
     """The error as one of ours: unchanged if it is one, else permanent or transient by Spark's text.
 
     An exception of the stream's own function mostly repeats with the same records, but the function may also call a
-    service that fails: it is tried again, and is permanent if it repeats (retries.py). An unknown failure is transient.
+    service that fails: it is tried again, and is permanent if it repeats (`Retries`). An unknown failure is transient.
     `where` names the batch and its offsets.
     """
     if isinstance(error, RecourseError):
@@ -173,7 +174,7 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         )
     if _LOST.search(text):
         return _caused(
-            OffsetsLost(f"records the stream still needs are gone: {summary}", "see `recourse streams status`"), error
+            OffsetsLost(f"records the stream still needs are gone: {summary}", f"see `{commands.status()}`"), error
         )
     if kind in ("AnalysisException", "ParseException"):
         place = _context(text) or _in_users_code(

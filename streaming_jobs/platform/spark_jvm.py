@@ -27,11 +27,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import structlog
 
-from streaming_jobs import commands
 from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.platform.java import Java, as_properties
 from streaming_jobs.platform.processes.child import ended_by
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,10 +59,10 @@ def new_object(session: SparkSession, name: str, source: str) -> Any:
 
 # The heap of a session's JVM: collected when its old objects have doubled, not when it is full.
 #
-# Java's serial collector looks at its old generation only when there is no more room for it, so the process grows to the
-# largest heap allowed, although the objects in use are a small part of that. What gets old and dies in a session are
-# mostly broadcasts, maps and plans of batches: 5 MB per second with three busy streams. A full collection takes 0.1 to
-# 0.3 s.
+# Java's serial collector looks at its old generation only when there is no more room for it, so the process grows to
+# the largest heap allowed, although the objects in use are a small part of that. What gets old and dies in a session
+# are mostly broadcasts, maps and plans of batches: 5 MB per second with three busy streams. A full collection takes 0.1
+# to 0.3 s.
 
 log = structlog.get_logger()
 

@@ -15,12 +15,13 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import ShardsSnapshot, StreamSnapshot, TopicSinkSnapshot
 from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.text import commands
 
 # The rules by which the shards of a topic sink must agree with its marker and the checkpoint.
 #
 # 1. Every shard that the sink's marker speaks of has a marker: without it, a part of a batch may be written twice.
-# 2. A shard is ahead of the sink's marker only by the planned batch, of this generation; then the number of shards, too,
-#    is the declared one. A sink without a marker has no shard with a batch: such a marker is of a topic that is gone.
+# 2. A shard is ahead of the sink's marker only by the planned batch, of this generation; then the number of shards is
+#    the declared one, too. A sink without a marker has no shard with a batch: such a marker is of a topic that is gone.
 
 
 def topic_shards(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Finding]:
@@ -150,8 +151,9 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
             "refuse",
             f"the marker of topic {sink.topic} is {'gone' if lost else 'missing'}: nobody knows which batches of "
             f"stream {snapshot.stream} the topic has",
-            f"let it be proved from table, ledger and topic, and written again: recourse streams write-marker "
-            f"{snapshot.stream}; or put the topic {sink.marker_topic} back from a copy; or {snapshot.write_again(sink)}"
+            "let it be proved from table, ledger and topic, and written again: "
+            f"{commands.write_marker(snapshot.stream)}; or put the topic {sink.marker_topic} back from a copy; or "
+            f"{snapshot.write_again(sink)}"
             if lost
             else "declare the topic as a sink of a new stream; or take it out of the declaration",
         )

@@ -1,6 +1,6 @@
 """Removal of half-written files after a power cut, before a start: the newest file of a log, never one before it.
 
-Every file is synced before a file that relies on it is written (`durable_commits.py`, `checkpoint_sync.py`). So only
+Every file is synced before a file that relies on it is written (`durable_commits.py`, `checkpoint.py`). So only
 the files that were being written at that moment can be torn: empty, truncated, or naming files that do not exist.
 Nothing relies on them yet: they are removed, and the batch is repeated. Any other damage has another cause, and the
 start is refused.

@@ -24,6 +24,7 @@ from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import holder
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 
@@ -55,10 +56,10 @@ def start(stop: threading.Event) -> None:
     sys.stderr.flush()
     os.set_inheritable(left, True)
     os.environ[_SIGNALS] = str(left)
-    os.execv(sys.executable, command(sys.orig_argv))  # noqa: S606 - the command of this very process
+    os.execv(sys.executable, next_command(sys.orig_argv))  # noqa: S606 - the command of this very process
 
 
-def command(arguments: Sequence[str]) -> list[str]:
+def next_command(arguments: Sequence[str]) -> list[str]:
     """The command line of the next session, from that of this one."""
     return [*arguments, *([] if AGAIN in arguments else [AGAIN])]
 
@@ -81,7 +82,7 @@ def free(settings: Settings, streams: Sequence[Stream]) -> list[Stream]:
     for name, owner in held.items():
         log.info("the stream runs elsewhere by now and is left there", stream=name, holder=owner.pid)
     if len(held) == len(streams):
-        raise LeaseBusy("every stream of this session runs elsewhere by now", "see: recourse streams status")
+        raise LeaseBusy("every stream of this session runs elsewhere by now", f"see: {commands.status()}")
     return [stream for stream in streams if stream.name not in held]
 
 
@@ -231,7 +232,7 @@ class SplitSessions:
 def command_for(command: Sequence[str], streams: Sequence[str]) -> list[str]:
     """The command line of a session with these streams, from that of a session with others."""
     kept = list(_without(command, "--streams"))
-    return command([*kept, "--streams", ",".join(streams)])
+    return next_command([*kept, "--streams", ",".join(streams)])
 
 
 def _without(command: Sequence[str], option: str) -> Iterator[str]:

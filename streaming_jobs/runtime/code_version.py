@@ -7,7 +7,8 @@ times; and the declared `files`. The hash is of the syntax trees without docstri
 do not make a new version. The version of the package is recorded beside the hash. Imports are read from the source, so
 a module that is imported for one value counts too.
 
-`2-` begins the hash: this is the second scheme. `CodeVersion.same_code` compares versions of different schemes.
+`3-` begins the hash: this is the third scheme, which names Recourse's own types without their modules. The hash by the
+second scheme is recorded beside it; `CodeVersion.same_code` compares versions of both schemes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from typing import Any, cast
 
 from streaming_jobs.declare.topic import ComputedTime, KafkaTopic
 from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.runtime.code_version_1 import hash_1
 from streaming_jobs.stream import Stream
 
 # The source behind a stream: the tree of its module, and the modules that it imports, without importing them.
@@ -181,7 +181,21 @@ def dump(tree: ast.AST) -> str:
     return ast.dump(tree)
 
 
-_SCHEME = "2-"
+_SCHEME, _FORMER_SCHEME = "3-", "2-"
+_OWN = __name__.partition(".")[0]
+_FORMER_MODULES = {
+    **dict.fromkeys(("EpochSeconds", "EpochMillis", "EpochMicros", "ComputedTime", "TimedFormat"), "event_times"),
+    **dict.fromkeys(("Between", "Holds", "InSet", "Matches", "NotNull", "RowRules", "Unique"), "rules"),
+    **dict.fromkeys(("Text", "Raw"), "formats.raw"),
+    "DeltaSource": "delta_source",
+    "DeltaTable": "stream",
+    "Json": "formats.json",
+    "KafkaSink": "kafka_sink",
+    "KafkaTopic": "kafka_topic",
+    "Slices": "slices",
+}
+"""The module of each declared type, as the second scheme names it."""
+TypeName = Callable[[type], str]
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NO_CODE = frozenset({"name", "description", "owners", "slices", "store"})
 """Options of a declaration that change no row; the name is said beside them. A store has rows of its own."""
@@ -190,8 +204,12 @@ _NO_CODE = frozenset({"name", "description", "owners", "slices", "store"})
 def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     """The version of the code behind a stream: the scheme, and 12 hexadecimal digits of SHA-256."""
     roots = tuple(flows)
-    told = repr((stream.name, sorted(code_parts(stream, roots).items()), _declared(stream)))
-    return CodeVersion(_SCHEME + _short(told), package_version(), hash_1(stream, roots))
+    hashes = (
+        scheme + _short(repr((stream.name, sorted(code_parts(stream, roots, named).items()), _declared(stream, named))))
+        for scheme, named in ((_SCHEME, _type), (_FORMER_SCHEME, _former_type))
+    )
+    present, former = hashes
+    return CodeVersion(present, package_version(), former)
 
 
 _LOADED: dict[Callable[..., object], CodeVersion] = {}
@@ -204,7 +222,7 @@ def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     return _LOADED[stream.function]
 
 
-def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
+def code_parts(stream: Stream, flows: Iterable[str], type_name: TypeName | None = None) -> dict[str, str]:
     """The parts of the version, each with its hash: the function, what it uses, imported modules, formats, files."""
     module = sys.modules.get(stream.function.__module__)
     function = _function(stream)
@@ -218,7 +236,7 @@ def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
     for imported, (_, source) in _imports(stream, tuple(flows)).items():
         parts[f"module {imported}"] = _source_hash(source)
     for place, each in _formats(stream).items():
-        parts[f"format of topic {place}"] = _short(repr(_described(each)))
+        parts[f"format of topic {place}"] = _short(repr(_described(each, type_name or _type)))
     for file, path in stream.files.items():
         parts[f"file {file}"] = _content(path)
     return parts
@@ -259,36 +277,43 @@ def _time_functions(stream: Stream) -> list[FunctionType]:
     return [cast("FunctionType", time.function) for time in times if isinstance(time, ComputedTime)]
 
 
-def _declared(stream: Stream) -> list[object]:
+def _declared(stream: Stream, type_name: TypeName) -> list[object]:
     parts: dict[str, Mapping[str, object]] = {
         "source": stream.sources,
         "sink": stream.sinks,
         "topic": stream.topic_sinks,
         "rules": {name: rules for name, rules in stream.rules.items() if rules},
     }
-    return [(kind, name, _described(each)) for kind, by_name in parts.items() for name, each in by_name.items()]
+    return [
+        (kind, name, _described(each, type_name)) for kind, by_name in parts.items() for name, each in by_name.items()
+    ]
 
 
-def _described(value: object) -> object:
+def _described(value: object, type_name: TypeName) -> object:
     """A declared value in a form that is the same in each process; options that have their default are left out."""
     if hasattr(value, "jsonValue"):  # a type of Spark; comments of columns are no code
         return json.dumps(_without_comments(value.jsonValue()), sort_keys=True)
     if isinstance(value, Mapping):
-        return [(str(name), _described(each)) for name, each in value.items()]
+        return [(str(name), _described(each, type_name)) for name, each in value.items()]
     if isinstance(value, FunctionType):  # a lambda is in no statement of its own
         return _code_text(value.__code__) if "<" in value.__qualname__ else value.__qualname__
     if isinstance(value, (list, tuple)):
-        return [_described(each) for each in value]
+        return [_described(each, type_name) for each in value]
     options = fields(value) if is_dataclass(value) and not isinstance(value, type) else ()
     if not options and type(value).__repr__ is not object.__repr__:
         return _ADDRESS.sub("", repr(value))
-    said = [(each.name, _described(getattr(value, each.name))) for each in options if _is_said(value, each)]
+    said = [(each.name, _described(getattr(value, each.name), type_name)) for each in options if _is_said(value, each)]
     computed = {
         name for kind in type(value).__mro__ for name, d in vars(kind).items() if isinstance(d, cached_property)
     }
     own = getattr(value, "__dict__", {})
     beside = sorted(own.keys() - computed - {each.name for each in options})
-    return (_type(value), getattr(value, "name", ""), said, [(name, _described(own[name])) for name in beside])
+    return (
+        type_name(type(value)),
+        getattr(value, "name", ""),
+        said,
+        [(name, _described(own[name], type_name)) for name in beside],
+    )
 
 
 def _is_said(declared: Any, option: Field[Any]) -> bool:
@@ -300,8 +325,16 @@ def _is_said(declared: Any, option: Field[Any]) -> bool:
     return bool(getattr(declared, option.name) != default)
 
 
-def _type(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def _type(kind: type) -> str:
+    """The name of a type; one of Recourse's own has no module, so that it may move."""
+    own = kind.__module__.startswith(f"{_OWN}.") and kind.__qualname__ in _FORMER_MODULES
+    return f"{_OWN}.{kind.__qualname__}" if own else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _former_type(kind: type) -> str:
+    own = kind.__module__.startswith(f"{_OWN}.") and kind.__qualname__ in _FORMER_MODULES
+    module = f"{_OWN}.{_FORMER_MODULES[kind.__qualname__]}" if own else kind.__module__
+    return f"{module}.{kind.__qualname__}"
 
 
 def _without_comments(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The reasons of a supervised session to start a stream again: a recovery that is over, other code on disk.
 
-`fresh_starts.py` acts on them: in the running session if its code and settings are still those on disk, else in another
+`StreamRestarts` acts: in the running session if its code and settings are still those on disk, else in another
 process, because corrected code needs a new one.
 """
 
@@ -128,8 +128,8 @@ class Handover:
 # border first | | other code for it is on disk | failed, or is tried every ten minutes |
 #
 # It starts in this process if the code and the settings on disk are those of this process, else in a process of its
-# own (`split_sessions.py`); the other streams run on either way. If no other stream runs, the session restarts
-# itself with the newest code (`restart_in_place.py`), which needs no second process.
+# own (`child_sessions.py`); the other streams run on either way. If no other stream runs, the session restarts
+# itself with the newest code (`child_sessions.py`), which needs no second process.
 
 log = structlog.get_logger()
 

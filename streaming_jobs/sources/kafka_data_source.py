@@ -11,7 +11,7 @@ batch (`getCache`, the way of Spark's `SimpleDataSourceStreamReader`). So a live
 starts a reader.
 
 Nothing secret travels: a reader knows the path of a file that holds the properties of Kafka's client
-(`client_file.py`).
+(`connection.py`).
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import BatchSize, Limits
 from streaming_jobs.sources.record_blocks import HEADERS, POSITION, RECORD, TIME, nullable, read_used
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.declare.table_source import DeltaSource
@@ -130,13 +131,13 @@ class RowBlocks:
 
     def _columns(self, read: dict[str, pa.Array], file: DataFile, size: int) -> list[pa.Array]:
         columns = []
-        for field in self._record:
-            if field.name in read:
-                columns.append(_as_type(read[field.name], field.type))
-            elif field.name in file.partition and self._wanted(field.name):
-                columns.append(pa.repeat(partition_value(file.partition[field.name], field.type), size))
+        for column in self._record:
+            if column.name in read:
+                columns.append(_as_type(read[column.name], column.type))
+            elif column.name in file.partition and self._wanted(column.name):
+                columns.append(pa.repeat(partition_value(file.partition[column.name], column.type), size))
             else:
-                columns.append(pa.nulls(size, field.type))
+                columns.append(pa.nulls(size, column.type))
         return columns
 
     def _batch(self, columns: list[pa.Array], of: FileToRead) -> pa.RecordBatch:
@@ -328,7 +329,7 @@ class TablePlanner:
     def _ends_before(self, end: int, start: int) -> OffsetsLost:
         return OffsetsLost(
             f"table {self.versions.name} ends at version {end - 1}, and the stream has read up to {start - 1}",
-            "see `recourse streams status`",
+            f"see `{commands.status()}`",
         )
 
     def _version(self, number: int) -> Version:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -21,10 +20,10 @@ from orchestration.sessions.definitions import sessions
 from orchestration.sessions.ownership import (
     FAILURE_TAG,
     FINGERPRINT_TAG,
-    KIND_TAG,
     SESSION_TAG,
     STOPPED_BY_TAG,
     WORKER_TAG,
+    identity,
     job_tags,
 )
 from orchestration.sessions.reporting import table_key
@@ -39,7 +38,7 @@ from tests.dagster.fakes.command import fake_command
 from tests.dagster.ticks import REPOSITORY, Ticks
 
 TABLES = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
-DEAD_WORKER = f"{socket.gethostname()}:999999999:gone"
+DEAD_WORKER = f"{identity().rsplit(':', 2)[0]}:999999999:gone"
 
 
 @pytest.fixture
@@ -181,7 +180,7 @@ def test_the_watchdog_fails_a_recovery_whose_process_is_gone(ticks: Ticks) -> No
         job,
         run_config=job.run_config,
         status=dg.DagsterRunStatus.STARTED,
-        tags={**job.tags, WORKER_TAG: f"{socket.gethostname()}:999999999:gone"},
+        tags={**job.tags, WORKER_TAG: DEAD_WORKER},
     )
     assert run.run_id[:8] in str(ticks.tick("watchdog"))
     ended = ticks.instance.get_run_by_id(run.run_id)
@@ -271,20 +270,6 @@ def test_what_another_location_of_the_instance_runs_is_left_alone(
         assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest), "no session of ours has been started"
         assert "0 old runs deleted" in str(ticks.tick("retention"))
         assert {run_id: instance.get_run_by_id(run_id) for run_id in created} == before
-
-
-@pytest.mark.parametrize(("status", "words"), [("STARTED", "is started"), ("CANCELED", "an operator")])
-def test_a_session_from_before_the_tag_of_the_location_is_known_by_the_streams_own_files(
-    ticks: Ticks, status: str, words: str
-) -> None:
-    @dg.job(name="shop", tags={KIND_TAG: "continuous"})
-    def before() -> None:
-        pass
-
-    run = ticks.instance.create_run_for_job(before, status=dg.DagsterRunStatus[status])
-    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
-    write_status(ticks.settings, Status("orders", "stopped", 1, run_id=run.run_id, heartbeat=1.0))
-    assert words in str(ticks.tick("keepalive_shop"))
 
 
 def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:

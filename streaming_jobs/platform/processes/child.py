@@ -2,7 +2,7 @@
 
 Its own group has two uses. Ctrl-C in a terminal does not reach the child. And processes that the child has started and
 left behind can be found by the group's number, such as a driver's JVM, which ends some seconds after its Python. A
-process that has made another group is not among them; `tree.py` is for those.
+process that has made another group is not among them; `tree` below is for those.
 
 The order of an end: `ask_to_end` the child alone, `wait` with a deadline, then `kill` what is left of the group.
 

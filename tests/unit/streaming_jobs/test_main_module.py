@@ -40,5 +40,8 @@ def test_a_suite_is_built_in_a_process_without_a_file() -> None:
 
 def test_a_module_of_flows_that_imports_great_expectations_is_loaded_there(tmp_path: Path) -> None:
     (tmp_path / "strict.py").write_text(MODULE)
-    program = "from streaming_jobs.catalog.topology import modules_of; print([each.__name__ for each in modules_of('strict')])"
+    program = (
+        "from streaming_jobs.catalog.topology import modules_of; "
+        "print([each.__name__ for each in modules_of('strict')])"
+    )
     assert python(program, str(tmp_path)).strip() == "['strict']"

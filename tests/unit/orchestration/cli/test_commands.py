@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from orchestration.cli.app import app
-from streaming_jobs import commands
+from streaming_jobs.text import commands
 from tests.support import ROOT
 
 SOURCES = [
@@ -110,7 +110,7 @@ def test_no_command_is_advised_by_hand() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in no_advice
             if BY_HAND.search(node.value) and node.value not in NO_ADVICE
         ]
-    assert not by_hand, "make them by streaming_jobs/commands.py"
+    assert not by_hand, "make them by streaming_jobs/text/commands.py"
 
 
 def test_commands_that_texts_and_docs_mention_exist() -> None:

@@ -22,8 +22,8 @@ import json, sys
 from pathlib import Path
 from deltalake import DeltaTable
 from reprocessing.rebuild.audit import compare
-from streaming_jobs.platform import table_queries
-table_queries.MEMORY_MB = int(sys.argv[2])
+from streaming_jobs.platform import table_rows
+table_rows.MEMORY_MB = int(sys.argv[2])
 home = Path(sys.argv[1])
 def peak():  # of this program alone; ru_maxrss begins with that of the process that has started it
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) >> 10

@@ -7,9 +7,9 @@ import sys
 
 ASKING = """
 import sys
-from streaming_jobs.platform import testing_utilities
+from streaming_jobs.platform import spark
 {first}
-testing_utilities.answer_first()
+spark.answer_first()
 from pyspark.sql import functions as F
 from pyspark.testing.utils import have_numpy
 assert have_numpy
@@ -18,7 +18,7 @@ print("pandas" in sys.modules)
 assert assertDataFrameEqual.__module__ == "pyspark.testing.utils"
 from pyspark.testing.utils import have_numpy, have_pandas
 assert have_numpy and have_pandas
-testing_utilities.answer_first()
+spark.answer_first()
 print(type(sys.modules["pyspark.testing.utils"]).__name__)
 """
 

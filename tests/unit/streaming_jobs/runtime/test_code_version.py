@@ -15,9 +15,17 @@ import pytest
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.runtime import code_version
-from streaming_jobs.runtime.code_version import _declared, code_parts, code_version, imported_files, package_version
-from streaming_jobs.runtime.code_version_1 import hash_1
+from streaming_jobs.runtime.code_version import (
+    _declared,
+    _installed,
+    _tops_of_distribution,
+    _type,
+    code_parts,
+    code_version,
+    imported_files,
+    package_version,
+    users_own,
+)
 from streaming_jobs.stream import DeltaTable, Stream, stream
 from tests.support.things import THINGS, plain, windows
 from tests.support.topic_flows import copied, total_changes
@@ -141,7 +149,7 @@ def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hash]:
 
 
 def test_a_version_is_short_and_the_same_each_time(version: Hash) -> None:
-    assert re.fullmatch(r"2-[0-9a-f]{12}", version())
+    assert re.fullmatch(r"3-[0-9a-f]{12}", version())
     assert version() == version()
 
 
@@ -218,39 +226,41 @@ def test_an_installed_stream_has_the_modules_of_its_own_distribution_in_its_vers
     monkeypatch.setattr(code_version, "_installed", lambda: (str(tmp_path),))
     by_package = {"made_flows": ["made"], "made_helpers": ["made"], "made_formats": ["another"]}
     monkeypatch.setattr(code_version, "packages_distributions", lambda: by_package)
-    code_version._tops_of_distribution.cache_clear()
+    _tops_of_distribution.cache_clear()
     try:
         assert version(**own) != version()
         assert version(**others) == version(), "another distribution: its version is not ours to hash"
     finally:
-        code_version._tops_of_distribution.cache_clear()
+        _tops_of_distribution.cache_clear()
 
 
 def test_modules_of_spark_are_not_the_streams_code_where_pythonpath_has_them(tmp_path: Path) -> None:
-    find = code_version.users_own(("made_flows",), "made_flows.flow")
+    find = users_own(("made_flows",), "made_flows.flow")
     assert find("pyspark.sql") is None and find("streaming_jobs.stream") is None
     assert find("json") is None and find("pyarrow") is None, "installed"
     assert find("tests.support.things") is not None
-    assert sysconfig.get_path("purelib") in code_version._installed()
+    assert sysconfig.get_path("purelib") in _installed()
 
 
-def test_entries_of_the_first_scheme_are_the_same_code_if_that_scheme_says_so() -> None:
+def test_entries_of_the_scheme_before_are_the_same_code_if_that_scheme_says_so() -> None:
     today = code_version(plain, ["tests.support.things"])
-    old = CodeVersion(today.formerly, "0.1.0")
-    assert re.fullmatch(r"[0-9a-f]{12}", today.formerly)
-    assert today.same_code(old) and old.same_code(today) and not today.same_code(CodeVersion("0" * 12, "0.1.0"))
-    mended = today._replace(hash="2-000000000000")
+    old = CodeVersion(today.formerly, "0.1.0", "323a4eaabccf")
+    assert re.fullmatch(r"2-[0-9a-f]{12}", today.formerly)
+    assert today.same_code(old) and old.same_code(today)
+    assert not today.same_code(CodeVersion("2-000000000000", "0.1.0"))
+    mended = today._replace(hash="3-000000000000")
     assert not today.same_code(mended), "of one scheme, the hash decides"
     assert mended.same_code(old), "an old entry says only what its scheme saw"
     named = CodeVersion(today.hash, "0.1.0")
     assert today.same_code(named), "a hash alone, as a record of corrected batches has it"
 
 
-def test_the_hash_of_the_first_scheme_is_that_in_old_ledgers() -> None:
-    """The homes of earlier versions have it: a change of it would make their batches other code."""
-    assert [hash_1(each, ("tests.support.things",)) for each in (plain, windows)] == ["323a4eaabccf", "e160a4ddbac9"]
-    of_topics = [hash_1(each, ("tests.support.topic_flows",)) for each in (copied, total_changes)]
-    assert of_topics == ["65e21d0c8339", "32964727cc65"], "emit has its old name there"
+def test_the_hash_of_the_scheme_before_is_that_in_older_ledgers() -> None:
+    """Homes have it: a change of it would make their batches other code."""
+    things, flows = ["tests.support.things"], ["tests.support.topic_flows"]
+    found = [code_version(each, things).formerly for each in (plain, windows)]
+    found += [code_version(each, flows).formerly for each in (copied, total_changes)]
+    assert found == ["2-bc876bdde327", "2-95a1490b9700", "2-b211a6da711f", "2-e7fb6f13c80f"]
 
 
 def test_a_declared_file_has_to_be_there(tmp_path: Path) -> None:
@@ -306,7 +316,7 @@ def test_another_bound_on_event_times_is_another_version_and_the_default_one_is_
     flows = ["tests.support.things"]
     bounded = replace(windows, sources={"things": replace(THINGS, max_ahead="1 hour")})
     assert code_version(bounded, flows).hash != code_version(windows, flows).hash
-    assert "1 day" not in repr(_declared(windows)) and "1 hour" in repr(_declared(bounded))
+    assert "1 day" not in repr(_declared(windows, _type)) and "1 hour" in repr(_declared(bounded, _type))
     untimed = replace(plain, sources={"things": replace(THINGS, event_time=None, lateness=None)})
     same = replace(untimed, sources={"things": replace(untimed.sources["things"], max_ahead=None)})
     assert code_version(untimed, flows).hash == code_version(same, flows).hash

@@ -27,16 +27,16 @@ from tests.support.worlds import parity, plain
 
 SESSION = """
 import os, signal, sys, threading, time
-from streaming_jobs.runtime import restart_in_place
+from streaming_jobs.runtime import child_sessions
 from streaming_jobs.state import stop_request
 stop = threading.Event()
 print(os.getpid(), sys.argv[1:], flush=True)
-if restart_in_place.AGAIN in sys.argv:
+if child_sessions.AGAIN in sys.argv:
     time.sleep(1)
-for number in restart_in_place.STOP_SIGNALS:
+for number in child_sessions.STOP_SIGNALS:
     signal.signal(number, lambda *_: stop.set())
-restart_in_place.take_signals(stop)
-if restart_in_place.AGAIN in sys.argv:
+child_sessions.take_signals(stop)
+if child_sessions.AGAIN in sys.argv:
     stop.wait(3 if LATE else 20)
     print("asked to stop:", stop.is_set(), "input:", sys.stdin.readline(), flush=True)
     sys.exit(7)
@@ -48,7 +48,7 @@ if LATE:
         time.sleep(0.2)
         replace(*command)
     os.execv = late
-restart_in_place.start(stop)
+child_sessions.start(stop)
 """
 
 
@@ -99,8 +99,8 @@ def test_a_stop_after_the_last_look_is_not_lost_whichever_thread_takes_it(tmp_pa
 
 
 def test_a_session_that_starts_again_and_again_keeps_its_command_line() -> None:
-    first = child_sessions.command(["python", "-m", "streaming_jobs.session", "--streams", "a"])
-    assert first[-1] == child_sessions.AGAIN and child_sessions.command(first) == first
+    first = child_sessions.next_command(["python", "-m", "streaming_jobs.session", "--streams", "a"])
+    assert first[-1] == child_sessions.AGAIN and child_sessions.next_command(first) == first
 
 
 def test_streams_that_run_elsewhere_by_now_are_left_there(settings: SettingsFactory) -> None:
