@@ -1,5 +1,6 @@
 # make up      set up, then run everything; Ctrl-C ends it
 # make test    set up, then lint, types, import contracts and all tests
+# make test-unit  the unit tests alone
 # make long    what of the tests takes long, such as a kill at every border of a recovery's stages
 # make setup   .venv with `recourse` in it, the jars, and what makes Java start fast; quick when nothing changed
 # make check   the checks without the tests
@@ -10,7 +11,7 @@
 # Java is one of the packages; JAVA_HOME, if it is set, names another one (17, 21 or 25).
 
 .DEFAULT_GOAL := setup
-.PHONY: setup up test check tests long lock clean again
+.PHONY: setup up test test-unit check tests long lock clean again
 
 BIN := .venv/bin
 STAMP := .venv/.set-up
@@ -40,6 +41,9 @@ check: setup
 tests: setup
 	@$(EACH); $(TESTS); $(VERDICT)
 
+test-unit: setup
+	@$(EACH); $(UNIT); $(VERDICT)
+
 # A red kind does not hide those after it: each runs, and the last line names what was red.
 EACH := red=; each() { name=$$1; shift; echo "$$*"; "$$@" || red="$$red $$name"; }
 VERDICT := test -z "$$red" || { echo "red:$$red" >&2; exit 1; }
@@ -49,7 +53,8 @@ CHECKS := each format $(BIN)/ruff format --check .; each lint $(BIN)/ruff check 
 
 # What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, those of
 # Spark and of the broker two sessions, a file's tests in the same one; Dagster's run alone.
-TESTS := each unit $(BIN)/pytest -m unit --numprocesses auto; each spark $(BIN)/pytest -m spark --numprocesses 2; \
+UNIT := each unit $(BIN)/pytest -m "unit and not long" --numprocesses auto
+TESTS := $(UNIT); each spark $(BIN)/pytest -m spark --numprocesses 2; \
 	each broker $(BIN)/pytest -m "broker and not long" --numprocesses 2 --dist loadfile; \
 	each dagster $(BIN)/pytest -m "dagster and not long"
 

@@ -28,9 +28,14 @@ _KEPT = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
 def pytest_configure() -> None:
     """No test sees how this machine is configured, other than where jars come from, nor how this run was started.
 
+    Bytecode is kept, whatever the environment says: without it pytest rewrites every file at each start, and every
+    process that a test starts compiles all that it imports.
+
     A shell that starts the tests in the background has them ignore SIGINT. Dagster, once imported, treats SIGTERM as
     SIGINT: then no child of the tests could be asked to end.
     """
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:  # PySpark ends a process whose main module has no file: see main_module.py

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from benchmarks.speed.environment import python_of
-from benchmarks.speed.feed import create_topic
-from benchmarks.speed.process import REPOSITORY, Child, ContestantFailed, clean_environment
-from benchmarks.speed.progress import CommittedOffsets, Markers, OffsetsBeforeRows, OffsetsWithRows, PointRule, Progress
-from benchmarks.speed.records import WORKS, Work
-from benchmarks.speed.topic import OutputTopic, TopicWatch
-from benchmarks.speed.watch import TableWatch, Watch, ledger_covered, loop_covered, spark_covered
+from benchmarks.feeds import create_topic
+from benchmarks.place import Place
+from benchmarks.processes import REPOSITORY, Child, ChildFailed, clean_environment
+from benchmarks.speed.records import Work
+from benchmarks.speed.topic_watch import (
+    CommittedOffsets,
+    Markers,
+    OffsetsBeforeRows,
+    OffsetsWithRows,
+    OutputTopic,
+    TopicWatch,
+)
+from benchmarks.speed.watch import TableWatch, ledger_covered, spark_covered
 from streaming_jobs.platform import java, ports
-from streaming_jobs.platform.jars import cache, ensure, parse
+from streaming_jobs.platform.jars import ensure, parse
 from streaming_jobs.runtime.session_options import supervised_command
 from streaming_jobs.settings import Settings
 
 _MAVEN_PROJECT = REPOSITORY / "benchmarks" / "kafka-streams"
-_MAVEN_SECONDS = 300
+_MAVEN_SECONDS, _PIP_SECONDS = 300, 1800
 _FLINK = REPOSITORY / "benchmarks" / "flink"
+_FLINK_PYTHON = [
+    str(Path(sys.executable).with_name("uv")), "run", "--no-project", "--python", sys.executable,
+    "--with-requirements", str(_FLINK / "requirements.txt"), "python",
+]  # fmt: skip
+"""The interpreter of an environment with PyFlink, which uv makes once and keeps in its cache."""
 FLINK_JAVA = (11, 17, 21)
 """The versions of Java that Flink 2.2 is made for."""
+
+
+Watch = TableWatch | TopicWatch
+"""Looks at one output while its contestant runs; `check` and `stop` raise what went wrong meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -50,139 +64,84 @@ class Assignment:
         """The name of the output of a contestant that writes a topic: the run's and the work's."""
         return f"{self.folder.name}.{self.work}"
 
+    def child(self, command: Sequence[str], **variables: str) -> Child:
+        """The process of a contestant that prints READY."""
+        return Child(command, clean_environment(**variables), self.folder / "output.log", "READY")
 
-class Contestant(Protocol):
-    """One way to do the works."""
+    def topic_watch(self, progress: CommittedOffsets | Markers) -> TopicWatch:
+        """The watch of a contestant that writes a topic, which is made here."""
+        create_topic(self.bootstrap, self.output)
+        return TopicWatch(self.bootstrap, output=self.output, work=self.work, live=self.live, progress=progress)
 
-    @property
-    def name(self) -> str:
-        """As shown in the table."""
 
-    @property
-    def works(self) -> tuple[Work, ...]:
-        """What it can do."""
+@dataclass(frozen=True)
+class Contestant:
+    """One way to do the works. `settings` are what a user sets, with the names that the contestant gives them."""
+
+    name: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Build what has to be built once, before anything is measured."""
+        """Build what has to be built once, before anything is measured; raises ChildFailed, SetupError."""
 
     def start(self, assignment: Assignment) -> Child:
         """Start it; the child says when it is ready."""
+        raise NotImplementedError
 
     def watch(self, assignment: Assignment) -> Watch:
         """What looks at its output."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Recourse:
-    """The product as shipped: a session of its own with the work's stream, and further settings if asked for."""
+class Recourse(Contestant):
+    """The product as shipped: a session of its own with the work's stream; its progress is in the ledger."""
 
-    name: str = "recourse"
-    settings: Mapping[str, str] = field(default_factory=dict)
-    works: tuple[Work, ...] = WORKS
     flows: ClassVar[str] = "benchmarks.speed.flows"
 
-    def prepare(self) -> None:
-        """Nothing to build."""
-
     def start(self, assignment: Assignment) -> Child:
-        """Start the session; it is ready when its stream has started."""
         command = supervised_command([assignment.work])
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
-        environment = clean_environment(
-            RECOURSE_HOME=str(assignment.folder),
-            RECOURSE_KAFKA__BOOTSTRAP_SERVERS=assignment.bootstrap,
-            RECOURSE_FLOWS=json.dumps([self.flows]),
-            BENCHMARK_TOPIC=assignment.topic,
-            BENCHMARK_RUN=assignment.folder.name,
-        )
+        run = {"BENCHMARK_TOPIC": assignment.topic, "BENCHMARK_RUN": assignment.folder.name}
+        environment = Place(assignment.folder, assignment.bootstrap).environment([self.flows], **run)
         return Child(command, environment, assignment.folder / "output.log", 'event="stream started"')
 
     def watch(self, assignment: Assignment) -> Watch:
-        """The log of the work's table; progress by the ledger in it."""
-        return TableWatch(assignment.folder / "tables" / assignment.work, assignment.work, ledger_covered)
+        return TableWatch(assignment.folder / "home" / "tables" / assignment.work, assignment.work, ledger_covered)
 
 
-@dataclass(frozen=True)
 class RecourseTopics(Recourse):
-    """The product with topics as outputs, in one transaction per batch."""
+    """The product with topics as outputs; its progress is the markers in the transactions of the rows."""
 
-    name: str = "topics"
     flows: ClassVar[str] = "benchmarks.speed.topic_flows"
 
     def watch(self, assignment: Assignment) -> Watch:
-        """Its output topic, which is made here; progress by the markers in the same transactions."""
         markers = Markers(assignment.bootstrap, stream=assignment.work, output=assignment.output)
-        return _topic_watch(assignment, markers)
+        return assignment.topic_watch(markers)
 
 
-@dataclass(frozen=True)
-class PlainSpark:
-    """PySpark and Delta Lake as their documentation shows them, with the properties that a user adds."""
-
-    name: str = "plain"
-    properties: Mapping[str, str] = field(default_factory=dict)
-    works: tuple[Work, ...] = WORKS
-
-    def prepare(self) -> None:
-        """Nothing to build."""
+class PlainSpark(Contestant):
+    """PySpark and Delta Lake as their documentation shows them; its progress is in Spark's checkpoint."""
 
     def start(self, assignment: Assignment) -> Child:
-        """Start the program; it is ready when its query has started."""
         command = [
             sys.executable, "-m", "benchmarks.speed.peers.plain_spark", assignment.work, assignment.bootstrap,
             assignment.topic, str(assignment.folder / "table"), str(assignment.folder / "checkpoint"),
         ]  # fmt: skip
-        command += [f"{key}={value}" for key, value in self.properties.items()]
-        return Child(command, clean_environment(), assignment.folder / "output.log", "READY")
+        return assignment.child([*command, *(f"{key}={value}" for key, value in self.settings.items())])
 
     def watch(self, assignment: Assignment) -> Watch:
-        """The log of its table; progress by the checkpoint's offsets."""
         covered = spark_covered(assignment.folder / "checkpoint")
         return TableWatch(assignment.folder / "table", assignment.work, covered)
 
 
-@dataclass(frozen=True)
-class PythonLoop:
-    """A loop of fifty lines around confluent-kafka, pyarrow and deltalake."""
-
-    name: str = "python-loop"
-    works: tuple[Work, ...] = ("stateless",)
+class KafkaStreams(Contestant):
+    """Kafka Streams, exactly_once_v2, built by Maven; its progress is the offsets in the transactions of the rows."""
 
     def prepare(self) -> None:
-        """Nothing to build."""
+        _execute(["mvn", "--quiet", "--batch-mode", "package"], _MAVEN_SECONDS, _MAVEN_PROJECT)
 
     def start(self, assignment: Assignment) -> Child:
-        """Start the program; it is ready when it is at its place in the topic."""
-        command = [
-            sys.executable, "-m", "benchmarks.speed.peers.python_loop", assignment.bootstrap, assignment.topic,
-            str(assignment.folder / "table"),
-        ]  # fmt: skip
-        return Child(command, clean_environment(), assignment.folder / "output.log", "READY")
-
-    def watch(self, assignment: Assignment) -> Watch:
-        """The log of its table; progress by the offsets in it."""
-        return TableWatch(assignment.folder / "table", assignment.work, loop_covered)
-
-
-@dataclass(frozen=True)
-class KafkaStreams:
-    """Kafka Streams with exactly_once_v2; built by Maven. Its output is a topic."""
-
-    name: str = "kafka-streams"
-    works: tuple[Work, ...] = WORKS
-
-    def prepare(self) -> None:
-        """Build the jar; raises ContestantFailed with what Maven says."""
-        command = ["mvn", "--quiet", "--batch-mode", "package"]
-        built = subprocess.run(
-            command, cwd=_MAVEN_PROJECT, capture_output=True, text=True, timeout=_MAVEN_SECONDS, check=False
-        )
-        if built.returncode:
-            raise ContestantFailed(f"Maven could not build {_MAVEN_PROJECT}: {built.stdout[-2000:]}")
-
-    def start(self, assignment: Assignment) -> Child:
-        """Start the application; it is ready when its state is RUNNING."""
         target = _MAVEN_PROJECT / "target"
         classes = os.pathsep.join([str(target / "peer.jar"), str(target / "libraries" / "*")])
         command = [
@@ -190,75 +149,53 @@ class KafkaStreams:
             assignment.work, assignment.bootstrap, assignment.topic, assignment.output,
             str(assignment.folder / "state"),
         ]  # fmt: skip
-        return Child(command, clean_environment(), assignment.folder / "output.log", "READY")
+        return assignment.child(command)
 
     def watch(self, assignment: Assignment) -> Watch:
-        """The offsets that it commits, and its output topic, which is made here."""
-        return _topic_watch(assignment, _committed(assignment, OffsetsWithRows()))
+        group, source = assignment.output, assignment.topic
+        return assignment.topic_watch(
+            CommittedOffsets(assignment.bootstrap, group=group, source=source, rule=OffsetsWithRows())
+        )
 
 
-@dataclass(frozen=True)
-class Flink:
-    """Flink SQL by PyFlink, in a local cluster inside one JVM, exactly once. Its output is a topic.
+class Flink(Contestant):
+    """Flink SQL by PyFlink, in a local cluster inside one JVM, exactly once; its progress is the offsets it commits.
 
     The Java is `java` of PATH, as for Kafka Streams: the one that comes with the product's packages is too new.
     """
 
-    name: str = "flink"
-    works: tuple[Work, ...] = WORKS
-
     def prepare(self) -> None:
-        """Make the environment with PyFlink, fetch the connector; raises ContestantFailed, SetupError."""
         version = java.printed_version(Path("java"))
         if java.major(version) not in FLINK_JAVA:
-            raise ContestantFailed(f"java of PATH is {version}; Flink 2.2 needs {', '.join(map(str, FLINK_JAVA))}")
-        self._python()
+            raise ChildFailed(f"java of PATH is {version}; Flink 2.2 needs {', '.join(map(str, FLINK_JAVA))}")
         self._connector()
+        _execute([*_FLINK_PYTHON, "-c", "import pyflink"])
 
     def start(self, assignment: Assignment) -> Child:
-        """Start the program; it is ready when all tasks of its job run."""
         command = [
-            str(self._python()), "-m", "benchmarks.speed.peers.flink_sql", assignment.work, assignment.bootstrap,
+            *_FLINK_PYTHON, "-m", "benchmarks.speed.peers.flink_sql", assignment.work, assignment.bootstrap,
             assignment.topic, assignment.output, str(assignment.folder), str(self._connector()),
             str(ports.free_port()),
         ]  # fmt: skip
-        environment = clean_environment(JVM_ARGS="-Xmx512m", FLINK_LOG_DIR=str(assignment.folder))
-        environment.pop("JAVA_HOME", None)
-        return Child(command, environment, assignment.folder / "output.log", "READY")
+        # Without JAVA_HOME, which PyFlink prefers to the Java of PATH.
+        command = ["env", "-u", "JAVA_HOME", *command]
+        return assignment.child(command, JVM_ARGS="-Xmx512m", FLINK_LOG_DIR=str(assignment.folder))
 
     def watch(self, assignment: Assignment) -> Watch:
-        """The offsets that it commits, and its output topic, which is made here."""
-        written = OutputTopic(
-            assignment.bootstrap,
-            assignment.output,
-            work=assignment.work,
-            records=assignment.records,
-            rows=assignment.rows,
-        )
-        return _topic_watch(assignment, _committed(assignment, OffsetsBeforeRows(written, assignment.records)))
-
-    def _python(self) -> Path:
-        return python_of("flink", _FLINK / "requirements.txt", cache(Settings.load()).parent / "benchmarks")
+        bootstrap, group, records = assignment.bootstrap, assignment.output, assignment.records
+        written = OutputTopic(bootstrap, group, work=assignment.work, records=records, rows=assignment.rows)
+        rule = OffsetsBeforeRows(written, records)
+        return assignment.topic_watch(CommittedOffsets(bootstrap, group=group, source=assignment.topic, rule=rule))
 
     def _connector(self) -> Path:
         return ensure(Settings.load(), parse((_FLINK / "jars.lock").read_text()))[0]
 
 
-def _committed(assignment: Assignment, rule: PointRule) -> CommittedOffsets:
-    """The progress of a contestant whose consumer group has the name of its output."""
-    return CommittedOffsets(assignment.bootstrap, group=assignment.output, source=assignment.topic, rule=rule)
-
-
-def _topic_watch(assignment: Assignment, progress: Progress) -> TopicWatch:
-    """The watch of a contestant that writes a topic, which is made here."""
-    create_topic(assignment.bootstrap, assignment.output)
-    return TopicWatch(
-        assignment.bootstrap,
-        output=assignment.output,
-        work=assignment.work,
-        live=assignment.live,
-        progress=progress,
-    )
+def _execute(command: Sequence[str], seconds: float = _PIP_SECONDS, folder: Path | None = None) -> None:
+    """Run a command; raises ChildFailed with what it printed."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
+    if done.returncode:
+        raise ChildFailed(f"{' '.join(command)} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
 
 
 INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "2"}
@@ -268,24 +205,15 @@ INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle
 def everybody() -> list[Contestant]:
     """The contestants, in the order of the table."""
     live, economy = (Recourse(pace, {"stream.pace": pace}) for pace in ("live", "economy"))
-    topics = [RecourseTopics(), RecourseTopics("topics-live", {"stream.pace": "live"})]
-    spark = [PlainSpark("informed", INFORMED), PlainSpark()]
-    return [Recourse(), live, economy, *topics, KafkaStreams(), Flink(), *spark, PythonLoop()]
+    topics = [RecourseTopics("topics"), RecourseTopics("topics-live", {"stream.pace": "live"})]
+    spark = [PlainSpark("informed", INFORMED), PlainSpark("plain")]
+    return [Recourse("recourse"), live, economy, *topics, KafkaStreams("kafka-streams"), Flink("flink"), *spark]
 
 
-def variant(text: str) -> Recourse:
+def variant(kind: type[Recourse], text: str) -> Recourse:
     """The product with further settings, from `name:key=value,key=value`; raises ValueError for another form."""
-    return Recourse(*_named_settings(text))
-
-
-def topic_variant(text: str) -> RecourseTopics:
-    """The same with topics as outputs."""
-    return RecourseTopics(*_named_settings(text))
-
-
-def _named_settings(text: str) -> tuple[str, dict[str, str]]:
     name, sign, rest = text.partition(":")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
     if not (name and sign) or not all(key and equals for key, equals, _ in pairs):
         raise ValueError(f"{text!r} is not name:key=value,key=value")
-    return name, {key: value for key, _, value in pairs}
+    return kind(name, {key: value for key, _, value in pairs})

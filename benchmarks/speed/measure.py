@@ -1,23 +1,40 @@
-"""One run of one contestant: started, fed, watched, compared with the truth, ended."""
+"""One run of one contestant: started, fed, watched, compared with the truth, ended; and what its latencies were."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from benchmarks.speed.contestants import Assignment, Contestant
-from benchmarks.speed.feed import LiveFeed, create_topic
-from benchmarks.speed.latency import latencies
-from benchmarks.speed.process import Child, ContestantFailed, Moment
-from benchmarks.speed.records import PARTITIONS, RATE, Records, Work, difference, generate, truth
-from benchmarks.speed.watch import Point, Watch
+from benchmarks.feeds import LiveFeed, create_topic
+from benchmarks.place import Place
+from benchmarks.processes import Child, ChildFailed, Reading
+from benchmarks.run import wait_until
+from benchmarks.speed.contestants import Assignment, Contestant, Watch
+from benchmarks.speed.records import (
+    ACCOUNTS,
+    LATENESS_MS,
+    PARTITIONS,
+    RATE,
+    WINDOW_MS,
+    Floats,
+    Integers,
+    Records,
+    Work,
+    difference,
+    generate,
+    truth,
+)
+from benchmarks.speed.report import Run
+from benchmarks.speed.watch import SEEN, Point
 
 Kind = Literal["backlog", "live"]
 KINDS: tuple[Kind, ...] = ("backlog", "live")
@@ -32,160 +49,133 @@ _LOOK_EVERY = 0.02
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where runs happen: the broker's address and a folder."""
-
-    bootstrap: str
-    folder: Path
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one run gave; None where the kind of run has no such figure.
-
-    `cores` are CPU seconds a second, `elsewhere` those of programs that have nothing to do with the run.
-    """
-
-    peer: str
-    work: Work
-    kind: Kind
-    session_s: float
-    first_batch_s: float | None
-    cpu_s: float
-    cores: float
-    peak_mb: float
-    commits: int
-    elsewhere: float
-    records: int
-    rate: float | None = None
-    steady_rate: float | None = None
-    p50_ms: float | None = None
-    p99_ms: float | None = None
-    worst_ms: float | None = None
-    feed_late_ms: float | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON; what is not there is left out."""
-        return {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(self).items() if v is not None}
-
-
 class WrongOutput(Exception):
     """An output is not the truth; the run has no figures."""
 
 
-def backlog(contestant: Contestant, work: Work, place: Place, topic: str, records: Records) -> Figures:
-    """Read a topic that is full already. The clock runs from the word that the contestant is ready."""
-    expected = truth(records, work)
-    assignment = replace(_assignment(contestant, work, "backlog", place, topic, len(records)), rows=expected.num_rows)
+@dataclass
+class Attempt:
+    """A contestant at work: its process is ready, its output is watched."""
+
+    peer: str
+    assignment: Assignment
+    watch: Watch
+    child: Child
+
+    def done(self, points: list[Point], rows: int) -> Point | None:
+        """The commit after which everything is there: all records, and all rows of an output that only grows."""
+        for point in points:
+            whole = self.assignment.work == "running" or point.rows is None or point.rows >= rows
+            if whole and point.records >= self.assignment.records:
+                return point
+        return None
+
+    def wait(self, rows: int, seconds: float) -> None:
+        """Until everything is there; raises ChildFailed."""
+
+        def check() -> None:
+            self.child.check()
+            self.watch.check()
+
+        def done() -> bool:
+            return self.done(self.watch.points[-1:], rows) is not None
+
+        try:
+            wait_until(done, seconds, "all records done", every=_LOOK_EVERY, check=check)
+        except TimeoutError as error:
+            raise ChildFailed(f"{error}; last: {self.watch.points[-1:]}") from None
+
+    def figures(self, began: Reading, ended: Reading, seconds: float, *, first_from: float, **further: float) -> Run:
+        """What a run gives, rounded; the first batch counts from `first_from` on."""
+        cpu, points = ended.cpu_seconds - began.cpu_seconds, self.watch.points
+        figures: Run = {
+            "session_s": self.child.ready_at - self.child.started,
+            "first_batch_s": next(point.seen - first_from for point in points if point.records),
+            "cpu_s": cpu,
+            "cores": cpu / seconds,
+            "peak_mb": ended.peak_mb,
+            "commits": len(points),
+            "elsewhere": began.elsewhere(ended),
+            "records": self.assignment.records,
+            **further,
+        }
+        kind = "live" if self.assignment.live else "backlog"
+        rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}
+        return {"peer": self.peer, "work": self.assignment.work, "kind": kind, **rounded}
+
+
+@contextmanager
+def _attempt(contestant: Contestant, assignment: Assignment) -> Iterator[Attempt]:
+    """The contestant from its start to its end."""
+    assignment.folder.mkdir(parents=True)
     watch = contestant.watch(assignment)
     watch.start()
     child = contestant.start(assignment)
+    child.usage.start()
     try:
         child.wait_ready(_READY_SECONDS)
-        before, began = child.usage.now(), Moment.now()
-        _until_done(watch, child, assignment, expected.num_rows, _BACKLOG_SECONDS)
-        used, ended = child.usage.now(), Moment.now()
+        yield Attempt(contestant.name, assignment, watch, child)
     finally:
         child.stop()
         watch.stop()
-    _compare(watch, expected, assignment)
+
+
+def backlog(contestant: Contestant, work: Work, place: Place, topic: str, records: Records) -> Run:
+    """Read a topic that is full already. The clock runs from the word that the contestant is ready."""
+    expected = truth(records, work)
+    assignment = _assignment(contestant, work, "backlog", place, topic, len(records))
+    with _attempt(contestant, replace(assignment, rows=expected.num_rows)) as attempt:
+        began = attempt.child.usage.now()
+        attempt.wait(expected.num_rows, _BACKLOG_SECONDS)
+        ended = attempt.child.usage.now()
+    _compare(attempt.watch, expected, assignment)
     shutil.rmtree(assignment.folder)
-    done = _done(watch.points, assignment, expected.num_rows)
+    done = attempt.done(attempt.watch.points, expected.num_rows)
     assert done is not None
-    seconds = done.seen - child.ready_at
-    return Figures(
-        peer=contestant.name,
-        work=work,
-        kind="backlog",
-        session_s=child.ready_at - child.started,
-        first_batch_s=_first_batch(watch.points, child.ready_at),
-        cpu_s=used.cpu_seconds - before.cpu_seconds,
-        cores=(used.cpu_seconds - before.cpu_seconds) / seconds,
-        peak_mb=used.peak_mb,
-        commits=len(watch.points),
-        elsewhere=began.elsewhere(ended),
-        records=len(records),
-        rate=len(records) / seconds,
-        steady_rate=_steady(watch.points, done, len(records)),
-    )
+    ready = attempt.child.ready_at
+    seconds = done.seen - ready
+    steady = steady_rate(attempt.watch.points, done, len(records))
+    rates = {"rate": len(records) / seconds, **({} if steady is None else {"steady_rate": steady})}
+    return attempt.figures(began, ended, seconds, first_from=ready, **rates)
 
 
-def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds: int, warm_up: int) -> Figures:
+def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds: int, warm_up: int) -> Run:
     """Send records at their times to a contestant that waits for them; those of the warm-up are not measured."""
     topic = f"live-{next(_numbers)}"
     create_topic(place.bootstrap, topic)
     count = RATE * (warm_up + seconds)
     assignment = _assignment(contestant, work, "live", place, topic, count + PARTITIONS)
-    watch = contestant.watch(assignment)
-    watch.start()
-    child = contestant.start(assignment)
-    try:
-        child.wait_ready(_READY_SECONDS)
+    with _attempt(contestant, assignment) as attempt:
         records = generate(count, seed, began_ms=(time.time() + _LEAD_SECONDS) * 1000)
         expected = truth(records, work)
         feed = LiveFeed(place.bootstrap, topic, records)
-        began = float(records.sent_ms[0])
-        since, until = began + warm_up * 1000, began + (warm_up + seconds) * 1000
+        start = float(records.sent_ms[0])
+        since, until = start + warm_up * 1000, start + (warm_up + seconds) * 1000
         feed.start()
         try:
-            _sleep_until(since, child)
-            before, first = child.usage.now(), Moment.now()
-            _sleep_until(until, child)
-            used, last = child.usage.now(), Moment.now()
+            _sleep_until(since, attempt.child)
+            began = attempt.child.usage.now()
+            _sleep_until(until, attempt.child)
+            ended = attempt.child.usage.now()
             feed.wait(_DRAIN_SECONDS)
         finally:
             feed.stop()
-        _until_done(watch, child, assignment, expected.num_rows, _DRAIN_SECONDS)
-    finally:
-        child.stop()
-        watch.stop()
+        attempt.wait(expected.num_rows, _DRAIN_SECONDS)
+    watch = attempt.watch
     _compare(watch, expected, assignment)
-    found = latencies(records, watch.arrivals(), work, since_ms=since, until_ms=until)
+    latency = latencies(records, watch.arrivals(), work, since_ms=since, until_ms=until)
     shutil.rmtree(assignment.folder)
-    return Figures(
-        peer=contestant.name,
-        work=work,
-        kind="live",
-        session_s=child.ready_at - child.started,
-        first_batch_s=_first_batch(watch.points, began / 1000),
-        cpu_s=used.cpu_seconds - before.cpu_seconds,
-        cores=(used.cpu_seconds - before.cpu_seconds) / seconds,
-        peak_mb=used.peak_mb,
+    p50, p99 = np.percentile(latency, (50, 99)).tolist()
+    return attempt.figures(
+        began, ended, seconds, first_from=start / 1000,
         commits=sum(since <= point.seen * 1000 < until for point in watch.points),
-        elsewhere=first.elsewhere(last),
-        records=len(records),
-        p50_ms=float(np.percentile(found, 50)),
-        p99_ms=float(np.percentile(found, 99)),
-        worst_ms=float(found.max()),
-        feed_late_ms=feed.worst_ms,
-    )
+        p50_ms=p50, p99_ms=p99, worst_ms=float(latency.max()), feed_late_ms=feed.worst_ms,
+    )  # fmt: skip
 
 
 def _assignment(contestant: Contestant, work: Work, kind: Kind, place: Place, topic: str, records: int) -> Assignment:
     folder = place.folder / f"{next(_numbers)}-{contestant.name}-{work}-{kind}"
-    folder.mkdir(parents=True)
     return Assignment(work, topic, place.bootstrap, folder, records, live=kind == "live")
-
-
-def _done(points: list[Point], assignment: Assignment, rows: int) -> Point | None:
-    """The commit after which everything is there: all records, and all rows of an output that only grows."""
-    for point in points:
-        whole = assignment.work == "running" or point.rows is None or point.rows >= rows
-        if whole and point.records >= assignment.records:
-            return point
-    return None
-
-
-def _until_done(watch: Watch, child: Child, assignment: Assignment, rows: int, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while _done(watch.points[-1:], assignment, rows) is None:
-        child.check()
-        watch.check()
-        if time.monotonic() > deadline:
-            last = watch.points[-1] if watch.points else None
-            raise ContestantFailed(f"{assignment.records} records were not done within {seconds:.0f} s; last: {last}")
-        time.sleep(_LOOK_EVERY)
 
 
 def _compare(watch: Watch, expected: pa.Table, assignment: Assignment) -> None:
@@ -194,11 +184,7 @@ def _compare(watch: Watch, expected: pa.Table, assignment: Assignment) -> None:
         raise WrongOutput(f"{assignment.folder.name}: {wrong}")
 
 
-def _first_batch(points: list[Point], ready: float) -> float | None:
-    return next((point.seen - ready for point in points if point.records), None)
-
-
-def _steady(points: list[Point], done: Point, records: int) -> float | None:
+def steady_rate(points: list[Point], done: Point, records: int) -> float | None:
     """Records a second without the start, which is the same share of the work for everybody."""
     first = next(point for point in points if point.records >= STEADY_AFTER * records)
     if first.records > STEADY_UNTIL * records:
@@ -210,3 +196,54 @@ def _sleep_until(at_ms: float, child: Child) -> None:
     while (left := at_ms / 1000 - time.time()) > 0:
         child.check()
         time.sleep(min(left, 0.5))
+
+
+def latencies(records: Records, arrivals: pa.Table, work: Work, *, since_ms: float, until_ms: float) -> Floats:
+    """From the time at which a record was sent to the time at which it was readable in the output, ms.
+
+    Of what was sent (or could close) in that time, ms since 1970; the same rules hold for every contestant. A record of
+    the stateless work is readable with its own row; of the running total with the first total of its account that
+    counts it. A window is readable with its row, and is counted from the first record that lets it close: the first one
+    whose event is as late as the window's end and the lateness after it. Of rows that came twice the first counts.
+    Raises LookupError for a record that never became readable.
+    """
+    measures = {"stateless": _stateless, "windowed": _windowed, "running": _running}
+    sent, seen = measures[work](records, arrivals)
+    measured = (sent >= since_ms) & (sent < until_ms)
+    if missing := int(np.isnan(seen[measured]).sum()):
+        raise LookupError(f"{missing} records of {work} never became readable")
+    latency: Floats = seen[measured] - sent[measured]
+    return latency
+
+
+def _stateless(records: Records, arrivals: pa.Table) -> tuple[Floats, Floats]:
+    seen = np.full(len(records), np.nan)
+    np.fmin.at(seen, arrivals["id"].to_numpy(), arrivals[SEEN].to_numpy() * 1000)
+    kept = ~records.dropped
+    return records.sent_ms[kept], seen[kept]
+
+
+def _windowed(records: Records, arrivals: pa.Table) -> tuple[Floats, Floats]:
+    end = arrivals["start"].cast(pa.int64()).to_numpy() + WINDOW_MS
+    reached = np.maximum.accumulate(records.at_ms)
+    closes = np.searchsorted(reached, end + LATENESS_MS, side="left")
+    return records.sent_ms[closes], arrivals[SEEN].to_numpy() * 1000
+
+
+def _running(records: Records, arrivals: pa.Table) -> tuple[Floats, Floats]:
+    account = pc.cast(pc.utf8_slice_codeunits(arrivals["account"], 1), pa.int64()).to_numpy()
+    counts, times = arrivals["count"].to_numpy(), arrivals[SEEN].to_numpy() * 1000
+    seen = np.full(len(records), np.nan)
+    for sent, totals in zip(_by_account(records.account), _by_account(account), strict=True):
+        reached = np.maximum.accumulate(counts[totals])
+        first = np.searchsorted(reached, np.arange(1, len(sent) + 1), side="left")
+        there = first < len(reached)
+        seen[sent[there]] = times[totals][first[there]]
+    return records.sent_ms, seen
+
+
+def _by_account(account: Integers) -> list[Integers]:
+    """The positions of each account, in order."""
+    order = np.argsort(account, kind="stable")
+    borders = np.searchsorted(account[order], np.arange(1, ACCOUNTS + PARTITIONS))
+    return list(np.split(order, borders))

@@ -9,17 +9,17 @@ from what the contestant recorded itself; that all of it is there is proved by t
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.processes import Follower
 from benchmarks.speed.records import COLUMNS, Work
 
 _LOOK_EVERY = 0.002
@@ -42,27 +42,6 @@ class Point:
     rows: int | None
 
 
-class Watch(Protocol):
-    """Looks at one output while its contestant runs."""
-
-    points: list[Point]
-
-    def start(self) -> None:
-        """Begin to look."""
-
-    def check(self) -> None:
-        """Raise what went wrong while looking."""
-
-    def stop(self) -> None:
-        """Look no more; raises what went wrong while looking."""
-
-    def arrivals(self) -> pa.Table:
-        """Every row that was written, with the time at which it was readable, in this order."""
-
-    def output(self) -> pa.Table:
-        """The output as a reader finds it now."""
-
-
 Covered = Callable[[Sequence[Action], int], int | None]
 """Input records that are done with a commit, by its actions and its place among those that change rows."""
 
@@ -76,22 +55,9 @@ class TableWatch:
         self._work = work
         self._covered = covered
         self._commits: list[tuple[float, list[str]]] = []
-        self._follower = Follower(self._look, _LOOK_EVERY)
-        self._next = 0
-        self._rows = 0
-        self._changes = 0
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._follower.start()
-
-    def check(self) -> None:
-        """Raise what went wrong while looking."""
-        self._follower.check()
-
-    def stop(self) -> None:
-        """Look no more; raises what went wrong while looking."""
-        self._follower.stop()
+        self._next = self._rows = self._changes = 0
+        follower = Follower(self._look, _LOOK_EVERY)
+        self.start, self.check, self.stop = follower.start, follower.check, follower.stop
 
     def _look(self) -> None:
         path = self._table / "_delta_log" / f"{self._next:020d}.json"
@@ -112,11 +78,12 @@ class TableWatch:
 
     def arrivals(self) -> pa.Table:
         """Every row that was written, with the time at which it was readable, in this order."""
-        parts = []
+        kinds, parts = COLUMNS[self._work], []
         for seen, files in self._commits:
             for file in files:
-                part = pq.read_table(self._table / file, columns=list(COLUMNS[self._work]), partitioning=None)
-                parts.append(_seen(part, self._work, [seen] * part.num_rows))
+                part = pq.read_table(self._table / file, columns=list(kinds), partitioning=None)
+                rows = pa.table({name: part[name].cast(kind) for name, kind in kinds.items()})
+                parts.append(rows.append_column(SEEN, pa.array([seen] * rows.num_rows, pa.float64())))
         return pa.concat_tables(parts)
 
     def output(self) -> pa.Table:
@@ -126,44 +93,11 @@ class TableWatch:
         return pa.table(DeltaTable(self._table).to_pyarrow_table(columns=list(COLUMNS[self._work])))
 
 
-class Follower:
-    """A thread that calls a function again and again; what it raises comes out of `check` and `stop`."""
-
-    def __init__(self, look: Callable[[], object], every: float) -> None:
-        self._look = look
-        self._every = every
-        self._ended = threading.Event()
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, and raise what the function raised."""
-        self._ended.set()
-        self._thread.join()
-        self.check()
-
-    def check(self) -> None:
-        """Raise what the function raised."""
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                self._look()
-                time.sleep(self._every)
-        except Exception as error:  # noqa: BLE001 - raised in `check`
-            self._failure = error
-
-
 def ledger_covered(actions: Sequence[Action], _: int) -> int | None:
     """By the ledger entry in a commit of the product."""
-    entry = _user_metadata(actions).get("kind") == "batch" and _user_metadata(actions)
-    if not entry:
+    info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    entry = json.loads(info.get("userMetadata") or "{}")
+    if entry.get("kind") != "batch":
         return None
     return sum(int(end) for topic in entry["offsets"].values() for end in topic["end"].values())
 
@@ -181,17 +115,6 @@ def spark_covered(checkpoint: Path) -> Covered:
     return covered
 
 
-def loop_covered(actions: Sequence[Action], _: int) -> int | None:
-    """By the offsets that the Python loop keeps in its commits."""
-    offsets = _user_metadata(actions).get("offsets")
-    return None if offsets is None else sum(int(end) for end in offsets.values())
-
-
-def _user_metadata(actions: Sequence[Action]) -> dict[str, Any]:
-    info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-    return dict(json.loads(info.get("userMetadata") or "{}"))
-
-
 def _actions(path: Path) -> list[Action]:
     """The actions of a commit; a file that is there but not yet whole is read again."""
     deadline = time.monotonic() + _FILE_SECONDS
@@ -206,9 +129,3 @@ def _actions(path: Path) -> list[Action]:
         if time.monotonic() > deadline:
             raise ValueError(f"{path} stayed empty")
         time.sleep(_LOOK_EVERY)
-
-
-def _seen(part: pa.Table, work: Work, seen: Sequence[float]) -> pa.Table:
-    kinds = COLUMNS[work]
-    cast = pa.table({name: part[name].cast(kind) for name, kind in kinds.items()})
-    return cast.append_column(SEEN, pa.array(seen, pa.float64()))

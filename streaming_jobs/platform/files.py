@@ -138,10 +138,14 @@ def sync_files(files: Iterable[Path], root: Path) -> None:
 
 def sync_names(files: Iterable[Path], root: Path) -> None:
     """Have the names of these files on disk: the folders that lead to them from `root` on, the deepest first."""
-    parents = {file.parent for file in files}
-    folders = {folder for each in parents for folder in (each, *each.parents) if folder.is_relative_to(root)}
-    for depth in sorted({len(folder.parts) for folder in folders}, reverse=True):
-        sync_each([folder for folder in folders if len(folder.parts) == depth])
+    folders, top = set[str](), os.fspath(root)
+    for file in files:
+        folder = os.path.dirname(file)  # noqa: PTH120 - thousands of paths, for each commit
+        while folder not in folders and (folder == top or folder.startswith(f"{top}{os.sep}")):
+            folders.add(folder)
+            folder = os.path.dirname(folder)  # noqa: PTH120
+    for depth in sorted({folder.count(os.sep) for folder in folders}, reverse=True):
+        sync_each([Path(folder) for folder in folders if folder.count(os.sep) == depth])
 
 
 def sync_each(paths: Sequence[Path]) -> None:

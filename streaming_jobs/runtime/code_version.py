@@ -83,13 +83,19 @@ def users_own(roots: tuple[str, ...], module: str) -> Callable[[str], ModuleSpec
     and the stream's `module` belong. Never a part of Recourse or of Spark, unless it is below a root.
     """
     own = {top for name in (*roots, module) for top in _tops_of_distribution(name.partition(".")[0])}
+    spec_of = _specs()
+
+    def installed(top: str) -> bool:
+        """Whether the whole package is: what is below one with an `__init__.py` lies in its folder."""
+        spec = spec_of(top)
+        return spec is None or (spec.origin or "").startswith(_installed())
 
     def find(name: str) -> ModuleSpec | None:
         below = any(name == root or name.startswith(f"{root}.") for root in roots)
         top = name.partition(".")[0]
-        if not below and (name == module or top in _PLATFORM):
+        if not below and (name == module or top in _PLATFORM or (top not in own and installed(top))):
             return None
-        spec = _spec(name)
+        spec = spec_of(name)
         if spec is None or name == module:
             return None
         return spec if below or top in own or not (spec.origin or "").startswith(_installed()) else None
@@ -100,7 +106,7 @@ def users_own(roots: tuple[str, ...], module: str) -> Callable[[str], ModuleSpec
 @cache
 def _tops_of_distribution(top: str) -> frozenset[str]:
     """The top-level packages of the installed distribution that has this one; empty if it is not installed."""
-    spec = None if top in _PLATFORM else _spec(top)
+    spec = None if top in _PLATFORM else _specs()(top)
     where = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec is not None else []
     if not any(path.startswith(_installed()) for path in where):
         return frozenset()
@@ -115,20 +121,22 @@ def _installed() -> tuple[str, ...]:
     return (*(sysconfig.get_path(each) for each in names), *site.getsitepackages(), site.getusersitepackages())
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    """The spec of a module, without importing its parents; None if there is no such module."""
-    path: Sequence[str] | None = None
-    spec = None
-    parts = name.split(".")
-    if not all(parts):  # a shell's module, or a relative import in one
-        return None
-    for number in range(1, len(parts) + 1):
-        if (spec := _found(".".join(parts[:number]), path)) is None:
+def _specs() -> Callable[[str], ModuleSpec | None]:
+    """What finds the spec of a module without importing its parents; it looks for each module and parent once."""
+
+    @cache
+    def spec_of(name: str) -> ModuleSpec | None:
+        parent, _, last = name.rpartition(".")
+        if not last or name.startswith("."):  # a shell's module, or a relative import in one
             return None
-        path = spec.submodule_search_locations
-        if path is None and number < len(parts):  # not a module but something in one
+        if not parent:
+            return _found(name, None)
+        above = spec_of(parent)
+        if above is None or above.submodule_search_locations is None:  # not a module but something in one
             return None
-    return spec
+        return _found(name, above.submodule_search_locations)
+
+    return spec_of
 
 
 def _found(name: str, path: Sequence[str] | None) -> ModuleSpec | None:

@@ -1,6 +1,6 @@
 """Many batches leave few files: logs, removed files and checkpoints stay within their bounds, and a restart still finds
-its place. Large batches leave no Python processes, threads and descriptors behind. `python -m benchmarks.steadiness`,
-`benchmarks.soak` and `benchmarks.growth` are the long forms."""
+its place. Large batches leave no Python processes, threads and descriptors behind. The benchmarks `steadiness`, `soak`
+and `growth` are the long forms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from benchmarks.growth import bad, run
+from benchmarks.place import place
+from benchmarks.run import bad
+from benchmarks.scenarios import growth
 from streaming_jobs.sinks.delta import maintenance
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -82,9 +84,9 @@ def test_an_upsert_stream_leaves_no_trail_of_files(tight: Bench, topic: str) -> 
     assert by_key == expected_totals(range(BATCHES * RECORDS))
 
 
-def test_a_session_grows_no_python_processes_threads_or_descriptors(tmp_path: Path) -> None:
-    growth = run(MINUTES, 500, tmp_path, ("flights_clean",))
-    verdicts = growth.verdicts()
+def test_a_session_grows_no_python_processes_threads_or_descriptors() -> None:
+    with place() as here:
+        verdicts = growth.verdicts(growth.watch(here, MINUTES, 500, ["flights_clean"]))
     judged = {row["what"] for row in verdicts}
     assert {"processes, workers", "threads, workers", "descriptors, planners", "workers at the same time"} <= judged
     assert bad(verdicts) == [], verdicts

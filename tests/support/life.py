@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.executor import recovery_of
 from reprocessing.planning.planner import Request, make_plan
@@ -21,7 +23,6 @@ from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stage import Findings, OfOneStream
 from reprocessing.undo import plan_undo
-from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import Finding
@@ -31,35 +32,13 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_record import CodeSince
-from streaming_jobs.stream import DeltaTable as Declared
-from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.stream import Stream
+from tests.support.life_flows import OTHERS, ROWS, STREAM, TOPIC, TOPIC_ID
 from tests.support.stream_on_disk import StreamOnDisk, append
 
-TOPIC, TOPIC_ID = "things", "topic-1"
-ROWS = StructType([StructField("id", LongType()), StructField("place", StringType())])
+_STREAMS = {stream.name: stream for stream in (STREAM, OTHERS)}
 PLACES = ("plain", "two words", "a/b", "50%", "über:all")
 PER_BATCH = 10
-
-
-def things(value: object) -> object:
-    """The stream's function; nobody calls it here."""
-    return value
-
-
-STREAM = Stream(
-    "things",
-    things,
-    {"value": KafkaTopic(TOPIC, Json(ROWS))},
-    {"things": Declared("things", partition_by=["place"])},
-)
-
-OTHERS = Stream(
-    "others",
-    things,
-    {"value": KafkaTopic(TOPIC, Json(ROWS))},
-    {"others": Declared("others", partition_by=["place"])},
-)
-"""A second stream of the same topic."""
 
 
 class Topics:
@@ -106,12 +85,15 @@ class Life(StreamOnDisk):
         return cls(Settings.load({"home": home}), stream).make([CodeSince("a", "1", 1, 0, time.time())])
 
     @classmethod
-    def of_batches(cls, home: Path, count: int) -> Life:
-        """The stream after so many batches, all right."""
-        life = cls.begin(home)
-        for number in range(count):
-            life.batch(number)
-        return life
+    def of_batches(
+        cls, home: Path, count: int, stream: str = STREAM.name, *, wrong: range = range(0), code: str = ""
+    ) -> Life:
+        """One of the two streams after so many batches, all right and of code `a` unless `wrong` or `code` says more.
+
+        `code` has a letter for each batch; x is the code `bug`. The process makes such a stream once: this is a copy.
+        """
+        shutil.copytree(_made(count, stream, wrong, code or "a" * count).name, home, dirs_exist_ok=True)
+        return cls(Settings.load({"home": home}), _STREAMS[stream])
 
     @property
     def table(self) -> Path:
@@ -185,6 +167,16 @@ class Life(StreamOnDisk):
     def ids(self, name: str | None = None) -> list[int]:
         """The ids in a table of any store, sorted; in the primary one, if none is named."""
         return sorted(self.stored(name).readable().to_pyarrow_table()["id"].to_pylist())
+
+
+@cache
+def _made(count: int, stream: str, wrong: range, code: str) -> TemporaryDirectory[str]:
+    """A home with one stream; it is removed when the process ends."""
+    home = TemporaryDirectory(prefix="life-")
+    life = Life.begin(Path(home.name), _STREAMS[stream])
+    for number in range(count):
+        life.batch(number, wrong=number in wrong, code="bug" if code[number] == "x" else code[number])
+    return home
 
 
 def plan_one(

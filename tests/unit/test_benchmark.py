@@ -1,27 +1,25 @@
-"""What the benchmark computes without running anybody: input, truth, comparison, latencies, goals."""
+"""What benchmarks compute without running anybody: options, verdicts, input, truth, comparison, latencies, goals."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.speed.contestants import variant
-from benchmarks.speed.environment import python_of
-from benchmarks.speed.goals import verdicts
-from benchmarks.speed.latency import latencies
-from benchmarks.speed.measure import _steady
+from benchmarks.run import Report, command_line, in_turn, verdict
+from benchmarks.speed.contestants import Recourse, variant
+from benchmarks.speed.measure import latencies, steady_rate
 from benchmarks.speed.peers import flink_sql
-from benchmarks.speed.process import ContestantFailed
-from benchmarks.speed.progress import MarkedBatches, OffsetsBeforeRows, OffsetsWithRows
 from benchmarks.speed.records import COLUMNS, LATENESS_MS, WINDOW_MS, WORKS, Work, difference, generate, truth
-from benchmarks.speed.report import markdown
-from benchmarks.speed.topic import check_keys
+from benchmarks.speed.report import tables
+from benchmarks.speed.topic_watch import MarkedBatches, OffsetsBeforeRows, OffsetsWithRows, check_keys
 from benchmarks.speed.watch import SEEN, Point
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
@@ -29,16 +27,36 @@ from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 RECORDS = generate(3_000, seed=7)
 
 
-def test_the_same_seed_makes_the_same_bytes_and_another_one_does_not() -> None:
-    assert generate(100, 1).encoded() == generate(100, 1).encoded()
-    assert generate(100, 1).encoded() != generate(100, 2).encoded()
+def test_the_options_of_a_scenario_are_its_keyword_arguments() -> None:
+    def run(
+        report: Report, *, rows: Annotated[int, "of the table"] = 5, works: tuple[Literal["a", "b"], ...] = ("a",),
+        out_of: Path | None = None, deep: bool = False,
+    ) -> None: ...  # fmt: skip
+
+    parser = command_line("x", "", run)
+    given = vars(parser.parse_args(["--rows", "7", "--works", "b,a", "--out-of", "f", "--deep"]))
+    assert given == {"rows": 7, "works": ("b", "a"), "out_of": Path("f"), "deep": True, "report_out": None}
+    assert parser.parse_args([]).works == ("a",)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--works", "c"])
 
 
-def test_a_record_is_json_of_the_promised_size_and_at_most_two_seconds_out_of_order() -> None:
+def test_a_row_that_is_not_good_fails_the_run_and_figures_are_kept(tmp_path: Path) -> None:
+    report = Report(tmp_path / "figures.json", {"rounds": 3})
+    report.table("rows", [{"what": "x", "verdict": verdict(True)}])
+    assert report.good
+    report.table("worse", [{"what": "x", "verdict": verdict(True)}, {"what": "y", "verdict": verdict(False)}])
+    assert not report.good
+    kept = json.loads((tmp_path / "figures.json").read_text())
+    assert kept["options"] == {"rounds": 3} and [row["what"] for row in kept["worse"]] == ["x", "y"]
+    assert [in_turn("abc", number) for number in (0, 1, 3)] == [["a", "b", "c"], ["b", "c", "a"], ["a", "b", "c"]]
+
+
+def test_a_record_is_the_same_for_a_seed_of_the_promised_size_and_at_most_two_seconds_out_of_order() -> None:
+    assert generate(100, 1).encoded() == generate(100, 1).encoded() != generate(100, 2).encoded()
     values = RECORDS.encoded()[:-2]
     assert 115 <= np.mean([len(value) for value in values]) <= 130
-    reached = np.maximum.accumulate(RECORDS.at_ms)
-    assert 1_500 < (reached - RECORDS.at_ms).max() <= 2_000
+    assert 1_500 < (np.maximum.accumulate(RECORDS.at_ms) - RECORDS.at_ms).max() <= 2_000
     first = json.loads(values[0])
     assert (first["id"], first["amount"]) == (0, int(RECORDS.amount[0]))
 
@@ -53,16 +71,12 @@ def test_the_truth_is_what_a_plain_loop_over_the_records_makes() -> None:
     for value in values:
         totals[value["account"]] += value["amount"]
         windows[value["at"][:18], value["account"]] += value["amount"]
-    running = truth(RECORDS, "running")
-    assert dict(zip(running["account"].to_pylist(), running["total"].to_pylist(), strict=True)) == totals
-    windowed = truth(RECORDS, "windowed")
-    starts = [start.isoformat()[:18] for start in windowed["start"].to_pylist()]
-    found = dict(
-        zip(zip(starts, windowed["account"].to_pylist(), strict=True), windowed["total"].to_pylist(), strict=True)
-    )
-    open_ones = {key: total for key, total in windows.items() if key not in found}
-    assert {account for _, account in open_ones} == {"a001000", "a001001"}
-    assert found == {key: total for key, total in windows.items() if key not in open_ones}
+    assert {row["account"]: row["total"] for row in truth(RECORDS, "running").to_pylist()} == totals
+    rows = truth(RECORDS, "windowed").to_pylist()
+    closed = {(row["start"].isoformat()[:18], row["account"]): row["total"] for row in rows}
+    still_open = {key: total for key, total in windows.items() if key not in closed}
+    assert {account for _, account in still_open} == {"a001000", "a001001"}
+    assert closed | still_open == windows
 
 
 @pytest.mark.parametrize("work", WORKS)
@@ -72,36 +86,35 @@ def test_a_row_too_few_twice_or_wrong_is_seen(work: Work) -> None:
     assert difference(mixed, right, work) is None
     assert "instead of" in (difference(right.slice(1), right, work) or "")
     assert "1 with a key that is there already" in (difference(pa.concat_tables([right, right[:1]]), right, work) or "")
-    place = right.column_names.index("net" if work == "stateless" else "total")
-    one_more = pa.chunked_array([pa.array([right.column(place)[0].as_py() + 1]), *right.column(place)[1:].chunks])
-    assert difference(right.set_column(place, right.column_names[place], one_more), right, work) is not None
+    rows = right.to_pylist()
+    rows[0]["net" if work == "stateless" else "total"] += 1
+    assert difference(pa.Table.from_pylist(rows, right.schema), right, work) is not None
 
 
 def test_a_stateless_record_is_readable_with_its_row() -> None:
     kept = np.flatnonzero(~RECORDS.dropped)
     seen = (RECORDS.sent_ms[kept] + 40) / 1000
     arrivals = pa.table({"id": kept, SEEN: seen})
-    assert _ms(latencies(RECORDS, arrivals, "stateless", since_ms=0, until_ms=np.inf)) == {40}
     again = pa.concat_tables([arrivals, pa.table({"id": kept, SEEN: seen + 9})])
-    assert _ms(latencies(RECORDS, again, "stateless", since_ms=0, until_ms=np.inf)) == {40}
+    for rows in (arrivals, again):
+        found = latencies(RECORDS, rows, "stateless", since_ms=0, until_ms=np.inf)
+        np.testing.assert_allclose(found, 40, atol=0.01)
     with pytest.raises(LookupError, match="1 records of stateless"):
         latencies(RECORDS, arrivals.slice(1), "stateless", since_ms=0, until_ms=np.inf)
 
 
 def test_a_record_is_readable_with_the_first_total_that_counts_it() -> None:
-    own = np.flatnonzero(RECORDS.account == 5)
-    times = RECORDS.sent_ms[own]
-    assert len(own) >= 2
-    others = np.flatnonzero(RECORDS.account != 5)
-    rest = truth(RECORDS, "running").filter(pa.compute.not_equal(truth(RECORDS, "running")["account"], "a000005"))
+    fifth = np.flatnonzero(RECORDS.account == 5)
     late = RECORDS.sent_ms[-1] + 1_000
+    rest = truth(RECORDS, "running").filter(pa.compute.not_equal(truth(RECORDS, "running")["account"], "a000005"))
     accounts = ["a000005", "a000005", *rest["account"].to_pylist()]
-    counts = [1, len(own), *rest["count"].to_pylist()]
-    seen = [times[0] + 30, late, *([late] * rest.num_rows)]
+    counts = [1, len(fifth), *rest["count"].to_pylist()]
+    seen = [RECORDS.sent_ms[fifth[0]] + 30, *[late] * (len(counts) - 1)]
     arrivals = pa.table({"account": accounts, "count": counts, SEEN: np.array(seen) / 1000})
+    expected = late - RECORDS.sent_ms
+    expected[fifth[0]] = 30
     found = latencies(RECORDS, arrivals, "running", since_ms=0, until_ms=np.inf)
-    expected = {int(own[0]): 30.0, **{int(n): late - RECORDS.sent_ms[n] for n in (*own[1:], *others)}}
-    np.testing.assert_allclose(found, [expected[n] for n in range(len(RECORDS))], atol=0.01)
+    np.testing.assert_allclose(found, expected, atol=0.01)
 
 
 def test_a_window_counts_from_the_first_record_that_lets_it_close() -> None:
@@ -110,50 +123,31 @@ def test_a_window_counts_from_the_first_record_that_lets_it_close() -> None:
     closing = int(np.flatnonzero(records.at_ms >= start + 15_000)[0])
     seen = [(records.sent_ms[closing] + 25) / 1000]
     arrivals = pa.table({"start": pa.array([start], pa.timestamp("ms", "UTC")), "account": ["a000001"], SEEN: seen})
-    assert _ms(latencies(records, arrivals, "windowed", since_ms=0, until_ms=np.inf)) == {25}
+    found = latencies(records, arrivals, "windowed", since_ms=0, until_ms=np.inf)
+    np.testing.assert_allclose(found, 25, atol=0.01)
 
 
 def test_the_steady_rate_leaves_out_the_first_fifth_and_is_none_where_little_is_left() -> None:
     points = [Point(10, 100, 0), Point(20, 200, 0), Point(21, 600, 0), Point(24, 1_000, 0)]
-    assert _steady(points, points[-1], 1_000) == 200
-    assert _steady(points[2:], points[-1], 1_000) is None
+    assert steady_rate(points, points[-1], 1_000) == 200
+    assert steady_rate(points[2:], points[-1], 1_000) is None
 
 
-def test_goals_are_told_where_there_are_runs_for_them() -> None:
-    runs = [
-        {"peer": "recourse", "work": "stateless", "kind": "backlog", "steady_rate": 150.0, "rate": 90.0},
-        {"peer": "kafka-streams", "work": "stateless", "kind": "backlog", "steady_rate": 100.0, "rate": 100.0},
+def test_goals_are_judged_where_there_are_runs_for_them() -> None:
+    run = {"work": "stateless", "kind": "backlog"}
+    ours = {"peer": "recourse", **run, "steady_rate": 150.0, "first_batch_s": 3.0}
+    lines = tables([ours, {"peer": "kafka-streams", **run, "steady_rate": 100.0}]).splitlines()
+    assert [line.split(" | ", 3)[3] for line in lines if line.endswith(("| yes |", "| no |"))] == [
+        "steady_rate / kafka-streams | 1.50 | >= 1.20 | yes |",
+        "first_batch_s | 3.00 | <= 2.50 | no |",
     ]
-    runs[0]["first_batch_s"] = 3.0
-    found = {v.goal.figure: (v.reached, v.met) for v in verdicts(runs)}
-    assert found == {"steady_rate": (1.5, True), "first_batch_s": (3.0, False)}
-    assert "| recourse | stateless | backlog | steady_rate / kafka-streams | 1.50 | >= 1.20 | yes |" in markdown(runs)
 
 
 def test_a_variant_is_the_product_with_settings() -> None:
-    found = variant("fast:stream.path=driver,stream.min_commit_interval=100 ms")
-    assert (found.name, dict(found.settings)) == (
-        "fast",
-        {"stream.path": "driver", "stream.min_commit_interval": "100 ms"},
-    )
+    fast = variant(Recourse, "fast:stream.path=driver,stream.min_commit_interval=100 ms")
+    assert (fast.name, fast.settings) == ("fast", {"stream.path": "driver", "stream.min_commit_interval": "100 ms"})
     with pytest.raises(ValueError, match="name:key=value"):
-        variant("fast")
-
-
-class WrittenTopic:
-    """Stands in for an output topic; `end` None: a transaction is open."""
-
-    def __init__(self) -> None:
-        self.end: int | None = None
-        self.whole = False
-        self.examined = 0
-
-    def settled(self) -> int | None:
-        return self.end
-
-    def complete(self) -> bool:
-        self.examined += 1
-        return self.whole
+        variant(Recourse, "fast")
 
 
 def test_offsets_that_are_committed_with_the_rows_are_points_at_once() -> None:
@@ -181,99 +175,53 @@ def test_a_record_with_another_key_than_its_account_is_found() -> None:
         check_keys(rows, [b"a000001", b""])
 
 
-def test_offsets_before_their_rows_are_points_when_the_next_checkpoint_has_its_own() -> None:
-    progress, at = _progress(WrittenTopic(), 1_000, [1.0, 1.1, 2.0])
-    assert progress.points(100) == []
-    assert progress.points(200) == []  # of the same checkpoint: another partition
-    assert progress.points(300) == [Point(1.1, 200, None)]
-    assert list(at) == []
-
-
-def test_offsets_before_their_rows_are_a_point_as_soon_as_no_transaction_is_open() -> None:
-    output = WrittenTopic()
-    progress, _ = _progress(output, 1_000, [1.0, 1.3])
-    assert progress.points(1_000) == []
-    output.end = 50
-    assert progress.points(1_000) == [Point(1.3, 1_000, None)]
-
-
-def test_a_complete_output_is_the_end_though_the_last_offsets_are_missing() -> None:
-    output = WrittenTopic()
-    progress, _ = _progress(output, 1_000, [1.0, 1.2, 1.4, 1.6])
-    output.end = 40
-    assert progress.points(900) == [Point(1.2, 900, None)]
-    assert progress.points(900) == []
-    assert output.examined == 1  # reading it costs time: only where something came
-    output.end, output.whole = 50, True
-    assert progress.points(900) == [Point(1.6, 1_000, None)]
-
-
-def test_an_environment_is_built_once_for_its_requirements_and_again_after_a_build_that_failed(tmp_path: Path) -> None:
-    requirements = tmp_path / "requirements.txt"
-    requirements.write_text("something==1\n")
-    commands: list[Sequence[str]] = []
-
-    def run(command: Sequence[str]) -> None:
-        commands.append(command)
-        if "venv" in command:
-            Path(command[-1]).mkdir()
-
-    def fail(command: Sequence[str]) -> None:
-        run(command)
-        if "pip" in command:
-            raise ContestantFailed("no network")
-
-    with pytest.raises(ContestantFailed, match="no network"):
-        python_of("peer", requirements, tmp_path / "cache", fail)
-    python = python_of("peer", requirements, tmp_path / "cache", run)
-    assert len(commands) == 4
-    assert str(requirements) in commands[-1]
-    assert commands[-1][0] == str(python)
-    assert python_of("peer", requirements, tmp_path / "cache", run) == python
-    assert len(commands) == 4
-    requirements.write_text("something==2\n")
-    assert python_of("peer", requirements, tmp_path / "cache", run) != python
+@pytest.mark.parametrize(
+    ("ends", "times", "offsets", "points"),
+    [
+        # The second ones are of the same checkpoint, of another partition; the third ones of the next checkpoint.
+        ([None] * 3, [1.0, 1.1, 2.0], [100, 200, 300], [[], [], [Point(1.1, 200, None)]]),
+        # No transaction is open any more.
+        ([None, 50], [1.0, 1.3], [1_000, 1_000], [[], [Point(1.3, 1_000, None)]]),
+        # The output is complete by its third look, though the last offsets are missing.
+        ([40, 40, 50], [1.0, 1.2, 1.4, 1.6], [900] * 3, [[Point(1.2, 900, None)], [], [Point(1.6, 1_000, None)]]),
+    ],
+)
+def test_offsets_before_their_rows_are_points_once_their_rows_are_readable(
+    ends: list[int | None], times: list[float], offsets: list[int], points: list[list[Point]]
+) -> None:
+    complete = Mock(side_effect=[False, True])  # not asked again before something came: reading costs time
+    output: Any = SimpleNamespace(settled=iter(ends).__next__, complete=complete)
+    progress = OffsetsBeforeRows(output, 1_000, iter(times).__next__)
+    assert [progress.points(records) for records in offsets] == points
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_flink_reads_strictly_and_writes_exactly_once_what_is_compared(work: Work) -> None:
+def test_flink_reads_strictly_within_the_truths_lateness_and_writes_exactly_once(work: Work, tmp_path: Path) -> None:
     source, sink, insert = flink_sql.statements(work, "broker:1", "input", "output")
     for text in ("'topic' = 'input'", "'properties.group.id' = 'output'", "'json.fail-on-missing-field' = 'true'"):
         assert text in source
-    for text in ("'topic' = 'output'", "'sink.delivery-guarantee' = 'exactly-once'", "'key.format' = 'raw'"):
+    # The longest timeout of transactions that a broker accepts.
+    timeout = "'properties.transaction.timeout.ms' = '900000'"
+    for text in ("'topic' = 'output'", "'sink.delivery-guarantee' = 'exactly-once'", "'key.format' = 'raw'", timeout):
         assert text in sink
-    assert all(column in sink for column in COLUMNS[work])
-    assert "FROM" in insert
-
-
-def test_flink_has_the_windows_and_the_lateness_of_the_truth() -> None:
-    source, _, insert = flink_sql.statements("windowed", "broker:1", "input", "output")
-    assert f"WATERMARK FOR `at` AS `at` - INTERVAL '{LATENESS_MS // 1000}' SECOND" in source
-    assert f"INTERVAL '{WINDOW_MS // 1000}' SECOND" in insert
-
-
-def test_flink_commits_within_what_a_broker_accepts_and_ends_at_a_failure(tmp_path: Path) -> None:
-    _, sink, _ = flink_sql.statements("running", "broker:1", "input", "output")
-    assert "'properties.transaction.timeout.ms' = '900000'" in sink
-    settings = flink_sql.settings("running", tmp_path, tmp_path / "connector.jar", 1)
+    assert all(column in sink for column in COLUMNS[work]) and "FROM" in insert
+    if work == "windowed":
+        assert f"WATERMARK FOR `at` AS `at` - INTERVAL '{LATENESS_MS // 1000}' SECOND" in source
+        assert f"INTERVAL '{WINDOW_MS // 1000}' SECOND" in insert
+    settings = flink_sql.settings(work, tmp_path, tmp_path / "connector.jar", 1)
     assert settings["execution.checkpointing.interval"] == "1 s"
-    assert settings["restart-strategy.type"] == "none"
+    assert settings["restart-strategy.type"] == "none"  # it ends at a failure
     assert settings["pipeline.jars"].startswith("file:///")
 
 
-def test_flink_is_ready_when_every_task_of_every_step_runs() -> None:
-    running = {"parallelism": 2, "tasks": {"RUNNING": 2, "INITIALIZING": 0}}
-    starting = {"parallelism": 2, "tasks": {"RUNNING": 1, "INITIALIZING": 1}}
-    assert flink_sql.all_running({"vertices": [running, running]})
-    assert not flink_sql.all_running({"vertices": [running, starting]})
-    assert not flink_sql.all_running({"vertices": []})
-    assert not flink_sql.all_running({"errors": ["not found"]})
-
-
-def _progress(output: WrittenTopic, records: int, times: list[float]) -> tuple[OffsetsBeforeRows, Iterator[float]]:
-    clock = iter(times)
-    return OffsetsBeforeRows(output, records, lambda: next(clock)), clock
-
-
-def _ms(found: np.ndarray[tuple[int], np.dtype[np.float64]]) -> set[int]:
-    return {round(value) for value in found.tolist()}
+@pytest.mark.parametrize(
+    ("job", "ready"),
+    [
+        ({"vertices": [{"parallelism": 2, "tasks": {"RUNNING": 2, "INITIALIZING": 0}}]}, True),
+        ({"vertices": [{"parallelism": 2, "tasks": {"RUNNING": running}} for running in (2, 1)]}, False),
+        ({"vertices": []}, False),
+        ({"errors": ["not found"]}, False),
+    ],
+)
+def test_flink_is_ready_when_every_task_of_every_step_runs(job: dict[str, Any], ready: bool) -> None:
+    assert flink_sql.all_running(job) is ready

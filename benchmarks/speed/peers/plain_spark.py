@@ -17,21 +17,12 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import LongType, StringType, StructType, TimestampType
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from benchmarks.speed import flows
 from streaming_jobs.platform.jars import ensure, locked, spark_jars
 from streaming_jobs.settings import Settings
 
-_PAYMENT = (
-    StructType()
-    .add("id", LongType())
-    .add("account", StringType())
-    .add("amount", LongType())
-    .add("at", TimestampType())
-    .add("kind", StringType())
-    .add("currency", StringType())
-    .add("country", StringType())
-)
 # As many records a batch as the product takes; without a limit, a backlog is one batch.
 _BATCH = "300000"
 
@@ -64,35 +55,27 @@ def payments(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
         .option("maxOffsetsPerTrigger", _BATCH)
         .load()
     )
-    return source.select(F.from_json(F.col("value").cast("string"), _PAYMENT).alias("payment")).select("payment.*")
+    return source.select(F.from_json(F.col("value").cast("string"), flows.PAYMENT).alias("payment")).select("payment.*")
 
 
 def stateless(source: DataFrame, table: str, checkpoint: str) -> StreamingQuery:
-    """Every payment but the tests, with what is left of it after a fee of one percent."""
-    kept = source.where("kind != 'test'").withColumn("net", F.expr("amount - amount div 100"))
-    return _append(kept.select("id", "account", "amount", "at", "kind", "net"), table, checkpoint)
+    return _append(flows.stateless.function(source), table, checkpoint)
 
 
 def windowed(source: DataFrame, table: str, checkpoint: str) -> StreamingQuery:
-    """Count and sum by account and ten seconds, once they are over."""
-    sums = source.withWatermark("at", "5 seconds").groupBy(F.window("at", "10 seconds"), "account")
-    totals = sums.agg(F.count(F.lit(1)).alias("count"), F.sum("amount").alias("total"))
-    rows = totals.select(F.col("window.start").alias("start"), "account", "count", "total")
-    return _append(rows, table, checkpoint)
+    return _append(flows.windowed.function(source.withWatermark("at", "5 seconds")), table, checkpoint)
 
 
 def running(source: DataFrame, table: str, checkpoint: str) -> StreamingQuery:
-    """Count and sum by account so far."""
-    totals = source.groupBy("account").agg(F.count(F.lit(1)).alias("count"), F.sum("amount").alias("total"))
-    spark = source.sparkSession
-    DeltaTable.createIfNotExists(spark).location(table).addColumns(totals.schema).execute()
+    totals = flows.running.function(source)
+    DeltaTable.createIfNotExists(source.sparkSession).location(table).addColumns(totals.schema).execute()
 
     def upsert(batch: DataFrame, _: int) -> None:
         target = DeltaTable.forPath(batch.sparkSession, table).alias("target")
         merge = target.merge(batch.alias("source"), "source.account = target.account")
         merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
-    writer = totals.writeStream.outputMode("update").foreachBatch(upsert)
+    writer: DataStreamWriter = totals.writeStream.outputMode("update").foreachBatch(upsert)
     return writer.option("checkpointLocation", checkpoint).start()
 
 

@@ -104,7 +104,7 @@ FLIGHTS = KafkaTopic(
     owners=OWNERS,
 )
 FLIGHTS_BY_SCHEDULE = replace(FLIGHTS, event_time="sched_dep", lateness="10 days")
-"""The topic with a watermark; only a stream with windows needs one. `benchmarks/lateness.py` measures the delay."""
+"""The topic with a watermark; only a stream with windows needs one. `docs/flights.md` has the delay that is needed."""
 
 
 @stream(

@@ -8,6 +8,7 @@ recovery's journal) are written after that.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def sync_commits(table: Path, versions: Iterable[int]) -> int:
 def _places(table: Path, action: Mapping[str, Any]) -> list[Path]:
     """The action's file and its deletion vectors; writers differ in how often they percent-encode its path."""
     path = str(action["path"])
-    names = (path, unquote(path), unquote(unquote(path)))
-    file = next((table / name for name in names if (table / name).exists()), table / path)
+    names = (path, unquote(path), unquote(unquote(path))) if "%" in path else (path,)
+    file = table / next((name for name in names if os.path.exists(f"{table}/{name}")), path)  # noqa: PTH110
     vectors = table.rglob("deletion_vector_*.bin") if action.get("deletionVector") else ()
     return [file, *vectors]

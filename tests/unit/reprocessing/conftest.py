@@ -12,7 +12,4 @@ from tests.support.life import Life
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Batches 0 to 2 are right, 3 to 5 are wrong."""
-    life = Life.begin(tmp_path)
-    for number in range(6):
-        life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
-    return life
+    return Life.of_batches(tmp_path, 6, wrong=range(3, 6), code="aaaxxx")

@@ -59,7 +59,10 @@ def in_two_stores() -> Stream:
     return replace(STREAM, sinks={"things": DeltaTable("things"), "copies": MemoryDeclaration("copies", MemoryStore())})
 
 
-@pytest.fixture(params=[in_memory, in_two_stores])
+IN_BOTH = pytest.mark.parametrize("life", [in_memory, in_two_stores], indirect=True)
+
+
+@pytest.fixture(params=[in_memory, pytest.param(in_two_stores, marks=pytest.mark.long)])
 def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
     """A stream of two tables; batches 0 to 2 are right, 3 to 5 are wrong. Its topic has thirty records more."""
     declared = request.param()
@@ -135,6 +138,7 @@ def test_a_stream_over_them_can_start(life: Life) -> None:
     assert versions(life) == {name: table.version for name, table in tables.items()}
 
 
+@IN_BOTH
 def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
     before, plan = versions(life), planned(life)
     assert "copies (append, 6 files" in explain(plan)
@@ -184,6 +188,7 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
 
 
+@IN_BOTH
 def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> None:
     whole = recovery(life, planned(life))
     context = run(whole, until="publish")
@@ -221,6 +226,7 @@ def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> Non
     assert life.stored("copies").version == before + 1 and life.stored("copies").position == last.txn
 
 
+@IN_BOTH
 def test_nothing_of_an_old_driver_and_nothing_over_somebody_elses_rows(life: Life) -> None:
     zombie, whole = life.stored("copies"), recovery(life, planned(life))
     rows = zombie.readable().to_pyarrow_table().slice(0, 1)
@@ -298,6 +304,7 @@ def test_a_plan_with_suites_is_not_carried_out_by_somebody_who_cannot_run_them(l
     assert life.ids() == WRONG
 
 
+@IN_BOTH
 def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Life) -> None:
     whole = recovery(life, planned(life))
     context = run(whole, until="audit")

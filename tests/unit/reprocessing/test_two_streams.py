@@ -36,7 +36,8 @@ from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import DeltaTable, Stream
-from tests.support.life import OTHERS, STREAM, Killed, Life, Topics, replayed
+from tests.support.life import Killed, Life, Topics, replayed
+from tests.support.life_flows import OTHERS, STREAM
 
 BOTH = (STREAM, OTHERS)
 RIGHT = list(range(60))
@@ -234,28 +235,37 @@ def test_a_staging_table_that_is_gone_is_not_to_be_put_back(both: list[Life]) ->
     assert f"recover abort {plan}" in refused.value.next_step
 
 
-def test_killed_after_any_stage_it_is_finished_by_resume(made: Path, tmp_path: Path) -> None:
-    stages = [(stage.name, stage.stream) for stage in stages_of(back(copied(made, tmp_path / "counted")[0].settings))]
-    for number, cut in enumerate(stages):
-        both = copied(made, tmp_path / f"cut-{number}")
-        settings = both[0].settings
-        plan = back(settings).id
-        with pytest.raises(Killed):
-            resume(recovery(settings, plan, cut=cut))
-        done = stages[: number + 1]
-        for life in both:
-            name = life.stream.name
-            assert life.rows() == (RIGHT if ("publish", name) in done else WRONG), cut
-            assert can_start(life) == (("fence", name) not in done or ("switch", name) in done), cut
-        resume(recovery(settings, plan))
-        for life in both:
-            assert life.rows() == RIGHT and life.record.generation == 2 and can_start(life), cut
-        assert not (settings.tables / "_staging").exists() and journal_of(settings, plan).outcome == "published"
+SHORT = [("fence", "things"), ("replay", "things"), ("publish", "things"), ("switch", "things")]
+"""Between the two streams: one is fenced, rebuilt, published, in its new generation, and the other is not."""
+STAGES = [
+    *((stage, stream.name) for stage in ("keep", "fence", "prepare", "replay") for stream in BOTH),
+    ("audit", None),
+]
+STAGES += [*((stage, stream.name) for stage in ("publish", "switch") for stream in BOTH), ("finish", None)]
 
 
-@pytest.mark.parametrize(
-    "cut", [("keep", "things"), ("fence", "things"), ("fence", "others"), ("replay", "things"), ("audit", None)]
-)
+@pytest.mark.parametrize("cut", [pytest.param(cut, marks=() if cut in SHORT else pytest.mark.long) for cut in STAGES])
+def test_killed_after_any_stage_it_is_finished_by_resume(both: list[Life], cut: tuple[str, str | None]) -> None:
+    settings, plan = both[0].settings, back(both[0].settings)
+    assert [(stage.name, stage.stream) for stage in stages_of(plan)] == STAGES
+    with pytest.raises(Killed):
+        resume(recovery(settings, plan.id, cut=cut))
+    done = STAGES[: STAGES.index(cut) + 1]
+    for life in both:
+        name = life.stream.name
+        assert life.rows() == (RIGHT if ("publish", name) in done else WRONG)
+        assert can_start(life) == (("fence", name) not in done or ("switch", name) in done)
+    resume(recovery(settings, plan.id))
+    for life in both:
+        assert life.rows() == RIGHT and life.record.generation == 2 and can_start(life)
+    assert not (settings.tables / "_staging").exists() and journal_of(settings, plan.id).outcome == "published"
+
+
+GIVEN_UP = [("keep", "things"), ("fence", "things"), ("audit", None)]
+GIVEN_UP += [pytest.param(cut, marks=pytest.mark.long) for cut in (("fence", "others"), ("replay", "things"))]
+
+
+@pytest.mark.parametrize("cut", GIVEN_UP)
 def test_given_up_before_the_first_publish_both_go_on_as_they_were(
     both: list[Life], cut: tuple[str, str | None]
 ) -> None:

@@ -30,8 +30,15 @@ def run(folder: Path, path: str, *command: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("name", ["orchestration", "quality"])
-@pytest.mark.parametrize("where", [".", "/nowhere"], ids=["on PYTHONPATH", "in the working directory"])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        pytest.param("orchestration", ".", id="on PYTHONPATH"),
+        pytest.param("quality", "/nowhere", id="in the working directory"),
+        pytest.param("quality", ".", marks=pytest.mark.long),
+        pytest.param("orchestration", "/nowhere", marks=pytest.mark.long),
+    ],
+)
 def test_a_package_of_the_users_is_named_and_what_to_do(tmp_path: Path, name: str, where: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 from quality import Suite
@@ -19,9 +21,13 @@ assert sys.modules["__main__"].__spec__ is None and not hasattr(sys.modules["__m
 print([each.name for each in built(Suite("orders", "orders", orders))])
 assert not hasattr(sys.modules["__main__"], "__file__")
 """
-MODULE = """
-import great_expectations.expectations as gxe
+CONNECT = """
+try:
+    import pyspark.sql.connect.session
+except ImportError:  # a package that Connect needs and nobody else
+    pass
 """
+GREAT_EXPECTATIONS = "import great_expectations.expectations as gxe"
 
 
 def python(program: str, *path: str) -> str:
@@ -38,8 +44,9 @@ def test_a_suite_is_built_in_a_process_without_a_file() -> None:
     assert python(PROGRAM).strip() == "['id_not_null']"
 
 
-def test_a_module_of_flows_that_imports_great_expectations_is_loaded_there(tmp_path: Path) -> None:
-    (tmp_path / "strict.py").write_text(MODULE)
+@pytest.mark.parametrize("module", [CONNECT, pytest.param(GREAT_EXPECTATIONS, marks=pytest.mark.long)])
+def test_a_module_of_flows_that_imports_pysparks_connect_client_is_loaded_there(tmp_path: Path, module: str) -> None:
+    (tmp_path / "strict.py").write_text(module)
     program = (
         "from streaming_jobs.catalog.topology import modules_of; "
         "print([each.__name__ for each in modules_of('strict')])"

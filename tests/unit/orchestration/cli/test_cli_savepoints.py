@@ -16,7 +16,8 @@ import pytest
 from orchestration import cli
 from reprocessing import executor
 from streaming_jobs.state import named_savepoints, savepoints
-from tests.support.life import OTHERS, STREAM, Life, Topics
+from tests.support.life import Life, Topics
+from tests.support.life_flows import OTHERS, STREAM
 
 NEVER_RAN = replace(OTHERS, name="never_ran", sinks={"never_ran": replace(OTHERS.primary, name="never_ran")})
 
@@ -35,11 +36,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Life]:
     monkeypatch.setenv("RECOURSE_FLOWS", f'["{flows.__name__}"]')
     monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: Topics())
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "nowhere:1")
-    made = [Life.begin(tmp_path, stream) for stream in (STREAM, OTHERS)]
-    for life, batches in zip(made, (6, 4), strict=True):
-        for number in range(batches):
-            life.batch(number)
-    return made
+    return [Life.of_batches(tmp_path, count, stream.name) for stream, count in ((STREAM, 6), (OTHERS, 4))]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -121,7 +118,7 @@ def test_killed_between_two_streams_nothing_has_the_name(
     lives: list[Life], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The command is a process of its own, which the crash point kills after its first savepoint."""
-    (tmp_path / "killed_flows.py").write_text("from tests.support.life import OTHERS, STREAM")
+    (tmp_path / "killed_flows.py").write_text("from tests.support.life_flows import OTHERS, STREAM")
     paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
     environment = {"RECOURSE_FLOWS": '["killed_flows"]', "RECOURSE_CRASH": "things:savepoint_of_name:0"}
     arguments = ["savepoints", "create", "--name", "before-release"]

@@ -22,7 +22,8 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.topic_records import VoidRange
-from tests.support.life import OTHERS, STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.life import Life, Topics
+from tests.support.life_flows import OTHERS, STREAM, TOPIC, TOPIC_ID
 
 Planned = Callable[..., RecoveryPlan]
 
@@ -31,10 +32,7 @@ Planned = Callable[..., RecoveryPlan]
 def reader(tmp_path: Path) -> Life:
     """`things` reads what `others` is taken to write: both have six batches of the topic."""
     Life.of_batches(tmp_path, 6)
-    others = Life.begin(tmp_path, OTHERS)
-    for number in range(6):
-        others.batch(number)
-    return Life(others.settings)
+    return Life(Life.of_batches(tmp_path, 6, OTHERS.name).settings)
 
 
 @pytest.fixture

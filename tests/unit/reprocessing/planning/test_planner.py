@@ -34,7 +34,8 @@ from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from streaming_jobs.stream import DeltaTable, Stream
-from tests.support.life import OTHERS, ROWS, STREAM, Life, Topics, plan_one, things, undo_one
+from tests.support.life import Life, Topics, plan_one, undo_one
+from tests.support.life_flows import OTHERS, ROWS, STREAM, things
 
 NONE = Checks()
 
@@ -43,9 +44,7 @@ NONE = Checks()
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Nine batches; from the fifth on the code was wrong."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    life = Life.begin(tmp_path)
-    for number in range(9):
-        life.batch(number, wrong=number > 4, code="bug" if number > 3 else "a")
+    life = Life.of_batches(tmp_path, 9, wrong=range(5, 9), code="aaaaxxxxx")
     life.save(replace(life.record, code=(*life.record.code, CodeSince("bug", "1", 1, 4, time.time()))))
     return life
 

@@ -38,13 +38,18 @@ SUM = {"0": "Aggregate [k], [k, sum(value) AS s]"}
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Nine batches; 3 to 5 are of wrong code."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    return lived(tmp_path)
+    return coded(Life.of_batches(tmp_path, 9, wrong=range(3, 6), code="aaaxxxbbb"))
 
 
-def lived(home: Path, stream: Stream = STREAM) -> Life:
+def lived(home: Path, stream: Stream) -> Life:
     life = Life.begin(home, stream)
     for number in range(9):
         life.batch(number, wrong=3 <= number <= 5, code="bug" if 3 <= number <= 5 else "a" if number < 3 else "b")
+    return coded(life)
+
+
+def coded(life: Life) -> Life:
+    """The codes of the batches, in the stream's record too."""
     codes = (CodeSince("bug", "1", 1, 3, time.time()), CodeSince("b", "1", 1, 6, time.time()))
     life.save(replace(life.record, code=(*life.record.code, *codes)))
     return life

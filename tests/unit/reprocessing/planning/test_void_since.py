@@ -18,7 +18,8 @@ from streaming_jobs.state import savepoints, topic_records
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import VoidRange
 from streaming_jobs.state.topology_savepoints import take_named
-from tests.support.life import OTHERS, STREAM, TOPIC, TOPIC_ID, Life, Topics, plan_one
+from tests.support.life import Life, Topics, plan_one
+from tests.support.life_flows import OTHERS, STREAM, TOPIC, TOPIC_ID
 
 NAME = "before-release"
 

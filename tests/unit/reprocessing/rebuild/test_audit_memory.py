@@ -46,7 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("keys", [[], ["id"]])
+@pytest.mark.parametrize("keys", [["id"], pytest.param([], marks=pytest.mark.long)])
 def test_a_comparison_of_large_tables_stays_within_its_memory(home: Path, keys: list[str]) -> None:
     def compared(memory_mb: int) -> dict[str, object]:
         command = [sys.executable, "-c", _COMPARED, str(home), str(memory_mb), *keys]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.commit_properties import noted as noted_in
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.tables import begin_late, open_tables
@@ -40,7 +42,8 @@ from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, G
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from tests.support.life import OTHERS, PER_BATCH, STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.life import PER_BATCH, Life, Topics
+from tests.support.life_flows import OTHERS, STREAM, TOPIC, TOPIC_ID
 
 BATCHES, WRONG = 9, range(3, 6)
 """Batches 3 to 5 are wrong; those after them are right."""
@@ -60,16 +63,40 @@ def in_memory() -> Stream:
     return replace(STREAM, sinks={name: MemoryDeclaration(name, store) for name in ("things", "copies")})
 
 
-@pytest.fixture(params=[in_delta, in_memory])
-def life(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a stream of Delta tables, which each test gets a copy of."""
+    return lived(Life.begin(tmp_path_factory.mktemp("made"), in_delta())).settings.home
+
+
+IN_BOTH_STORES = pytest.mark.parametrize("life", [in_delta, in_memory], indirect=True)
+"""For what is done with files; a table in memory shows the rest, and in a quarter of the time."""
+
+
+@pytest.fixture(params=[in_memory, pytest.param(in_delta, marks=pytest.mark.long)])
+def life(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    return lived(Life.begin(tmp_path, request.param()))
+    return copied(made, tmp_path) if request.param is in_delta else lived(Life.begin(tmp_path, in_memory()))
 
 
 @pytest.fixture
-def delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+def delta(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    return lived(Life.begin(tmp_path, in_delta()))
+    return copied(made, tmp_path)
+
+
+def copied(made: Path, home: Path) -> Life:
+    shutil.copytree(made, home, dirs_exist_ok=True)
+    return Life(Settings.load({"home": home}), in_delta())
+
+
+def in_each_store(short: Mapping[str, Callable[[], Stream]], *names: str) -> Any:
+    """Each name with each store; those are short that have the store which `short` gives to the name."""
+    stores = [(name, store) for name in names for store in (in_delta, in_memory)]
+    marked = {False: pytest.mark.long}
+    return [
+        pytest.param(store, name, marks=marked.get(short.get(name, in_memory) is store, ())) for name, store in stores
+    ]
 
 
 def lived(life: Life, *, then: Callable[[int], None] = lambda _: None) -> Life:
@@ -121,6 +148,7 @@ def files(life: Life, name: str = "things") -> set[str]:
     return set(DeltaTable(life.settings.tables / name).file_uris())
 
 
+@IN_BOTH_STORES
 def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_batch(life: Life) -> None:
     plan = planned(life)
     assert plan.records == 30 and load(life.settings, plan.id) == plan
@@ -197,6 +225,7 @@ def ids_of(uri: str) -> list[int]:
     return [abs(n) for n in pq.read_table(uri.removeprefix("file://"), columns=["id"])["id"].to_pylist()]
 
 
+@IN_BOTH_STORES
 def test_it_is_taken_back_with_all_rows_of_before(life: Life) -> None:
     plan = planned(life)
     run(recovery(life, plan))
@@ -230,7 +259,11 @@ def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
     assert rows["total"].null_count == rows.num_rows
 
 
-@pytest.mark.parametrize("reached", ["prepare", "replay", "combine", "audit", "publish"])
+@pytest.mark.parametrize(
+    ("life", "reached"),
+    in_each_store({"publish": in_delta}, "prepare", "replay", "combine", "audit", "publish"),
+    indirect=["life"],
+)
 def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
     whole = recovery(life, planned(life))
     run(whole, until=reached)
@@ -239,7 +272,11 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
 
 
-@pytest.mark.parametrize("stage", ["combine", "publish", "switch"])
+@pytest.mark.parametrize(
+    ("life", "stage"),
+    in_each_store({"combine": in_delta, "publish": in_delta}, "combine", "publish", "switch"),
+    indirect=["life"],
+)
 def test_a_stage_that_was_killed_in_its_middle_begins_again(
     life: Life, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,8 +438,17 @@ def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
     return made.version()
 
 
-@pytest.mark.parametrize("noted", [True, False])
-@pytest.mark.parametrize("reached", ["keep", "combine", "publish"])
+@pytest.mark.parametrize(
+    ("reached", "noted"),
+    [
+        ("keep", True),
+        ("publish", False),
+        *(
+            pytest.param(reached, noted, marks=pytest.mark.long)
+            for reached, noted in (("keep", False), ("combine", True), ("combine", False), ("publish", True))
+        ),
+    ],
+)
 def test_a_slice_that_is_rebuilt_after_the_plan_was_made_ends_it(delta: Life, reached: str, noted: bool) -> None:
     """Rows of its version cannot be told apart by those as of the last batch to correct."""
     whole = recovery(delta, planned(delta))

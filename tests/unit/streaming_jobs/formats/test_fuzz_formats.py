@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fuzz_formats import fuzz, main
+from tests.support.json_fuzz import fuzz, main
 from tests.support.readers import ending, failing, lenient
 
 

@@ -14,14 +14,14 @@ from tests.support.strict_json import Difference, Verdict, differences, judge
 
 SCHEMAS = {"rich": RICH, "flat": FLAT, "without_text": WITHOUT_TEXT}
 
-EXAMPLES = 1500
-"""Some 20,000 records; `benchmarks/fuzz_formats.py` judges millions."""
+EXAMPLES = [60, pytest.param(1500, marks=pytest.mark.long)]
+"""800 records, and 20,000 of them; `tests/support/json_fuzz.py` judges millions."""
 
 
 @cache
-def judged(name: str) -> list[Verdict]:
+def judged(name: str, examples: int) -> list[Verdict]:
     """The judge's verdicts on the corpus, for one of the schemas."""
-    return [judge(SCHEMAS[name], value) for value in corpus(EXAMPLES)]
+    return [judge(SCHEMAS[name], value) for value in corpus(examples)]
 
 
 def disagreements(
@@ -37,10 +37,11 @@ def disagreements(
     return differing
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("block", [1, 7, 1000])
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_the_reader_agrees_with_the_judge_on_every_record(name: str, block: int) -> None:
-    values, verdicts = corpus(EXAMPLES), judged(name)
+def test_the_reader_agrees_with_the_judge_on_every_record(name: str, block: int, examples: int) -> None:
+    values, verdicts = corpus(examples), judged(name, examples)
     refused = sum(not verdict.good for verdict in verdicts)
     assert len(values) * 0.1 < refused < len(values) * 0.95, "the corpus has to hold both kinds"
     assert disagreements(SCHEMAS[name], values, block, verdicts)[:3] == []

@@ -223,9 +223,9 @@ def test_an_installed_stream_has_the_modules_of_its_own_distribution_in_its_vers
     version: Hash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, others = {"beside": ("SIZE = 1", "SIZE = 2")}, {"beside": ("super().reader(fields)", "super().reader(None)")}
-    monkeypatch.setattr(code_version, "_installed", lambda: (str(tmp_path),))
+    monkeypatch.setattr("streaming_jobs.runtime.code_version._installed", lambda: (str(tmp_path),))
     by_package = {"made_flows": ["made"], "made_helpers": ["made"], "made_formats": ["another"]}
-    monkeypatch.setattr(code_version, "packages_distributions", lambda: by_package)
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.packages_distributions", lambda: by_package)
     _tops_of_distribution.cache_clear()
     try:
         assert version(**own) != version()

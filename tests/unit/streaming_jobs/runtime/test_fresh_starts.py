@@ -49,7 +49,7 @@ def corrected(flow: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("why", ["recovery", "request"])
+@pytest.mark.parametrize("why", ["recovery", pytest.param("request", marks=pytest.mark.long)])
 def test_a_stream_starts_again_with_the_code_on_disk_and_the_others_run_on(
     flow: Path, settings: SettingsFactory, why: str
 ) -> None:

@@ -17,7 +17,8 @@ from streaming_jobs.state.savepoints import Savepoint, try_take
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topology_savepoints import drop_named, take_last, take_named
 from streaming_jobs.stream import Stream
-from tests.support.life import OTHERS, STREAM, Life
+from tests.support.life import Life
+from tests.support.life_flows import OTHERS, STREAM
 
 BOTH = (STREAM, OTHERS)
 NAME = "before-release"
@@ -30,11 +31,7 @@ class Killed(BaseException):
 @pytest.fixture
 def lives(tmp_path: Path) -> list[Life]:
     """Two streams, of which the second one is two batches behind."""
-    lives = [Life.begin(tmp_path, stream) for stream in BOTH]
-    for life, batches in zip(lives, (6, 4), strict=True):
-        for number in range(batches):
-            life.batch(number)
-    return lives
+    return [Life.of_batches(tmp_path, count, stream.name) for stream, count in zip(BOTH, (6, 4), strict=True)]
 
 
 @pytest.fixture

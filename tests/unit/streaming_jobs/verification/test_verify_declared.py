@@ -32,9 +32,7 @@ BATCHES = 5
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Five batches of ten records; each row is one record, and does not say which."""
-    made = Life.begin(tmp_path)
-    for number in range(BATCHES):
-        made.batch(number)
+    made = Life.of_batches(tmp_path, BATCHES)
     noted(made)
     return made
 

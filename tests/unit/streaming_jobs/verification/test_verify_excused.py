@@ -40,9 +40,7 @@ BATCHES = 5
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Four batches of ten records; each row is one record, and does not say which."""
-    made = Life.begin(tmp_path)
-    for number in range(BATCHES - 1):
-        made.batch(number)
+    made = Life.of_batches(tmp_path, BATCHES - 1)
     noted(made)
     return made
 

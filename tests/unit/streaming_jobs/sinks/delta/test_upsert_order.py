@@ -34,9 +34,14 @@ from tests.conftest import SettingsFactory
 from tests.support.orders import COLUMNS, HOSTILE, NAN, STREAM, Event, Tables, arrow, expected, pairs, read
 
 _NUMBER = count()
-slow = hypothesis.settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+EXAMPLES = [12, pytest.param(100, marks=pytest.mark.long)]
+"""How many sequences of events are tried; each makes a table of its own."""
+
+
+def tried(examples: int) -> hypothesis.settings:
+    return hypothesis.settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
 ats = st.sampled_from([None, -1.0, -0.0, 0.0, 1.0, 2.0, NAN])
 numbers = st.sampled_from([None, None, 0, 1])
 everything = st.builds(
@@ -66,30 +71,38 @@ def play(
     return tables.shown(), ends
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("by_position", [True, False], ids=["with _source", "without"])
-@slow
-@given(st.lists(everything, max_size=40), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 1000))
 def test_the_table_is_the_same_whatever_the_batches_of_keys_that_live_in_one_partition(
-    tmp_path: Path, by_position: bool, events: list[Event], borders: list[int], seed: int
+    tmp_path: Path, by_position: bool, examples: int
 ) -> None:
-    rows, _ = play(tmp_path, events, borders, seed, by_position=by_position)
-    assert rows == expected(read(events), by_position=by_position)
+    @tried(examples)
+    @given(st.lists(everything, max_size=40), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 1000))
+    def check(events: list[Event], borders: list[int], seed: int) -> None:
+        rows, _ = play(tmp_path, events, borders, seed, by_position=by_position)
+        assert rows == expected(read(events), by_position=by_position)
+
+    check()
 
 
-@slow
-@given(st.lists(scattered, max_size=30), st.lists(st.integers(0, 30), max_size=6), st.randoms(use_true_random=False))
-def test_events_with_an_order_may_come_from_any_partition_in_any_order(
-    tmp_path: Path, events: list[Event], borders: list[int], chance: random.Random
-) -> None:
-    placed = read(events)
-    truth = expected(placed, by_position=True)
-    arriving = list(enumerate(placed))
-    chance.shuffle(arriving)
-    tables = Tables.make(Settings.load({"home": tmp_path / f"{next(_NUMBER)}"}))
-    ends = sorted({min(border, len(events)) for border in borders} | {len(events)})
-    for begin, end in zip([0, *ends], ends, strict=False):
-        tables.upsert(arrow(arriving[begin:end], by_position=True), by_position=True, crash=chance.random() < 0.3)
-    assert tables.shown() == truth
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_events_with_an_order_may_come_from_any_partition_in_any_order(tmp_path: Path, examples: int) -> None:
+    @tried(examples)
+    @given(
+        st.lists(scattered, max_size=30), st.lists(st.integers(0, 30), max_size=6), st.randoms(use_true_random=False)
+    )
+    def check(events: list[Event], borders: list[int], chance: random.Random) -> None:
+        placed = read(events)
+        truth = expected(placed, by_position=True)
+        arriving = list(enumerate(placed))
+        chance.shuffle(arriving)
+        tables = Tables.make(Settings.load({"home": tmp_path / f"{next(_NUMBER)}"}))
+        ends = sorted({min(border, len(events)) for border in borders} | {len(events)})
+        for begin, end in zip([0, *ends], ends, strict=False):
+            tables.upsert(arrow(arriving[begin:end], by_position=True), by_position=True, crash=chance.random() < 0.3)
+        assert tables.shown() == truth
+
+    check()
 
 
 @pytest.mark.parametrize("kind", HOSTILE, ids=lambda kind: kind.simpleString())
