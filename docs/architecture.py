@@ -51,8 +51,12 @@ RECORD = (
     ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),
 )
 RECOVERY = (
-    ("orchestration.cli.recover", "plan", "the command; the job of Dagster is in `orchestration.recoveries.job`"),
-    ("orchestration.recoveries.plan_request", "make_requested", "the request for a plan, for each of its streams"),
+    (
+        "orchestration.cli.recover",
+        "plan",
+        "the command; the job of Dagster is in `orchestration.recoveries.definitions`",
+    ),
+    ("orchestration.recoveries.request", "make_requested", "the request for a plan, for each of its streams"),
     ("reprocessing.plan.planner", "make_plan", "where the replay starts, what it costs: a frozen plan"),
     (
         "reprocessing.plan.snapshot",
@@ -60,7 +64,7 @@ RECOVERY = (
         "record, tables, topics, history as they are now",
     ),
     ("reprocessing.plan.targets", "resolve", "the target becomes offsets and the end of a batch"),
-    ("orchestration.recoveries.carry_out", "carry_out", "a plan and what shall be done with it, in one process"),
+    ("orchestration.recoveries.request", "carry_out", "a plan and what shall be done with it, in one process"),
     ("reprocessing.executor", "apply", "walks the stages; a journal says how far it came"),
     (
         "reprocessing.stages.stages",

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Page, sync_playwright
 
-from orchestration.local_dagster.client import DagsterClient
+from orchestration.local_dagster.processes import DagsterClient
 
 JOB = "flights"
 TABLE = "carrier_totals"

@@ -30,8 +30,8 @@ AT_LEAST_EVERY = 900.0
 """Seconds after which a topic without new records is reported again."""
 
 
-def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
-    """Reports topics: end offsets, records per second, partitions, retention, and the lag of the streams that read."""
+def definitions(topology: Topology, settings: Settings) -> dg.Definitions:
+    """The sensor: end offsets, records per second, partitions, retention, and the lag of the streams that read."""
 
     @dg.sensor(
         name="topics",
@@ -60,7 +60,7 @@ def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
         skipped = None if events else dg.SkipReason("no topic has new records")
         return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=skipped)
 
-    return tick
+    return dg.Definitions(sensors=[tick])
 
 
 def has_changed(seen: Mapping[str, Any] | None, now: TopicFigures, lag: Mapping[str, int]) -> bool:

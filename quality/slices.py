@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from quality.slice_request import SliceRequest, TimeRange
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.state.provenance import Change, changes
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instead
 
 if TYPE_CHECKING:
@@ -292,9 +293,9 @@ def open_newest(table: Path, stream: str, *, seen: Callable[[], bool]) -> DeltaT
             ) from error
         raise UsageError(
             f"table {table.name} does not exist yet in {table.parent}",
-            f"run stream {stream} first: `recourse up`, or `recourse streams run {stream}`",
+            f"run stream {stream} first: `{commands.up()}`, or `{commands.run(stream)}`",
         ) from error
     except (DeltaError, OSError) as error:
         raise PreflightRefused(
-            f"table {table.name} cannot be read: {str(error)[:300]}", "`recourse streams status` shows its stream"
+            f"table {table.name} cannot be read: {str(error)[:300]}", f"`{commands.status()}` shows its stream"
         ) from error

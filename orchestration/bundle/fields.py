@@ -1,15 +1,16 @@
-"""Reading a YAML mapping field by field, so that every error can name the file, the key and what is allowed."""
+"""Reading YAML files as declared fields, so that every error names the file, the line, the key and what is allowed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.text.spelling import nearest
@@ -90,124 +91,97 @@ def _line(file: Path, path: str) -> int | None:
     return line
 
 
-@dataclass(frozen=True)
-class Section:
-    """A mapping at `path` of `file`; reading a field checks its type."""
+class Fields(BaseModel):
+    """A mapping of the file. Its fields are declared; others are refused, never ignored."""
 
-    file: Path
-    path: str
-    values: Mapping[str, Any]
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, value: Any, file: Path, path: str = "", *, allowed: Sequence[str] = ()) -> Section:
-        """Check that `value` is a mapping of text keys, and, with `allowed`, has no other key."""
-        section = cls(file, path, {})
-        if value is None:
-            return section
+    def _a_mapping(cls, value: Any) -> Any:
+        if value is None:  # written, with nothing below it
+            return {}
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise section.error("is not a mapping of fields")
-        section = cls(file, path, value)
+            raise refusal("is not a mapping of fields")
         for key in value:
-            if allowed and key not in allowed:
-                raise section._at(key).error("is not known here", _instead(key, allowed))
-        return section
-
-    def error(self, found: str, next_step: str = "") -> ConfigurationError:
-        """An error that names this place: file, line and field."""
-        where = f"{place(self.file, self.path)}: {self.path + ': ' if self.path else ''}"
-        return ConfigurationError(f"{where}{found}", next_step)
-
-    def has(self, key: str) -> bool:
-        """True if the field is written."""
-        return key in self.values
-
-    def section(self, key: str, *, allowed: Sequence[str] = (), required: bool = False) -> Section:
-        """The mapping under `key`; an empty one if it is missing and not required."""
-        if required and key not in self.values:
-            raise self._at(key).error("is missing")
-        return Section.of(self.values.get(key), self.file, self._below(key), allowed=allowed)
-
-    def sections(self, allowed: Sequence[str]) -> Iterator[tuple[str, Section]]:
-        """Every field as a section with the same allowed fields."""
-        for key in self.values:
-            yield key, self.section(key, allowed=allowed)
-
-    def items(self, key: str, default: list[Any] | None = None) -> list[Any]:
-        """The list under `key`."""
-        value = self.values.get(key, default)
-        if not isinstance(value, list):
-            raise self._at(key).error("is missing" if value is None else "is not a list")
+            if key not in cls.model_fields:
+                raise refusal("is not known here", _instead(key, cls.model_fields), below=key)
         return value
 
-    def item(self, key: str, position: int, *, allowed: Sequence[str] = ()) -> Section:
-        """One mapping of the list under `key`."""
-        return Section.of(self.items(key)[position], self.file, f"{self._below(key)}[{position}]", allowed=allowed)
 
-    def text(self, key: str, default: str | None = None) -> str:
-        """A scalar as text; true and false as YAML writes them. A missing field without a default is an error."""
-        value = self.values.get(key, default)
-        if value is None:
-            raise self._at(key).error("is missing")
-        return self._scalar(key, value)
-
-    def texts(self, key: str, default: list[str] | None = None) -> list[str]:
-        """A list of scalars as text."""
-        return [self._scalar(f"{key}[{i}]", value) for i, value in enumerate(self.items(key, default))]
-
-    def number(self, key: str, default: int) -> int:
-        """A whole number, 0 or more."""
-        value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self._at(key).error(f"'{value}' is not a whole number, 0 or more")
-        return value
-
-    def flag(self, key: str) -> bool:
-        """true or false; false when missing."""
-        value = self.values.get(key, False)
-        if not isinstance(value, bool):
-            raise self._at(key).error(f"'{value}' is not true or false")
-        return value
-
-    def choice(self, key: str, allowed: Sequence[str], default: str) -> str:
-        """One of the allowed words."""
-        value = self.text(key, default)
-        if value not in allowed:
-            raise self._at(key).error(f"'{value}' is not allowed", _instead(value, allowed))
-        return value
-
-    def resolved(self, resolve: Callable[[str, Section], str], *, only: str) -> Section:
-        """A copy with `resolve` applied to every text below the field `only`."""
-        if only not in self.values:
-            return self
-        below = self._resolved(self.values[only], resolve, self._below(only))
-        return Section(self.file, self.path, {**self.values, only: below})
-
-    def _resolved(self, value: Any, resolve: Callable[[str, Section], str], path: str) -> Any:
-        if isinstance(value, str):
-            return resolve(value, Section(self.file, path, {}))
-        if isinstance(value, list):
-            return [self._resolved(item, resolve, f"{path}[{i}]") for i, item in enumerate(value)]
-        if isinstance(value, Mapping):
-            return {key: self._resolved(item, resolve, f"{path}.{key}") for key, item in value.items()}
-        return value
-
-    def _scalar(self, key: str, value: Any) -> str:
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        if isinstance(value, date):
-            raise self._at(key).error(f"'{value}' is a date to YAML", "put it in quotes")
-        if not isinstance(value, (str, int, float)):
-            raise self._at(key).error("is not a single value")
-        return str(value)
-
-    def _at(self, key: str) -> Section:
-        return Section(self.file, self._below(key), {})
-
-    def _below(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
+def refusal(found: str, next_step: str = "", *, below: str = "") -> PydanticCustomError:
+    """An error of a validator about the field that it validates, or a field `below` that."""
+    context = {"found": found, "next": next_step, "below": below}
+    return PydanticCustomError("refused", "{found}", context)
 
 
-def _instead(name: str, allowed: Sequence[str]) -> str:
+def _scalar(value: Any) -> str:
+    """A scalar as text; true and false as YAML writes them."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, date):
+        raise refusal(f"'{value}' is a date to YAML", "put it in quotes")
+    if value is None:
+        raise refusal("is missing")
+    if not isinstance(value, (str, int, float)):
+        raise refusal("is not a single value")
+    return str(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise refusal(f"'{value}' is not a whole number, 0 or more")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise refusal(f"'{value}' is not true or false")
+    return value
+
+
+Text = Annotated[str, BeforeValidator(_scalar)]
+Count = Annotated[int, BeforeValidator(_count)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Scalar = BeforeValidator(_scalar)
+"""For a choice of words, which YAML may take for something else: OFF is false."""
+
+Section = BeforeValidator(lambda value: {} if value is None else value)
+"""For fields that may be left out: one that is written with nothing below it is there."""
+
+T = TypeVar("T")
+
+
+def validated(kind: type[T], value: Any, file: Path, path: str = "") -> T:
+    """The value at `path` of a file as this type; raises ConfigurationError for the first that is wrong with it."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = path
+        for part in first["loc"]:
+            if part != "[key]":
+                where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else part
+        context = first.get("ctx", {})
+        if below := context.get("below"):
+            where += f".{below}" if where else below
+        found, next_step = _FOUND.get(first["type"], first["msg"]), str(context.get("next", ""))
+        if first["type"] == "literal_error":
+            found = f"'{first['input']}' is not allowed"
+            next_step = _instead(first["input"], re.findall(r"'([^']*)'", context["expected"]))
+        raise refused(file, where, found, next_step) from None
+
+
+def refused(file: Path, path: str, found: str, next_step: str = "") -> ConfigurationError:
+    """An error that names file, line and field."""
+    return ConfigurationError(f"{place(file, path)}: {path + ': ' if path else ''}{found}", next_step)
+
+
+_FOUND = {"missing": "is missing", "list_type": "is not a list", "dict_type": "is not a mapping of fields"}
+"""What a kind of pydantic's errors means here."""
+
+
+def _instead(name: str, allowed: Iterable[str]) -> str:
     near = nearest(name, allowed)
     meant = f"did you mean '{near}'? " if near else ""
     return f"{meant}allowed are: {', '.join(allowed)}"

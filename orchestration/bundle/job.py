@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from streaming_jobs.errors import ConfigurationError
 
 RUN_REFERENCE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 """A reference that is resolved when a run starts: `{{job.parameters.<name>}}`."""
@@ -14,8 +16,6 @@ RUN_REFERENCE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A job parameter; values are text, as on Databricks."""
-
     name: str
     default: str
 
@@ -25,6 +25,7 @@ class Continuous:
     """The job shall always run: one session after the other."""
 
     paused: bool
+    kind: Literal["Continuous"] = "Continuous"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Schedule:
     cron: str
     timezone: str
     paused: bool
+    kind: Literal["Schedule"] = "Schedule"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,6 @@ class Job:
 
     @property
     def defaults(self) -> dict[str, str]:
-        """The parameters' values when a run sets none."""
         return {parameter.name: parameter.default for parameter in self.parameters}
 
     def arguments(self, values: Mapping[str, str] | None = None) -> list[str]:
@@ -93,6 +94,11 @@ class Bundle:
     target: str
     jobs: tuple[Job, ...]
     file: Path
+
+    def refuse(self, names: Iterable[str], whose: str) -> None:
+        """Raise ConfigurationError if a job has one of these names, which is that of the job `whose` already."""
+        if taken := sorted(set(names) & {job.key for job in self.jobs}):
+            raise ConfigurationError(f"resources.jobs.{taken[0]}: this name is that of {whose}", "rename the job")
 
 
 def parameter_of(reference: str) -> str:

@@ -12,9 +12,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
 
-from orchestration.bundle.fields import Section, read_yaml
+from pydantic import Field, field_validator, model_validator
+
+from orchestration.bundle.fields import (
+    Count,
+    Fields,
+    Flag,
+    Scalar,
+    Section,
+    Text,
+    read_yaml,
+    refusal,
+    refused,
+    validated,
+)
 from orchestration.bundle.job import RUN_REFERENCE, Bundle, Continuous, Job, Parameter, Schedule, Task, parameter_of
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
@@ -72,189 +86,247 @@ def for_streams(bundle: Bundle, declared: Sequence[str]) -> Bundle:
     return replace(bundle, jobs=tuple(jobs))
 
 
+class _Pausable(Fields):
+    pause_status: Annotated[Literal["UNPAUSED", "PAUSED"], Scalar] = "UNPAUSED"
+
+    @property
+    def paused(self) -> bool:
+        return self.pause_status == "PAUSED"
+
+
+class _Schedule(_Pausable):
+    quartz_cron_expression: Text
+    timezone_id: Text
+
+    @model_validator(mode="after")
+    def _can_be_kept(self) -> Self:
+        try:
+            cron_of(self.quartz_cron_expression)
+        except ValueError as error:
+            raise refusal(f"quartz_cron_expression '{self.quartz_cron_expression}': {error}") from error
+        try:
+            ZoneInfo(self.timezone_id)
+        except (OSError, ValueError, KeyError) as error:
+            problem = f"timezone_id: no time zone '{self.timezone_id}'"
+            raise refusal(problem, nearest_zone(self.timezone_id)) from error
+        return self
+
+
+class _Wheel(Fields):
+    package_name: Text
+    entry_point: Text
+    parameters: list[Text]
+
+    @model_validator(mode="after")
+    def _starts_a_session(self) -> Self:
+        if self.entry_point != ENTRY_POINT:
+            raise refusal(f"entry_point '{self.entry_point}' starts no session", f"write {ENTRY_POINT}")
+        return self
+
+
+class _Task(Fields):
+    task_key: Text
+    description: Text = ""
+    python_wheel_task: _Wheel
+
+
+class _Parameter(Fields):
+    name: Text
+    default: Text
+
+
+class _Job(Fields):
+    name: Text = ""
+    description: Text = ""
+    tags: dict[str, Text] = Field(default_factory=dict)
+    parameters: list[_Parameter] = Field(default_factory=list)
+    continuous: Annotated[_Pausable | None, Section] = None
+    schedule: Annotated[_Schedule | None, Section] = None
+    max_concurrent_runs: Count = 1
+    timeout_seconds: Count = 0
+    tasks: list[_Task]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retries(cls, value: Any) -> Any:
+        tasks = value.get("tasks") if isinstance(value, Mapping) and "continuous" in value else None
+        for retry in ("max_retries", "min_retry_interval_millis", "retry_on_timeout"):
+            if isinstance(tasks, list) and tasks and isinstance(tasks[0], Mapping) and retry in tasks[0]:
+                problem = f"tasks[0].{retry}: a continuous job has no task retries"
+                raise refusal(problem, "remove it; the job is restarted anyway")
+        return value
+
+    @field_validator("tags")
+    @classmethod
+    def _can_be_tags(cls, tags: dict[str, str]) -> dict[str, str]:
+        for text in (*tags, *filter(None, tags.values())):
+            if not _TAG.fullmatch(text):
+                raise refusal(f"'{text}' cannot be a tag", "use letters, digits, '_', '-' and '.', 63 at most")
+        return tags
+
+    @model_validator(mode="after")
+    def _is_one_session(self) -> Self:
+        if self.max_concurrent_runs != 1:
+            raise refusal("max_concurrent_runs is not 1", "one driver per stream: leave it out, or write 1")
+        if self.continuous and self.schedule:
+            raise refusal("has both continuous and schedule", "keep one; without either the job is started by hand")
+        if len(self.tasks) != 1:
+            found = f"has {len(self.tasks)} tasks"
+            raise refusal(found, "one task is one session; give another session a job of its own")
+        names = [parameter.name for parameter in self.parameters]
+        for number, name in enumerate(names):
+            if not _PARAMETER.fullmatch(name) or name in names[:number]:
+                problem = f"'{name}' is not a new parameter name"
+                raise refusal(problem, "use letters, digits and '_', each name once", below=f"parameters[{number}]")
+        for text in self.tasks[0].python_wheel_task.parameters:
+            for reference in RUN_REFERENCE.finditer(text):
+                if (used := parameter_of(reference[1])) not in names:
+                    raise refusal(
+                        f"tasks: {{{{{reference[1]}}}}} names no parameter of the job",
+                        f"declare '{used}' under parameters" if used else "write {{job.parameters.<name>}}",
+                    )
+        return self
+
+    def job(self, key: str, file: Path) -> Job:
+        """The job of the bundle."""
+        trigger: Continuous | Schedule | None = None
+        if self.continuous:
+            trigger = Continuous(self.continuous.paused)
+        elif when := self.schedule:
+            quartz = when.quartz_cron_expression
+            trigger = Schedule(quartz, cron_of(quartz), when.timezone_id, when.paused)
+        wheel = self.tasks[0].python_wheel_task
+        return Job(
+            key=key,
+            name=self.name or key,
+            description=self.description,
+            tags=self.tags,
+            parameters=tuple(Parameter(parameter.name, parameter.default) for parameter in self.parameters),
+            trigger=trigger,
+            timeout_seconds=self.timeout_seconds,
+            task=Task(self.tasks[0].task_key, wheel.package_name, wheel.entry_point, tuple(wheel.parameters)),
+            file=file,
+        )
+
+
+class _Resources(Fields):
+    jobs: dict[str, _Job] = Field(default_factory=dict)
+
+
+class _Included(Fields):
+    resources: Any = None
+
+
+class _Bundle(Fields):
+    name: Text
+
+
+class _Variable(Fields):
+    description: Text = ""
+    default: Annotated[str | None, Scalar] = None
+
+
+class _Target(Fields):
+    mode: Annotated[Literal["development", "production"], Scalar] = "development"
+    default: Flag = False
+    variables: dict[str, Text] = Field(default_factory=dict)
+
+
+class _Root(_Included):
+    bundle: _Bundle
+    include: list[Text] = Field(default_factory=list)
+    variables: dict[str, _Variable] = Field(default_factory=dict)
+    targets: dict[str, _Target] = Field(default_factory=dict)
+
+
 def load(path: Path, target: str = "") -> Bundle:
     """Read a bundle for `target` (empty: its default one); raises ConfigurationError naming file and key."""
-    root = Section.of(read_yaml(path), path, allowed=("bundle", "include", "variables", "targets", "resources"))
-    name = root.section("bundle", allowed=("name",), required=True).text("name")
-    chosen, overrides = _target(root, target)
-    references = {"bundle.name": name, "bundle.target": chosen, **_variables(root, overrides)}
+    root = validated(_Root, read_yaml(path), path)
+    chosen = _target(root, path, target)
+    references = {"bundle.name": root.bundle.name, "bundle.target": chosen, **_variables(root, path, chosen)}
+    files = {path: root.resources}
+    files |= {file: validated(_Included, read_yaml(file), file).resources for file in _included(root, path)}
     jobs: dict[str, Job] = {}
-    sections = [root, *(Section.of(read_yaml(p), p, allowed=("resources",)) for p in _included(root, path))]
-    for section in sections:
-        resolved = section.resolved(lambda text, where: _resolve(text, references, where), only="resources")
-        for key, entry in resolved.section("resources", allowed=("jobs",)).section("jobs").sections(_JOB_FIELDS):
+    for file, written in files.items():
+        resources = _resolved(written, references, file, "resources")
+        for key, entry in validated(_Resources, resources, file, "resources").jobs.items():
+            where = f"resources.jobs.{key}"
             if key in jobs:
-                raise entry.error(f"job {key} is also in {jobs[key].file}", "rename one of the two")
-            jobs[key] = _job(key, entry)
-    return Bundle(name, chosen, tuple(jobs.values()), path)
+                raise refused(file, where, f"job {key} is also in {jobs[key].file}", "rename one of the two")
+            if not _KEY.fullmatch(key):
+                usable = "use lower-case letters, digits and '_', a letter first"
+                raise refused(file, where, f"'{key}' is not a job key", usable)
+            if key in TAKEN:
+                problem = f"'{key}' cannot be a job key: Dagster or Python keeps the name"
+                raise refused(file, where, problem, "rename the job")
+            jobs[key] = job = entry.job(key, file)
+            if not job.streams:
+                problem = "tasks: the parameters name no streams"
+                raise refused(file, where, problem, "add '--streams' and the streams, joined by commas")
+    return Bundle(root.bundle.name, chosen, tuple(jobs.values()), path)
 
 
-_JOB_FIELDS = (
-    "name",
-    "description",
-    "tags",
-    "parameters",
-    "continuous",
-    "schedule",
-    "max_concurrent_runs",
-    "timeout_seconds",
-    "tasks",
-)
-
-
-def _job(key: str, entry: Section) -> Job:
-    if not _KEY.fullmatch(key):
-        raise entry.error(f"'{key}' is not a job key", "use lower-case letters, digits and '_', a letter first")
-    if key in TAKEN:
-        raise entry.error(f"'{key}' cannot be a job key: Dagster or Python keeps the name", "rename the job")
-    if entry.number("max_concurrent_runs", 1) != 1:
-        raise entry.error("max_concurrent_runs is not 1", "one driver per stream: leave it out, or write 1")
-    parameters = _parameters(entry)
-    trigger = _trigger(entry)
-    task = _task(entry, trigger)
-    declared = {parameter.name for parameter in parameters}
-    for text in task.parameters:
-        for reference in RUN_REFERENCE.finditer(text):
-            if (used := parameter_of(reference[1])) not in declared:
-                raise entry.error(
-                    f"tasks: {{{{{reference[1]}}}}} names no parameter of the job",
-                    f"declare '{used}' under parameters" if used else "write {{job.parameters.<name>}}",
-                )
-    job = Job(
-        key=key,
-        name=entry.text("name", key),
-        description=entry.text("description", ""),
-        tags=_tags(entry),
-        parameters=parameters,
-        trigger=trigger,
-        timeout_seconds=entry.number("timeout_seconds", 0),
-        task=task,
-        file=entry.file,
-    )
-    if not job.streams:
-        raise entry.error("tasks: the parameters name no streams", "add '--streams' and the streams, joined by commas")
-    return job
-
-
-def _trigger(entry: Section) -> Continuous | Schedule | None:
-    if entry.has("continuous") and entry.has("schedule"):
-        raise entry.error("has both continuous and schedule", "keep one; without either the job is started by hand")
-    if entry.has("continuous"):
-        continuous = entry.section("continuous", allowed=("pause_status",))
-        return Continuous(_paused(continuous))
-    if not entry.has("schedule"):
-        return None
-    schedule = entry.section("schedule", allowed=("quartz_cron_expression", "timezone_id", "pause_status"))
-    quartz, zone = schedule.text("quartz_cron_expression"), schedule.text("timezone_id")
-    try:
-        cron = cron_of(quartz)
-    except ValueError as error:
-        raise schedule.error(f"quartz_cron_expression '{quartz}': {error}") from error
-    try:
-        ZoneInfo(zone)
-    except (OSError, ValueError, KeyError) as error:
-        raise schedule.error(f"timezone_id: no time zone '{zone}'", nearest_zone(zone)) from error
-    return Schedule(quartz, cron, zone, _paused(schedule))
-
-
-def _paused(section: Section) -> bool:
-    return section.choice("pause_status", ("UNPAUSED", "PAUSED"), "UNPAUSED") == "PAUSED"
-
-
-def _task(entry: Section, trigger: Continuous | Schedule | None) -> Task:
-    tasks = entry.items("tasks")
-    if len(tasks) != 1:
-        raise entry.error(f"has {len(tasks)} tasks", "one task is one session; give another session a job of its own")
-    fields: tuple[str, ...] = ("task_key", "description", "python_wheel_task")
-    if isinstance(trigger, Continuous) and isinstance(tasks[0], Mapping):
-        for retry in ("max_retries", "min_retry_interval_millis", "retry_on_timeout"):
-            if retry in tasks[0]:
-                problem = f"tasks[0].{retry}: a continuous job has no task retries"
-                raise entry.error(problem, "remove it; the job is restarted anyway")
-    task = entry.item("tasks", 0, allowed=fields)
-    wheel = task.section("python_wheel_task", allowed=("package_name", "entry_point", "parameters"), required=True)
-    entry_point = wheel.text("entry_point")
-    if entry_point != ENTRY_POINT:
-        raise wheel.error(f"entry_point '{entry_point}' starts no session", f"write {ENTRY_POINT}")
-    return Task(task.text("task_key"), wheel.text("package_name"), entry_point, tuple(wheel.texts("parameters")))
-
-
-def _parameters(entry: Section) -> tuple[Parameter, ...]:
-    parameters: dict[str, Parameter] = {}
-    for position in range(len(entry.items("parameters", []))):
-        item = entry.item("parameters", position, allowed=("name", "default"))
-        name = item.text("name")
-        if not _PARAMETER.fullmatch(name) or name in parameters:
-            raise item.error(f"'{name}' is not a new parameter name", "use letters, digits and '_', each name once")
-        parameters[name] = Parameter(name, item.text("default"))
-    return tuple(parameters.values())
-
-
-def _tags(entry: Section) -> dict[str, str]:
-    section = entry.section("tags")
-    tags = {key: section.text(key) for key in section.values}
-    for text in (*tags, *filter(None, tags.values())):
-        if not _TAG.fullmatch(text):
-            raise section.error(f"'{text}' cannot be a tag", "use letters, digits, '_', '-' and '.', 63 at most")
-    return tags
-
-
-def _target(root: Section, wanted: str) -> tuple[str, Section | None]:
-    targets = dict(root.section("targets").sections(("mode", "default", "variables")))
-    if not targets:
+def _target(root: _Root, file: Path, wanted: str) -> str:
+    """The target that was asked for, or the default one."""
+    if not root.targets:
         if wanted:
-            raise root.error(f"there is no target '{wanted}'", "the file has no targets")
-        return "default", None
-    declared = root.section("variables").values
-    for target in targets.values():
-        target.choice("mode", ("development", "production"), "development")
-        variables = target.section("variables")
-        for name in variables.values:
-            if name not in declared:
-                raise variables.error(
-                    f"'{name}' is not declared", f"the variables are: {', '.join(declared) or 'none'}"
-                )
+            raise refused(file, "", f"there is no target '{wanted}'", "the file has no targets")
+        return "default"
+    for target, declared in root.targets.items():
+        for name in declared.variables:
+            if name not in root.variables:
+                known = f"the variables are: {', '.join(root.variables) or 'none'}"
+                raise refused(file, f"targets.{target}.variables", f"'{name}' is not declared", known)
     if wanted:
-        if wanted not in targets:
-            raise root.error(f"targets: there is no '{wanted}'", f"the targets are: {', '.join(targets)}")
-        return wanted, targets[wanted]
-    defaults = [name for name, target in targets.items() if target.flag("default")]
+        if wanted not in root.targets:
+            known = f"the targets are: {', '.join(root.targets)}"
+            raise refused(file, "", f"targets: there is no '{wanted}'", known)
+        return wanted
+    defaults = [name for name, declared in root.targets.items() if declared.default]
     if len(defaults) != 1:
-        raise root.error(f"targets: {len(defaults)} have default: true", "mark exactly one")
-    return defaults[0], targets[defaults[0]]
+        raise refused(file, "", f"targets: {len(defaults)} have default: true", "mark exactly one")
+    return defaults[0]
 
 
-def _variables(root: Section, target: Section | None) -> dict[str, str]:
-    declared = dict(root.section("variables").sections(("description", "default")))
-    overrides = target.section("variables") if target else None
+def _variables(root: _Root, file: Path, target: str) -> dict[str, str]:
+    overrides = root.targets[target].variables if root.targets else {}
     values = {}
-    for name, variable in declared.items():
-        if overrides and overrides.has(name):
-            values[f"var.{name}"] = overrides.text(name)
-        elif variable.has("default"):
-            values[f"var.{name}"] = variable.text("default")
-        else:
-            raise variable.error("has no default and the target sets none", "give it a value")
+    for name, variable in root.variables.items():
+        value = overrides.get(name, variable.default)
+        if value is None:
+            raise refused(file, f"variables.{name}", "has no default and the target sets none", "give it a value")
+        values[f"var.{name}"] = value
     return values
 
 
-def _included(root: Section, path: Path) -> list[Path]:
+def _included(root: _Root, path: Path) -> list[Path]:
     files: list[Path] = []
-    for pattern in root.texts("include", []):
+    for pattern in root.include:
         try:
             matches = sorted(p for p in path.parent.glob(pattern) if p.is_file())
         except Exception as error:
-            raise root.error(f"include: '{pattern}' cannot be used: {error}", "name files below its folder") from error
+            problem = f"include: '{pattern}' cannot be used: {error}"
+            raise refused(path, "", problem, "name files below its folder") from error
         if not matches:
-            raise root.error(f"include: nothing matches '{pattern}'", f"the pattern counts from {path.parent}")
+            found = f"include: nothing matches '{pattern}'"
+            raise refused(path, "", found, f"the pattern counts from {path.parent}")
         files += [p for p in matches if p not in files]
     return files
 
 
-def _resolve(text: str, references: Mapping[str, str], where: Section) -> str:
-    def value(match: re.Match[str]) -> str:
+def _resolved(value: Any, references: Mapping[str, str], file: Path, path: str) -> Any:
+    """The value with every `${...}` in its texts replaced."""
+
+    def reference(match: re.Match[str]) -> str:
         if match[1] not in references:
-            raise where.error(f"${{{match[1]}}} is not known", f"known are: {', '.join(sorted(references))}")
+            known = f"known are: {', '.join(sorted(references))}"
+            raise refused(file, path, f"${{{match[1]}}} is not known", known)
         return references[match[1]]
 
-    return _REFERENCE.sub(value, text)
+    if isinstance(value, str):
+        return _REFERENCE.sub(reference, value)
+    if isinstance(value, list):
+        return [_resolved(item, references, file, f"{path}[{number}]") for number, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {key: _resolved(item, references, file, f"{path}.{key}") for key, item in value.items()}
+    return value

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
+from pydantic import TypeAdapter
 
 from orchestration.bundle import job_yaml
-from orchestration.bundle.job import Bundle, Continuous, Job, Parameter, Schedule, Task
+from orchestration.bundle.job import Bundle
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.platform.files import private_folder, write_atomic
@@ -46,7 +47,6 @@ class _Saved:
 
 
 def path(settings: Settings) -> Path:
-    """The file of the last good definitions."""
     return settings.dagster_home / "jobs.json"
 
 
@@ -114,7 +114,6 @@ class FaultOfNow:
     _known: tuple[Bundle, Fault | None] | None = None
 
     def __call__(self) -> Fault | None:
-        """The present fault."""
         with suppress(Exception):  # `fault` says what it is
             bundle = read(self.settings, self.topology)
             if self._known is None or self._known[0] != bundle:
@@ -142,8 +141,9 @@ def _words(error: BaseException) -> str:
 
 
 def _keep(settings: Settings, bundle: Bundle) -> None:
-    plain = {**_plain(bundle), "shipped": job_yaml.is_shipped(bundle.file)}
-    text = json.dumps(plain, indent=1, sort_keys=True)
+    saved = _Saved(bundle, job_yaml.is_shipped(bundle.file))
+    value = TypeAdapter(_Saved).dump_python(saved, mode="json")
+    text = json.dumps({**value["bundle"], "shipped": value["shipped"]}, indent=1, sort_keys=True)
     file = path(settings)
     try:
         if not file.exists() or file.read_text(encoding="utf-8") != text:
@@ -156,42 +156,8 @@ def _keep(settings: Settings, bundle: Bundle) -> None:
 def _load(settings: Settings) -> _Saved | None:
     try:
         value = json.loads(path(settings).read_text(encoding="utf-8"))
-        return _Saved(_bundle(value), value.get("shipped"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        shipped = value.pop("shipped", None)
+        return TypeAdapter(_Saved).validate_python({"bundle": value, "shipped": shipped})
+    except (OSError, ValueError, AttributeError) as error:
         log.info("no saved job definitions", reason=repr(error))
         return None
-
-
-def _plain(bundle: Bundle) -> dict[str, Any]:
-    jobs = [
-        {**asdict(job), "file": str(job.file), "trigger": _plain_trigger(job.trigger), "tags": dict(job.tags)}
-        for job in bundle.jobs
-    ]
-    return {"name": bundle.name, "target": bundle.target, "file": str(bundle.file), "jobs": jobs}
-
-
-def _plain_trigger(trigger: Continuous | Schedule | None) -> dict[str, Any] | None:
-    return {"kind": type(trigger).__name__, **asdict(trigger)} if trigger is not None else None
-
-
-def _bundle(value: dict[str, Any]) -> Bundle:
-    return Bundle(value["name"], value["target"], tuple(_job(job) for job in value["jobs"]), Path(value["file"]))
-
-
-def _job(value: dict[str, Any]) -> Job:
-    return Job(
-        **{
-            **value,
-            "file": Path(value["file"]),
-            "parameters": tuple(Parameter(**parameter) for parameter in value["parameters"]),
-            "task": Task(**{**value["task"], "parameters": tuple(value["task"]["parameters"])}),
-            "trigger": _trigger(value["trigger"]),
-        }
-    )
-
-
-def _trigger(value: dict[str, Any] | None) -> Continuous | Schedule | None:
-    if value is None:
-        return None
-    fields = {key: item for key, item in value.items() if key != "kind"}
-    return Continuous(**fields) if value["kind"] == "Continuous" else Schedule(**fields)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from streaming_jobs.errors import RecourseError, UsageError, setup_error
 
@@ -45,11 +46,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bug(error: Exception) -> int:
-    from orchestration.cli.bugs import write_traceback
-
     kind = type(error).__name__
     _say(f"REC-000 this is a bug in recourse ({kind}); the traceback is in {write_traceback(error)}")
     return _flushed(BUG)
+
+
+def write_traceback(error: BaseException) -> Path:
+    """Write the traceback of an unexpected exception, readable by its owner alone, and return the file's path.
+
+    Arguments are left out: a secret may have been given with --set.
+    """
+    import tempfile
+    import time
+    import traceback
+
+    text = [f"python {sys.version}\n", f"at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n\n"]
+    text += traceback.format_exception(error)
+    descriptor, name = tempfile.mkstemp(prefix="recourse-bug-", suffix=".txt")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.writelines(text)
+    return Path(name)
 
 
 def _say(text: str) -> None:

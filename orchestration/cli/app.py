@@ -14,7 +14,6 @@ from orchestration.cli import (
     deploy,
     describe,
     doctor,
-    feed,
     history,
     preview,
     quality,
@@ -22,14 +21,13 @@ from orchestration.cli import (
     sample,
     savepoints,
     slices,
-    start,
     streams,
     topics,
     up,
     verify,
 )
-from orchestration.cli.invocation import Invocation, parse_set
-from orchestration.cli.output import log_to_stderr, say
+from orchestration.cli.options import Invocation, parse_set
+from orchestration.cli.text import log_to_stderr, say
 
 app = typer.Typer(
     name="recourse",
@@ -74,7 +72,7 @@ def recourse(
 
 app.command("up", short_help="Start everything, say what to open; Ctrl-C ends all of it.")(up.up)
 app.command("doctor", short_help="Check this machine: one line per check, with the fix.")(doctor.doctor)
-app.command("feed", short_help="Send the flights of 2013 to their topic.")(feed.feed)
+app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.feed)
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
@@ -84,8 +82,8 @@ streams.app.command("history", short_help="Print what happened to a stream, in t
 streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)
 app.command("deploy", short_help="Bring the code on disk to the streams that run.")(deploy.deploy)
 app.add_typer(demo.app, name="demo")
-streams.app.command("start", short_help="Start streams, and wait until they run.")(start.start)
-streams.app.command("restart", short_help="Stop streams at a batch border, and start them again.")(start.restart)
+streams.app.command("start", short_help="Start streams, and wait until they run.")(streams.start)
+streams.app.command("restart", short_help="Stop streams at a batch border, and start them again.")(streams.restart)
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
 app.add_typer(slices.app, name="slices")

@@ -1,7 +1,4 @@
-"""`recourse chaos`: kill the streams with -9, and prove that nothing was lost or doubled.
-
-Here is the command, and the report on streams that write tables; `topic_chaos.py` has the one on topics.
-"""
+"""`recourse chaos`: kill the streams with -9, and prove that nothing was lost or doubled."""
 
 from __future__ import annotations
 
@@ -15,15 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli import FAILED, topic_chaos
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, number, print_json, print_table, say
+from orchestration.cli import FAILED
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, number, print_json, print_table, say
 from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
     from streaming_jobs.verification.chaos.kill_loop import Report
     from streaming_jobs.verification.chaos.rule_truth import RuleCheck
+    from streaming_jobs.verification.chaos.session_runner import Tally
+    from streaming_jobs.verification.topic_chaos.checks import TopicCheck
+    from streaming_jobs.verification.topic_chaos.run import Report as TopicReport
+
 
 _SHOWN = 20
 _RANDOM_SEEDS = 10_000
@@ -32,8 +34,6 @@ _BATCHES = {"tables": 200, "topics": 1000}
 
 
 class ChaosSubject(StrEnum):
-    """The streams that are killed."""
-
     tables = "tables"
     topics = "topics"
 
@@ -68,7 +68,7 @@ def chaos(
 ) -> None:
     """Run the streams on a broker of their own, kill them with -9, and verify that every offset came exactly once."""
     from orchestration.cli.children import stop_signals_interrupt
-    from orchestration.cli.setup import fetch_jars
+    from orchestration.cli.preparations import fetch_jars
     from streaming_jobs.errors import UsageError
 
     if scenarios and subject is ChaosSubject.topics:
@@ -80,7 +80,7 @@ def chaos(
         _of_tables(kills, seed, rate, batch, scenarios) if subject == "tables" else _of_topics(kills, seed, rate, batch)
     )
     folder = _folder(home)
-    again = f"recourse chaos --kills {kills} --seed {seed}" + (" --subject topics" if subject == "topics" else "")
+    again = commands.chaos(kills=kills, seed=seed) + (" --subject topics" if subject == "topics" else "")
     say(f"seed {seed}: {again} repeats these faults; home {folder}")
     keep_home = True
     try:
@@ -121,13 +121,12 @@ def _of_topics(kills: int, seed: int, rate: float, batch: int) -> Run:
 
     def made(folder: Path, base: Settings) -> Outcome:
         report = run(Plan(kills, seed, rate, batch), folder, base, say)
-        return report.ok, lambda: topic_chaos.as_json(report), lambda: topic_chaos.print_report(report)
+        return report.ok, lambda: topics_as_json(report), lambda: print_topics_report(report)
 
     return made
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report with stable keys."""
     tally = report.tally
     return {
         "ok": report.ok,
@@ -135,7 +134,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "rate": report.plan.rate,
         "seconds": round(report.seconds, 1),
         "home": report.home,
-        **topic_chaos.tally_as_json(tally),
+        **tally_as_json(tally),
         "batches": report.batches,
         "batches_replayed": len(tally.replayed),
         "batches_skipped": len(tally.skipped),
@@ -154,7 +153,7 @@ def _print_report(report: Report) -> None:
     tally = report.tally
     figures = [
         ("seed", str(report.plan.seed)),
-        *topic_chaos.kills(tally),
+        *kills(tally),
         ("batches", number(report.batches)),
         ("  replayed after a kill", number(len(tally.replayed))),
         ("    half committed: in one table of two", number(len(tally.half))),
@@ -204,3 +203,102 @@ def _by_chance() -> int:
     import secrets
 
     return secrets.randbelow(_RANDOM_SEEDS)
+
+
+_NUMBERS = ["records in", "records out", "missing", "doubled", "altered", "out of order"]
+
+
+def tally_as_json(tally: Tally) -> dict[str, Any]:
+    return {
+        "kills": tally.kills,
+        "points": dict(sorted(tally.points.items())),
+        "random_kills": dict(sorted(tally.victims.items())),
+        "process_kills": dict(sorted(tally.processes.items())),
+        "process_kills_not_made": dict(sorted(tally.not_made.items())),
+        "streams_restarted": tally.restarts,
+        "broker_kills": tally.broker_kills,
+        "broker_kills_in_transactions": tally.transactions_cut,
+        "zombies": tally.zombies,
+        "sessions": tally.sessions,
+        "unplanned_ends": tally.unplanned,
+    }
+
+
+def kills(tally: Tally) -> list[tuple[str, str]]:
+    """The counts of kills as lines of a table."""
+    points: dict[str, list[int]] = {}
+    for name, count in tally.points.items():
+        points.setdefault(name.partition(":")[2], []).append(count)
+    return [
+        ("kills", number(tally.kills)),
+        *((f"  at {point}", f"{sum(counts)} on {len(counts)} streams") for point, counts in sorted(points.items())),
+        *((f"  at random: {victim}", number(count)) for victim, count in sorted(tally.victims.items())),
+        *((f"  of a {process}, the session goes on", number(n)) for process, n in sorted(tally.processes.items())),
+        ("    streams restarted by their session", number(tally.restarts)),
+        *((f"  not made: no {process} was there", number(n)) for process, n in sorted(tally.not_made.items())),
+        ("kills of the broker", number(tally.broker_kills)),
+        *([("  in an open transaction", number(tally.transactions_cut))] if tally.transactions_cut else []),
+        *([("zombies, each refused", number(tally.zombies))] if tally.zombies else []),
+        ("sessions started", number(tally.sessions)),
+        ("sessions that ended without a kill", number(len(tally.unplanned))),
+    ]
+
+
+def topics_as_json(report: TopicReport) -> dict[str, Any]:
+    return {
+        "ok": report.ok,
+        "seed": report.plan.seed,
+        "rate": report.plan.rate,
+        "seconds": round(report.seconds, 1),
+        "home": report.home,
+        **tally_as_json(report.tally),
+        "batches": report.batches,
+        "batches_replayed": len(report.tally.replayed),
+        "batches_skipped": len(report.tally.skipped),
+        "records_fed": report.fed,
+        "keys": report.keys,
+        "feed_faults": list(report.feed_faults),
+        "topics": [{**asdict(check), "ok": check.ok} for check in report.checks],
+        "records_read_while_it_ran": report.seen,
+        "topics_read_unlike": list(report.unlike),
+        **verdict_as_json(report.verdict),
+    }
+
+
+def print_topics_report(report: TopicReport) -> None:
+    tally = report.tally
+    figures = [
+        ("seed", str(report.plan.seed)),
+        *kills(tally),
+        ("batches", number(report.batches)),
+        ("  replayed after a kill", number(len(tally.replayed))),
+        ("  skipped: in topic and table already", number(len(tally.skipped))),
+        ("records fed", number(report.fed)),
+        ("keys", number(report.keys)),
+        ("records that the reader outside saw", number(report.seen)),
+        ("  topics that it saw otherwise than they are", number(len(report.unlike))),
+        ("offsets verified, all streams", number(report.verdict.verified)),
+        ("  lost", number(report.verdict.lost)),
+        ("  doubled", number(report.verdict.doubled)),
+        ("seconds", number(round(report.seconds))),
+    ]
+    print_table(["what", "figure"], figures, right=["figure"])
+    print()
+    print_table(
+        ["topic", *_NUMBERS, "as arithmetic says", "verdict"],
+        [_topic_row(check) for check in report.checks],
+        right=[*_NUMBERS, "as arithmetic says"],
+    )
+    print()
+    print_verdict(report.verdict)
+    for fault in report.feed_faults[:_SHOWN]:
+        say(f"not fed as it should be: {fault}")
+    for topic in report.unlike:
+        say(f"topic {topic} is not what the reader outside saw")
+    say(in_words(report.verdict) if report.ok or not report.verdict.whole else "NOT PROVED: see above")
+
+
+def _topic_row(check: TopicCheck) -> list[str]:
+    counts = (check.records_in, check.records_out, check.missing, check.doubled, check.altered, check.disordered)
+    closed = f"{number(check.closed)} of {number(check.groups)}" if check.groups else "-"
+    return [check.topic, *map(number, counts), closed, "ok" if check.ok else "WRONG"]

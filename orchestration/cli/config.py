@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, print_table, say, show
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, print_table, say, show
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text import commands
 
 app = typer.Typer(no_args_is_help=True, help="Settings and their origins.", rich_markup_mode=None)
 
@@ -32,7 +33,7 @@ def show_settings(
         if origin.key.startswith(prefix) and not (changed and origin.origin == "default")
     ]
     if not origins and not changed:
-        raise UsageError(f"no setting begins with '{prefix}'", "`recourse config show` prints every setting")
+        raise UsageError(f"no setting begins with '{prefix}'", f"`{commands.settings()}` prints every setting")
     if not origins and output is Output.text:
         say("every setting has its default")
     show(

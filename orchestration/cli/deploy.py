@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli import FAILED
-from orchestration.cli.invocation import Invocation, invocation
-from orchestration.cli.output import Output, OutputOption, print_json, print_table, say
-from orchestration.cli.start import user
+from orchestration.cli.options import AnyStreams, Invocation, invocation
+from orchestration.cli.streams import user
+from orchestration.cli.text import Output, OutputOption, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from orchestration.deploys.apply import Deployed
     from orchestration.deploys.plan import Plan, StreamPlan
+    from orchestration.deploys.starting import Deployed
 
 
 class Require(StrEnum):
@@ -29,14 +29,9 @@ class Require(StrEnum):
     equal = "equal"
 
 
-Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
-]
-
-
 def deploy(
     context: typer.Context,
-    names: Names = None,
+    names: AnyStreams = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     preview: Annotated[
@@ -62,9 +57,8 @@ def deploy(
 
     Exit codes: 0 deployed, or nothing to deploy; 1 refused, failed or not done in time.
     """
-    from orchestration.deploys.apply import request, wait
-    from orchestration.deploys.plan import make_plan
-    from orchestration.deploys.trial import tried
+    from orchestration.deploys.plan import make_plan, tried
+    from orchestration.deploys.starting import request, wait_for_code
     from streaming_jobs.state import deploys
 
     call = invocation(context)
@@ -94,7 +88,7 @@ def deploy(
     for each in plan.due:
         deploys.record(call.settings, each.stream, each.before, each.after, by)
     asked = {each.stream: request(call.settings, each.stream, by, newest) for each in plan.touched}
-    outcomes = wait(call.settings, plan.touched, asked, timeout, say)
+    outcomes = wait_for_code(call.settings, plan.touched, asked, timeout, say)
     if output is Output.json:
         print_json({**_document(plan, previews), "outcomes": [{**asdict(each), "ok": each.ok} for each in outcomes]})
     else:

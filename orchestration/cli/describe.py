@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, say, show
+from orchestration.cli.options import AnyNames, invocation
+from orchestration.cli.text import Output, OutputOption, say, show
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from streaming_jobs.stream import Stream
-
-AnyNames = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME...]", help="Streams; none: all.", show_default=False)
-]
 
 
 def describe(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, print_table, show
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, print_table, show
 
 if TYPE_CHECKING:
     from streaming_jobs.preflight.doctor import Check

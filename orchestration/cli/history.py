@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, ago, number, say, show, stdout_console
+from orchestration.cli.options import StreamName, invocation
+from orchestration.cli.text import Output, OutputOption, ago, number, say, show, stdout_console
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LAST_CHANGE = "deploy"
 
 def history(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    name: StreamName,
     since: Annotated[
         str, typer.Option(help="A duration ('2 days'), a time in UTC ('2026-11-24 09:30'), or 'deploy': the last one.")
     ] = "1 day",
@@ -65,7 +65,6 @@ def history(
 
 
 def _begin(settings: Any, stream: str, text: str, now: float) -> float:
-    """The beginning of the timeline in seconds since 1970."""
     from reprocessing.timeline.marks import events_of
     from streaming_jobs.errors import ConfigurationError
     from streaming_jobs.text.durations import parse_duration

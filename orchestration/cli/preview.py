@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, say, show
+from orchestration.cli.options import StreamName, invocation
+from orchestration.cli.text import Output, OutputOption, say, show
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _NICENESS = 10
 
 def preview(
     context: typer.Context,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    stream: StreamName,
     last: Annotated[
         str | None, typer.Option(metavar="'2 hours'", help="From the newest savepoint that is at least that old.")
     ] = None,
@@ -72,7 +72,6 @@ def preview(
 
 
 def _let_streams_go_first() -> None:
-    """Run this process, and what it starts, at a lower priority: it gets what the streams leave of the CPU."""
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import Invocation, invocation
-from orchestration.cli.output import Output, OutputOption, ago, number, print_json, print_table, say, show
+from orchestration.cli.options import Invocation, invocation
+from orchestration.cli.text import Output, OutputOption, ago, number, print_json, print_table, say, show
 from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from quality.history import PastOutcome
@@ -24,15 +25,11 @@ app = typer.Typer(no_args_is_help=True, help="Suites of expectations on tables."
 
 
 class Slice(StrEnum):
-    """The rows that a run looks at."""
-
     new = "new"
     all = "all"
 
 
 class Engine(StrEnum):
-    """What evaluates a suite."""
-
     auto = "auto"
     pandas = "pandas"
     spark = "spark"
@@ -164,7 +161,7 @@ def show_suite(context: typer.Context, name: Name, output: OutputOption = Output
 
     def text() -> None:
         if not last:
-            say(f"suite {suite.name} has not been run yet: `recourse quality run {suite.name}`")
+            say(f"suite {suite.name} has not been run yet: `{commands.run_suites(suite.name)}`")
             return
         first = last[0]
         print(f"{suite.name} on table {suite.table}, version {first.version}: {first.slice}")
@@ -235,7 +232,7 @@ def plot(
     suite = _suites(call)[name]
     past = history(call.settings, suite.name)
     if not past:
-        raise UsageError(f"suite {suite.name} has no history", f"run it: recourse quality run {suite.name}")
+        raise UsageError(f"suite {suite.name} has no history", f"run it: {commands.run_suites(suite.name)}")
     names = list(dict.fromkeys(each.expectation for each in past))
     if expectation is None:
         expectation = max(names, key=lambda n: sum(e.expectation == n and not e.passed for e in past))

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, print_json, print_table, say, show
-from orchestration.cli.recovery_events import recovery_events
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, print_json, print_table, say, show
+from orchestration.recoveries.progress_text import Pace, difference_lines
+from orchestration.recoveries.request import (
+    OPTIONS,
+    PlanRequest,
+    carry_out,
+    generations,
+    make_requested,
+    make_undo,
+    topics_of,
+)
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from reprocessing.plan.plan import RecoveryPlan, StreamPlan
-    from reprocessing.stages.recovery import Recovery
+    from reprocessing.stages.recovery import Recovery, RecoveryEvents
     from streaming_jobs.settings import Settings
+
 
 app = typer.Typer(no_args_is_help=True, help="Put a stream right after a bug.", rich_markup_mode=None)
 
 WOULD_CHANGE = 10
+_DOING = {"rewind": "publish the rebuilt rows", "skip": "skip these records"}
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Publish, or skip, without asking.")]
 
@@ -31,119 +46,49 @@ def recover() -> None:
     """Put a stream right after a bug: rewind, rebuild beside the old rows, check, publish; and take it back."""
 
 
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a request for a plan, in the place of its parameter `options`."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name != "options":
+            parameters.append(parameter)
+            continue
+        for option in OPTIONS:
+            kind = option.type if option.type is bool else option.type | None
+            declared = typer.Option(option.declaration, metavar=option.metavar, help=option.help)
+            default = option.default if option.type is bool else None
+            parameters.append(
+                parameter.replace(name=option.name, default=default, annotation=Annotated[kind, declared])
+            )
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        options = {option.name: values.pop(option.name) for option in OPTIONS}
+        command(**values, options=options)
+
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
+
+
 @app.command(short_help="Show what a recovery would do.")
+@_with_options
 def plan(
     context: typer.Context,
     streams: Annotated[
         list[str] | None,
         typer.Argument(metavar="[STREAM...]", help="One stream or several; those that read their topics go along."),
     ] = None,
-    to_earliest: Annotated[
-        bool, typer.Option("--to-earliest", help="The first record that the topic still has.")
-    ] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="The topic's end: skip what is not read.")] = False,
-    to_offsets: Annotated[str | None, typer.Option(metavar="0:120,1:98", help="Offsets by partition.")] = None,
-    from_file: Annotated[str | None, typer.Option(metavar="FILE", help="CSV: topic,partition,offset.")] = None,
-    shift_by: Annotated[int | None, typer.Option(metavar="N", help="Records in each partition; back: -1000.")] = None,
-    by_duration: Annotated[str | None, typer.Option(metavar="'2 hours'", help="That long before now.")] = None,
-    to_datetime: Annotated[str | None, typer.Option(metavar="TIME", help="ISO time with its zone.")] = None,
-    to_batch: Annotated[int | None, typer.Option(metavar="N", help="The end of a batch; -1: before the first.")] = None,
-    to_table_version: Annotated[int | None, typer.Option(metavar="V", help="A version of the primary table.")] = None,
-    savepoint: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A savepoint; one of several streams: each to its own, without STREAM all."),
-    ] = None,
-    before_code: Annotated[str | None, typer.Option(metavar="HASH", help="Before a version of the code.")] = None,
-    before_first_bad: Annotated[
-        str | None, typer.Option(metavar="SQL", help="Before the code that made the first row for which this holds.")
-    ] = None,
-    before_first_broken: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RULE",
-            help="The same for a rule that has to hold for every row: SQL, or the name of a row rule or of a suite's "
-            "expectation. It is then required.",
-        ),
-    ] = None,
-    allow_bad: Annotated[
-        bool,
-        typer.Option("--allow-bad", help="With these: publish even if rebuilt rows are bad."),
-    ] = False,
-    same_code: Annotated[
-        bool, typer.Option("--same-code", help="Replay with today's code although it is what wrote the bad rows.")
-    ] = False,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="'batch N'",
-            help="Correct only up to the end of this batch, and leave later rows as they are; also 'datetime TIME', "
-            "'code HASH' and other kinds of targets.",
-        ),
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="With these: only before the row's own batch.")] = False,
-    discard_state: Annotated[
-        bool, typer.Option("--discard-state", help="Begin with empty state; the plan says what will be wrong.")
-    ] = False,
-    discard_state_of: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STREAM", help="The same for a stream that goes along; may be given again."),
-    ] = None,
-    rebuild: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STREAM", help="A stream that goes along reads everything anew; may be given again."),
-    ] = None,
-    leave: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STREAM", help="A stream does not go along, and stays wrong; may be given again."),
-    ] = None,
-    require: Annotated[
-        list[str] | None, typer.Option(metavar="SQL", help="Must hold for every rebuilt row; may be given again.")
-    ] = None,
-    suites: Annotated[
-        bool, typer.Option("--suites/--no-suites", help="The stream's suites must pass before it is published.")
-    ] = True,
-    max_changed: Annotated[
-        str | None, typer.Option(metavar="5%", help="More rows than this may not change, come or go.")
-    ] = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
     detailed_exitcode: Annotated[bool, typer.Option("--detailed-exitcode", help="10: something would change.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
-    from orchestration.recoveries.carry_out import topics_of
-    from orchestration.recoveries.plan_request import TARGETS, PlanRequest, make_requested
     from reprocessing.explainer import explain
 
     call = invocation(context)
-    given: dict[str, Any] = {
-        "to-earliest": "" if to_earliest else None,
-        "to-latest": "" if to_latest else None,
-        "to-offsets": to_offsets,
-        "from-file": from_file,
-        "shift-by": shift_by,
-        "by-duration": by_duration,
-        "to-datetime": to_datetime,
-        "to-batch": to_batch,
-        "to-table-version": to_table_version,
-        "savepoint": savepoint,
-        "before-code": before_code,
-        "before-first-bad": before_first_bad,
-        "before-first-broken": before_first_broken,
-    }
-    request = PlanRequest(
-        streams=tuple(dict.fromkeys(streams or ())),
-        targets={TARGETS[option]: str(value) for option, value in given.items() if value is not None},
-        require=tuple(require or ()),
-        max_changed=max_changed,
-        suites=suites,
-        allow_bad=allow_bad,
-        exact=exact,
-        same_code=same_code,
-        discard_state=discard_state,
-        until=until,
-        discard_state_of=tuple(discard_state_of or ()),
-        rebuild=tuple(rebuild or ()),
-        leave=tuple(leave or ()),
-    )
+    request = PlanRequest.of_options(streams or (), options)
     made = make_requested(call.settings, call.topology, lambda: topics_of(call.settings), request)
     show(output, _value(made), lambda: print(explain(made), end=""))
     if detailed_exitcode and (made.records or made.skips):
@@ -220,7 +165,7 @@ def apply(context: typer.Context, name: PlanName, yes: Yes = False, output: Outp
     """Carry a plan out. It asks before it publishes; a plan whose world has moved is refused."""
     from reprocessing import executor
 
-    _refuse_nobody(context, name, yes, f"recourse recover apply {name} --yes")
+    _refuse_nobody(context, name, yes, commands.apply(name, yes=True))
     _carry_out(context, name, yes, output, executor.apply)
 
 
@@ -229,7 +174,7 @@ def resume(context: typer.Context, name: PlanName, yes: Yes = False, output: Out
     """Go on with the first stage that is not done."""
     from reprocessing import executor
 
-    _refuse_nobody(context, name, yes, f"recourse recover resume {name} --yes")
+    _refuse_nobody(context, name, yes, commands.resume(name, yes=True))
     _carry_out(context, name, yes, output, executor.resume)
 
 
@@ -249,12 +194,11 @@ def abort(
 @app.command(short_help="Take a published plan back.")
 def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
     """Take a published plan back: a plan of its own, shown and then applied. Records that came since stay."""
-    from orchestration.recoveries.carry_out import make_undo
     from reprocessing import executor
     from reprocessing.explainer import explain
 
     call = invocation(context)
-    _refuse_nobody(context, name, yes, f"recourse recover undo {name} --yes")
+    _refuse_nobody(context, name, yes, commands.undo(name, yes=True))
     made = make_undo(call.settings, call.topology, name)
     if output is Output.text:
         print(explain(made), end="")
@@ -284,7 +228,6 @@ def _outcome(settings: Settings, plan: RecoveryPlan) -> str:
 
 
 def _value(plan: RecoveryPlan) -> dict[str, Any]:
-    """The plan, each of its streams; beside that the fields of the only stream, or of the first one."""
     streams = [_stream_value(each) for each in plan.streams]
     whole = {"target": plan.target, "skips": plan.skips, "records": plan.records}
     return {**streams[0], **dataclasses.asdict(plan), **whole, "streams": streams}
@@ -303,7 +246,6 @@ def _stream_value(plan: StreamPlan) -> dict[str, Any]:
 
 
 def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Callable[[Recovery], None]) -> None:
-    from orchestration.recoveries.carry_out import carry_out, generations
     from reprocessing.plan.plan_file import load
 
     call = invocation(context)
@@ -316,3 +258,21 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
     else:
         where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in opened.items())
         say(f"plan {name} is {outcome}; {where}")
+
+
+def recovery_events(yes: bool) -> RecoveryEvents:
+    """Everything is said on stderr; with `yes` nobody is asked."""
+    from reprocessing.stages.recovery import RecoveryEvents
+
+    def confirm(recovery: Recovery) -> bool:
+        for difference in recovery.differences:
+            for line in difference_lines(difference):
+                say(line)
+        if yes:
+            return True
+        kinds = {each.kind for each in recovery.plan.streams}
+        doing = [words for kind, words in _DOING.items() if kind in kinds]
+        return typer.confirm(f"{' and '.join(doing)} (plan {recovery.plan.id})?", err=True)
+
+    pace = Pace()
+    return RecoveryEvents(tell=say, progress=lambda *done: say(f"  replay: {pace.words(*done)}"), confirm=confirm)

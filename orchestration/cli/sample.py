@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, say, show, stdout_console
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, say, show, stdout_console
 
 if TYPE_CHECKING:
     from reprocessing.sample import Sample
@@ -93,12 +93,10 @@ def _for_people(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text without characters that could steer a terminal."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _text_of(value: bytes) -> str:
-    """Bytes as text, if they are UTF-8; otherwise as hexadecimal digits."""
     try:
         return value.decode()
     except UnicodeDecodeError:

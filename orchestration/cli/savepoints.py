@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import Invocation, invocation
-from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
+from orchestration.cli.options import Invocation, StreamName, invocation
+from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Savepoints, to which a stream can go back.", rich_markup_mode=None)
 generations_app = typer.Typer(no_args_is_help=True, help="Generations of a stream's checkpoint.", rich_markup_mode=None)
-
-Name = Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)]
 
 
 @app.callback()
@@ -223,7 +222,7 @@ def drop(
     declared = call.topology.select([stream])[0]
     if savepoints.find(call.settings, declared.name, savepoint) is None:
         raise UsageError(
-            f"stream {declared.name} has no savepoint '{savepoint}'", f"see `recourse savepoints list {declared.name}`"
+            f"stream {declared.name} has no savepoint '{savepoint}'", f"see `{commands.savepoints(declared.name)}`"
         )
     if plan := needed_savepoints(call.settings, declared.name).get(savepoint):
         raise UsageError(f"plan {plan} is under way and needs savepoint {savepoint}", f"finish it, or abort {plan}")
@@ -232,7 +231,7 @@ def drop(
             if holder.streams[declared.name] == savepoint and holder.holds(time.time()):
                 raise UsageError(
                     f"savepoint {savepoint} belongs to '{holder.name}'",
-                    f"drop that: recourse savepoints drop --name {holder.name}",
+                    f"drop that: {commands.drop_savepoint(name=holder.name)}",
                 )
         savepoints.drop(call.settings, declared, savepoint)
     say(f"savepoint {savepoint} of stream {declared.name} is gone")
@@ -244,7 +243,7 @@ def generations() -> None:
 
 
 @generations_app.command("list", short_help="Print a stream's generations.")
-def list_generations(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
+def list_generations(context: typer.Context, stream: StreamName, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.stream_folder import StreamFolder
@@ -272,7 +271,7 @@ def list_generations(context: typer.Context, stream: Name, output: OutputOption 
 
 
 @generations_app.command(short_help="Remove the checkpoints of earlier generations.")
-def prune(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
+def prune(context: typer.Context, stream: StreamName, output: OutputOption = Output.text) -> None:
     """Remove the checkpoints of earlier generations; savepoints hold what an undo needs."""
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.lease import take

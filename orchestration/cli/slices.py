@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
+from orchestration.cli.options import AnyStreams, StreamName, invocation
+from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 
 if TYPE_CHECKING:
     from reprocessing.slices.rebuild import SliceReport
@@ -26,7 +26,7 @@ def slices() -> None:
 @app.command(short_help="Rebuild the rows of some days.")
 def rebuild(
     context: typer.Context,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    stream: StreamName,
     begin: Annotated[
         str, typer.Option("--from", metavar="DAY", help="The first day, or a time: 2013-03-01, 2013-03-01T05:00.")
     ],
@@ -52,7 +52,7 @@ def rebuild(
     1 failed or still open; 2 usage, also a table that cannot be sliced; 78 the records are gone.
     """
     from orchestration.cli.children import stop_signals_interrupt
-    from orchestration.cli.kafka import broker_for_command
+    from orchestration.cli.preparations import broker_for_command
     from orchestration.slices.runner import rebuild_slice
     from reprocessing.plan.sliceable import sliceable
     from reprocessing.slices.rebuild import Waits
@@ -88,9 +88,7 @@ def rebuild(
 @app.command("list", short_help="Print the slices that were rebuilt.")
 def list_slices(
     context: typer.Context,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
-    ] = None,
+    names: AnyStreams = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Print the slices that were rebuilt, oldest first, and those that wait for their commit."""
@@ -124,7 +122,6 @@ def list_slices(
 
 
 def as_json(report: SliceReport) -> dict[str, Any]:
-    """A report with stable keys."""
     made = report.difference
     return {
         **{key: value for key, value in asdict(report).items() if key != "difference"},

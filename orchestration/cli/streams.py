@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import signal
+import sys
 import time
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestration.cli import FAILED
-from orchestration.cli.invocation import Invocation, invocation
-from orchestration.cli.known_streams import loadable_or_known, observed_now
-from orchestration.cli.ledger_entries import entry_json, entry_row
-from orchestration.cli.output import (
-    Output,
-    OutputOption,
-    make_table,
-    print_json,
-    print_table,
-    say,
-    show,
-)
-from orchestration.cli.unread import print_unread, unread_now
+from orchestration.cli.options import AnyNames, Invocation, invocation
+from orchestration.cli.progress import loadable_or_known, observed_now, print_unread, unread_now
+from orchestration.cli.text import Output, OutputOption, make_table, number, print_json, print_table, say, show
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
-    from orchestration.cli.observed import Observed
+    from orchestration.cli.progress import Observed
+    from orchestration.deploys.starting import Begin, Started
+    from streaming_jobs.ledger.entry import LedgerEntry
+    from streaming_jobs.ledger.positions import OffsetRange
     from streaming_jobs.settings import Settings
+    from streaming_jobs.sinks.stored import Commit
     from streaming_jobs.stream import Stream
+
 
 app = typer.Typer(no_args_is_help=True, help="Look at streams, run and stop them.", rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A stream.", show_default=False)]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Streams.", show_default=False)]
-AnyNames = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME...]", help="Streams; none: all.", show_default=False)
-]
+Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Leave the request, and do not wait.")]
 
 
 @app.callback()
@@ -76,8 +74,8 @@ def run(
     Exit codes are the session's: 0 stopped or finished, 1 failed, may work later, 2 usage, 75 another driver holds
     the stream, 78 failed, and a person has to act.
     """
-    from orchestration.cli.children import Terminal, attend, session_driver
-    from orchestration.cli.kafka import broker_for_command
+    from orchestration.cli.children import attend, session_driver
+    from orchestration.cli.preparations import broker_for_command
     from streaming_jobs.errors import LeaseBusy
     from streaming_jobs.state.lease import busy, holder
 
@@ -85,9 +83,8 @@ def run(
     call = invocation(context)
     selected = call.names(names)
     with broker_for_command(call.settings):
-        driver = session_driver(selected, call.environment(), Terminal(), trigger=trigger, asked_at=asked_at)
-        driver.start()
-        code = attend(driver, _patience(call.settings, selected), say)
+        command = session_driver(selected, call.environment(), trigger=trigger, asked_at=asked_at)
+        code = attend(command.start(sys.stderr.fileno()), _patience(call.settings, selected), say)
     if code == LeaseBusy.exit_code:
         for name in selected:
             if (owner := holder(call.settings, name)) is not None:
@@ -110,7 +107,7 @@ def stop(
 
     A stopped stream stays stopped, also under Dagster's keepalive, until somebody starts it again.
     """
-    from orchestration.cli.observed import observe
+    from orchestration.cli.progress import observe
 
     call = invocation(context)
     selected = call.names(names)
@@ -124,7 +121,7 @@ def stop(
         for result in results:
             print(f"{result['stream']}: {result['result']}")
     if not all(result["stopped"] for result in results):
-        say("next: look at `recourse streams status`, wait longer with --timeout, or end the session's process")
+        say(f"next: look at `{commands.status()}`, wait longer with --timeout, or end the session's process")
         raise typer.Exit(FAILED)
 
 
@@ -239,7 +236,7 @@ def accept(
 @app.command("write-marker", short_help="Write a topic's lost marker again.")
 def write_marker(context: typer.Context, name: Name) -> None:
     """Prove by table, ledger and topic which batches a topic has whose marker is lost, and write the marker again."""
-    from orchestration.recoveries.carry_out import topics_of
+    from orchestration.recoveries.request import topics_of
     from reprocessing.plan.written_topics import WrittenTopics, write_markers
 
     call = invocation(context)
@@ -261,7 +258,7 @@ def _patience(settings: Settings, streams: list[str]) -> float:
 
 
 def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | None) -> dict[str, Any]:
-    from orchestration.cli.observed import ENDED, observe
+    from orchestration.cli.progress import ENDED, observe
 
     wait = timeout if timeout is not None else _patience(settings, [stream])
     deadline = time.monotonic() + wait
@@ -277,8 +274,8 @@ def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | N
 def _watch(call: Invocation, names: list[str], output: Output) -> None:
     from rich.live import Live
 
-    from orchestration.cli.observed import COLUMNS, RIGHT
-    from orchestration.cli.output import stdout_console
+    from orchestration.cli.progress import COLUMNS, RIGHT
+    from orchestration.cli.text import stdout_console
 
     console = stdout_console()
     if output is Output.json or not console.is_terminal:
@@ -294,7 +291,7 @@ def _watch(call: Invocation, names: list[str], output: Output) -> None:
 
 
 def _print_status(observed: list[Observed], home: str = "") -> None:
-    from orchestration.cli.observed import COLUMNS, RIGHT
+    from orchestration.cli.progress import COLUMNS, RIGHT
 
     if home:
         nothing = all(o.state == "never started" for o in observed)
@@ -316,3 +313,127 @@ def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
         "owners": list(stream.owners),
         "description": stream.description,
     }
+
+
+def start(
+    context: typer.Context,
+    names: Names,
+    timeout: Timeout = 180.0,
+    no_wait: NoWait = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Start streams that are stopped or have failed, and wait until they run.
+
+    Their running session starts them, or Dagster does; other streams are not touched. If neither is there, this says
+    what would start them. They run the code that is on disk.
+    """
+    _begin(invocation(context), names, timeout, no_wait, output, again=False)
+
+
+def restart(
+    context: typer.Context,
+    names: Names,
+    timeout: Timeout = 180.0,
+    no_wait: NoWait = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Stop streams at a batch border, start them again, and wait until they run; other streams are not touched.
+
+    They run the code that is on disk; `recourse deploy` shows before what is new in it.
+    """
+    _begin(invocation(context), names, timeout, no_wait, output, again=True)
+
+
+def _begin(call: Invocation, names: list[str], timeout: float, no_wait: bool, output: Output, *, again: bool) -> None:
+    from orchestration.deploys.starting import ask, wait
+
+    selected = call.names(names)
+    command = "restart" if again else "start"
+    begun = [ask(call.settings, name, f"recourse streams {command} ({user()})", again=again) for name in selected]
+    if no_wait:
+        _print_requests(begun, output)
+        return
+    outcomes = wait(call.settings, begun, timeout, say)
+    print_outcomes(outcomes, output)
+    if not all(each.ok for each in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def print_outcomes(outcomes: list[Started], output: Output) -> None:
+    if output is Output.json:
+        print_json([{**asdict(each), "ok": each.ok} for each in outcomes])
+        return
+    for each in outcomes:
+        took = f" after {each.seconds:g} s" if each.seconds is not None else ""
+        print(f"{each.stream}: {each.outcome}{took}: {each.text}")
+
+
+def _print_requests(begun: list[Begin], output: Output) -> None:
+    values: list[dict[str, Any]] = [{"stream": b.stream, "asked": b.asked, "recovery": b.was.plan} for b in begun]
+    if output is Output.json:
+        print_json(values)
+        return
+    for each in begun:
+        print(f"{each.stream}: {'asked to start' if each.asked else 'nothing to do: it runs, or a recovery has it'}")
+
+
+def user() -> str:
+    """The name of the user who runs the command; the user id where it has no name."""
+    import os
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no entry for this user, as in some containers
+        return f"user {os.getuid()}"
+
+
+def entry_json(commit: Commit, entry: LedgerEntry) -> dict[str, Any]:
+    return {
+        "version": commit.version if commit.version >= 0 else None,
+        "at": _iso(commit.at),
+        "from": "ledger file" if commit.operation == "LEDGER FILE" else "table log",
+        "kind": entry.kind,
+        "stream": entry.stream,
+        "table": entry.table,
+        "generation": entry.generation,
+        "batch": entry.batch,
+        "offsets": {
+            r.topic: {"id": r.topic_id, "start": dict(r.start), "end": dict(r.end), "records": r.records}
+            for r in entry.offsets
+        },
+        "rows": dict(entry.rows),
+        "rules": {table: dict(broken) for table, broken in entry.rules.items()},
+        "txns": dict(entry.txns),
+        "code": {"hash": entry.code.hash, "package": entry.code.package},
+        "plan": entry.plan,
+        "note": entry.note,
+    }
+
+
+def entry_row(commit: Commit, entry: LedgerEntry) -> list[str]:
+    return [
+        str(commit.version) if commit.version >= 0 else "-",
+        _iso(commit.at)[:19].replace("T", " "),
+        entry.kind,
+        f"g{entry.generation:04d}",
+        str(entry.batch) if entry.batch >= 0 else "-",
+        "; ".join(_range(r) for r in entry.offsets) or "-",
+        number(entry.records),
+        ", ".join(f"{name} {number(count)}" for name, count in entry.rows.items()) or "-",
+        entry.code.hash[:8],
+    ]
+
+
+def _range(offsets: OffsetRange) -> str:
+    parts = [
+        f"{partition}:{offsets.start.get(partition, 0)}-{end}"
+        for partition, end in sorted(offsets.end.items())
+        if end != offsets.start.get(partition, 0)
+    ]
+    return f"{offsets.topic} {' '.join(parts) or '(none)'}"
+
+
+def _iso(milliseconds: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
+from orchestration.cli.options import invocation
+from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -145,7 +145,6 @@ def _print_partitions(figures: TopicFigures) -> None:
 
 
 def retention_words(ms: int) -> str:
-    """The retention of a topic in words."""
     from streaming_jobs.text.durations import format_duration
 
     return "for ever" if ms == _KEEPS_ALL else format_duration(timedelta(milliseconds=ms))

@@ -1,26 +1,45 @@
-"""`recourse up`: starts everything with one command, until Ctrl-C."""
+"""`recourse up`: starts everything with one command, until Ctrl-C; with --once it ends by itself. `recourse feed`."""
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from orchestration.cli.feed import ShareOption
-from orchestration.cli.invocation import Invocation, invocation
-from orchestration.cli.output import Output, OutputOption, say
-from orchestration.cli.steps import Steps
+from orchestration.cli import FAILED, INTERRUPTED
+from orchestration.cli.options import Invocation, environment_name, invocation
+from orchestration.cli.text import Output, OutputOption, number, print_json, print_table, say, stderr_console
+from orchestration.sessions.bounded_log import BoundedLog
+from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
+    from orchestration.cli.children import Steps
+    from streaming_jobs.examples.flights.feeder import FeedReport
+    from streaming_jobs.examples.flights.truth import TableCheck
     from streaming_jobs.platform.broker import Broker
     from streaming_jobs.settings import Settings
 
+
+ShareOption = Annotated[
+    float, typer.Option(min=0.0001, max=1.0, help="Share of the flights, the earliest first; 1 is all.")
+]
+RateOption = Annotated[
+    float | None, typer.Option(min=1, help="Records per second; default: full speed.", show_default=False)
+]
 LIVE_RATE = 2000.0
 """Records per second of the feeder while a person watches: about three minutes for the year."""
 FED_TOPIC = "flights"
+TRUTH_OF = "streaming_jobs.examples.flights.streams"
+"""The module whose streams can be compared with the truth of the flights."""
+BATCH = 40_000
+"""Records per batch, unless the setting names another number."""
 
 _Result = TypeVar("_Result")
 
@@ -47,10 +66,8 @@ def up(
     With --once: no Dagster; feed, process, compare every table with the truth, end. In a home that has these
     flights already nothing is fed twice, and the tables are compared again. -o json is for --once.
     """
-    from orchestration.cli.children import stop_signals_interrupt
-    from orchestration.cli.once import run_once
-    from orchestration.cli.retried import awaited
-    from orchestration.cli.setup import fetch_jars, quick_checks, sole_use, warm_up_once
+    from orchestration.cli.children import Steps, awaited, stop_signals_interrupt
+    from orchestration.cli.preparations import fetch_jars, quick_checks, sole_use, warm_up_once
     from streaming_jobs.settings import demonstrate
 
     call = invocation(context)
@@ -86,11 +103,9 @@ def up(
 
 def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
     """Run Dagster, feeder and screen; once all of it runs, only KeyboardInterrupt or a bug ends it."""
-    from orchestration.cli.feed import FeederThread
-    from orchestration.cli.kafka import restart_if_dead
-    from orchestration.cli.observed import observe_all
-    from orchestration.cli.retried import Retried, awaited
-    from orchestration.cli.screen import Screen
+    from orchestration.cli.children import Retried, awaited
+    from orchestration.cli.preparations import restart_if_dead
+    from orchestration.cli.progress import Screen, observe_all
     from orchestration.local_dagster.processes import DagsterProcesses
 
     settings = call.settings
@@ -122,14 +137,13 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
 
 
 def what_to_open(settings: Settings, url: str) -> list[str]:
-    """The lines above the live screen: addresses, folders and commands."""
     return [
         f"Dagster    {url}",
         f"           {url}/asset-groups    topics, tables, lineage; open a table for its plots",
         f"           {url}/runs            a run is a session; Stop stops it at a batch border",
         f"tables     {settings.tables}",
         f"logs       {settings.logs}",
-        "commands   recourse streams status | ledger NAME | stop NAME",
+        f"commands   {commands.status()} | ledger NAME | stop NAME",
         "           the streams start within half a minute; the first batch takes longest",
     ]
 
@@ -152,10 +166,257 @@ def _start_broker(settings: Settings, steps: Steps, wait: Wait) -> Broker | None
 
 
 def _topics(call: Invocation) -> None:
-    from orchestration.cli.kafka import create_topics
+    from orchestration.cli.preparations import create_topics
     from streaming_jobs.platform.broker import bootstrap_servers
 
     own = not call.settings.kafka.bootstrap_servers or call.demonstration
     created = create_topics(call.settings, call.topology, bootstrap_servers(call.settings), ours=own)
     if created:
         say(f"created topics: {', '.join(created)}")
+
+
+def run_once(call: Invocation, *, share: float, output: Output) -> int:
+    """Feed unless the topic is complete, process, compare; returns the exit code. The broker has to run."""
+    from streaming_jobs.examples.flights.truth import STREAMS, compare
+
+    if TRUTH_OF not in call.settings.flows:
+        raise UsageError(
+            f"--once compares the streams of {TRUTH_OF} with the truth, and they are not among your flows",
+            f"leave --once out, or add {TRUTH_OF} to the setting `flows`",
+        )
+    begun = time.monotonic()
+    feed_once(call.settings, share)
+    process(call, [stream.name for stream in STREAMS])
+    say("comparing the tables with the truth")
+    checks = compare(call.settings, share)
+    seconds = time.monotonic() - begun
+    ok = all(check.ok for check in checks)
+    if output is Output.json:
+        print_json(
+            {"ok": ok, "seconds": round(seconds, 1), "share": share, "tables": [check_as_json(c) for c in checks]}
+        )
+    else:
+        print_table(
+            ["table", "expected", "found", "verdict", "detail"], check_rows(checks), right=["expected", "found"]
+        )
+        say(f"{'every table equals the truth' if ok else 'the tables are wrong'}; {seconds:.0f} s")
+    return 0 if ok else FAILED
+
+
+def feed_once(settings: Settings, share: float) -> None:
+    """Bring the topic to exactly the first `share` of the flights; raises UsageError if it holds more than that."""
+    from streaming_jobs.examples.flights.dataset import TOTAL
+    from streaming_jobs.examples.flights.feeder import survey
+
+    there = survey(settings, share)
+    if there.records > there.total:
+        way = "use another home: recourse --set home=FOLDER up --once"
+        if there.records <= TOTAL:
+            way = f"ask for as much, with --share {share_of(there.records, TOTAL)}, or {way}"
+        raise UsageError(
+            f"the topic holds {there.records:,} records, and --share {share:g} is {there.total:,} flights: the tables"
+            " would differ from the truth",
+            way,
+        )
+    if there.complete:
+        say(f"the topic has these {number(there.total)} flights already; nothing is sent")
+        return
+    report = feed_with_bar(settings, rate=None, share=share)
+    say(summary(report))
+    if report.stopped:
+        raise KeyboardInterrupt
+
+
+def process(call: Invocation, streams: list[str]) -> None:
+    """Run the streams in one session until they have read everything; raises RecourseError if it fails."""
+    from orchestration.cli.children import end, session_driver
+    from orchestration.cli.progress import Bars, catching_up, observe_all
+
+    settings = call.settings
+    log = BoundedLog(settings.logs / "session-once.log")
+    command = session_driver(streams, {**_smaller_batches(call), **call.environment()}, trigger="available-now")
+    ahead = catching_up(settings, call.topology.select(streams))
+    with Bars() as bars, log.open() as output:
+        driver = command.start(output)
+        try:
+            bars.show(ahead.look(time.monotonic()))
+            while (code := driver.wait(0.5)) is None:
+                bars.show(ahead.look(time.monotonic()))
+                log.trim()
+            bars.show(ahead.look(time.monotonic()), last=True)
+        finally:
+            end(driver, max(settings.for_stream(s).stop_deadline.total_seconds() for s in streams) + 15)
+    if code != 0:
+        errors = [note for seen in observe_all(settings, streams) for note in seen.notes()]
+        raise SessionFailed(
+            "\n  ".join([f"the session ended with exit code {code}", *errors]), f"its log is {log.path}"
+        )
+
+
+def _smaller_batches(call: Invocation) -> dict[str, str]:
+    """The environment for batches small enough to show progress: the default puts nearly all flights into one."""
+    key = "stream.max_offsets_per_trigger"
+    set_by_user = any(origin.key == key and origin.origin != "default" for origin in call.loaded.origins)
+    return {} if set_by_user else {environment_name(key): str(BATCH)}
+
+
+class SessionFailed(RecourseError):
+    """The session of `recourse up --once` did not get to the end of its topics.
+
+    The lines before it say which stream failed and why. Correct that, and run the command again: it continues there.
+    """
+
+    code = "REC-033"
+
+
+def share_of(records: int, total: int) -> str:
+    """The share with the fewest digits that gives exactly this number of records."""
+    from streaming_jobs.examples.flights.dataset import flights_in
+
+    for digits in range(1, 12):
+        # Rounded up, as a share is rounded down to whole records.
+        share = min(math.ceil(records / total * 10**digits) / 10**digits, 1.0)
+        if flights_in(share) == records:
+            break
+    return f"{share:.{digits}f}"
+
+
+def check_rows(checks: list[TableCheck]) -> list[list[str]]:
+    return [
+        [c.table, number(c.expected_rows), number(c.found_rows), "ok" if c.ok else "wrong", c.detail] for c in checks
+    ]
+
+
+def check_as_json(check: TableCheck) -> dict[str, Any]:
+    return {
+        "table": check.table,
+        "ok": check.ok,
+        "expected_rows": check.expected_rows,
+        "found_rows": check.found_rows,
+        "detail": check.detail,
+    }
+
+
+def feed(
+    context: typer.Context,
+    rate: RateOption = None,
+    share: ShareOption = 1.0,
+    again: Annotated[bool, typer.Option("--again", help="Send them even if the topic has them already.")] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Send the flights of 2013 to the topic `flights`, in the order of their departure."""
+    from orchestration.cli.children import stop_signals_interrupt
+    from orchestration.cli.preparations import broker_for_command
+
+    settings = invocation(context).settings
+    with stop_signals_interrupt(), broker_for_command(settings):
+        report = feed_with_bar(settings, rate=rate, share=share, again=again)
+    if output is Output.json:
+        print_json({**asdict(report), "seconds": round(report.seconds, 3)})
+    else:
+        say(summary(report))
+    if report.stopped:
+        raise typer.Exit(INTERRUPTED)
+
+
+def feed_with_bar(settings: Settings, *, rate: float | None, share: float, again: bool = False) -> FeedReport:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from streaming_jobs.examples.flights.feeder import feed as send
+
+    columns = (TextColumn("feeding"), BarColumn(), MofNCompleteColumn(), TextColumn("records,"), TimeRemainingColumn())
+    console = stderr_console()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("feeding", total=None)
+        return send(
+            settings,
+            rate=rate,
+            share=share,
+            again=again,
+            progress=lambda held, total: bar.update(task, completed=held, total=total),
+        )
+
+
+def summary(report: FeedReport) -> str:
+    line = f"sent {number(report.records)} records in {report.seconds:.1f} s"
+    if report.stopped:
+        return (
+            f"{line}; interrupted at {number(report.held)} of {number(report.total)}: the same command continues there"
+        )
+    return f"{line}, {number(round(report.rate))} a second" if report.rate else line
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """The progress of the feeder; `rate` in records per second."""
+
+    state: str
+    sent: int
+    total: int
+    rate: float = 0.0
+    message: str = ""
+
+    def __str__(self) -> str:
+        if self.state == "feeding":
+            share = 100 * self.sent / self.total if self.total else 0
+            return f"feeding {number(self.sent)} of {number(self.total)} ({share:.0f} %), {number(self.rate)} records/s"
+        return self.message or self.state
+
+
+class FeederThread:
+    """Feeds in the background at a rate; `state` is its progress, or its error."""
+
+    def __init__(self, settings: Settings, *, rate: float | None, share: float) -> None:
+        self._settings, self._rate, self._share = settings, rate, share
+        self._ended = threading.Event()
+        self._begun: tuple[float, int] | None = None
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self.state = Feeding("starting", 0, 0)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, deadline: float = 10.0) -> None:
+        """End between two chunks, within `deadline` seconds; the next start continues after the last record sent."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(deadline)
+
+    def _run(self) -> None:
+        from streaming_jobs.examples.flights import dataset
+
+        try:
+            self._feed_all()
+        finally:
+            dataset.release()
+
+    def _feed_all(self) -> None:
+        from streaming_jobs.errors import TransientError
+
+        while not self._ended.is_set():
+            self._begun = None
+            try:
+                self.state = self._feed()
+                return
+            except TransientError as error:
+                self.state = replace(self.state, state="waiting", message=f"waits for the broker: {error.found}")
+                self._ended.wait(5)
+            except Exception as error:  # noqa: BLE001 - shown on the screen; no caller waits for the thread
+                self.state = replace(self.state, state="failed", message=f"failed: {error}")
+                return
+
+    def _feed(self) -> Feeding:
+        from streaming_jobs.examples.flights.feeder import feed as send
+        from streaming_jobs.examples.flights.feeder import survey
+
+        there = survey(self._settings, self._share)
+        if not there.complete:
+            send(self._settings, rate=self._rate, share=self._share, progress=self._progressed, stop=self._ended)
+        return Feeding(
+            "done", there.total, there.total, message=f"done: {number(there.total)} flights are in the topic"
+        )
+
+    def _progressed(self, held: int, total: int) -> None:
+        now = time.monotonic()
+        at, before = self._begun = self._begun or (now, held)
+        self.state = Feeding("feeding", held, total, (held - before) / (now - at) if now - at > 0.5 else 0.0)

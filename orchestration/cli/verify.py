@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli import FAILED
-from orchestration.cli.invocation import invocation
-from orchestration.cli.output import (
+from orchestration.cli.options import AnyStreams, invocation
+from orchestration.cli.text import (
     Output,
     OutputOption,
     number,
@@ -37,9 +37,7 @@ _LINES_EVERY = 10.0
 
 def verify(
     context: typer.Context,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
-    ] = None,
+    names: AnyStreams = None,
     finished: Annotated[
         bool, typer.Option("--finished", help="The streams must have read everything: an unread offset counts as lost.")
     ] = False,
@@ -65,7 +63,7 @@ def verify(
     0 all that was compared is right, 1 something is wrong or none of the streams has ever run, 2 usage.
     """
     from orchestration.cli.children import stop_signals_interrupt
-    from orchestration.cli.kafka import broker_for_command
+    from orchestration.cli.preparations import broker_for_command
     from streaming_jobs.catalog import truths
     from streaming_jobs.text.durations import parse_duration
     from streaming_jobs.verification.verification import Options, verify_streams
@@ -116,7 +114,7 @@ def _recompute(
     tell: Callable[[Verdict], None],
 ) -> None:
     """Call `tell` after each stream with the verdict so far, the outcome of its batch query included."""
-    from orchestration.cli.setup import fetch_jars
+    from orchestration.cli.preparations import fetch_jars
     from streaming_jobs.platform import spark as platform
     from streaming_jobs.verification.recompute import recompute
 
@@ -170,7 +168,6 @@ class _Lines:
 
 
 def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
-    """The verifier's findings with stable keys."""
     return {
         "right": verdict.ok,
         "proved": verdict.whole,
@@ -226,7 +223,6 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 def in_words(verdict: Verdict) -> str:
-    """The outcome in one line."""
     if not verdict.ok:
         return "WRONG: see above"
     unread = f"; {number(verdict.unread)} are not read yet" if verdict.unread else ""

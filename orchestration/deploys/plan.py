@@ -6,12 +6,18 @@ session runs it with other code, or other settings, than those on disk, or if it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestration.deploys.starting import code_of, streams_of
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.preflight.rules import other_tables
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
 from streaming_jobs.preflight.topic_rules import other_topics
@@ -23,6 +29,10 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.health import Seen, look
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
+
+TRIAL_TAKES = 180.0
+"""Seconds at most: Spark looks at the code in a child process, because a deploy has no Spark."""
 
 Action = Literal["deploy", "same", "not running", "new", "removed", "recovering"]
 
@@ -61,7 +71,6 @@ class Plan:
 
     @property
     def touched(self) -> list[StreamPlan]:
-        """Those that start again."""
         return [each for each in self.streams if each.action == "deploy"]
 
     @property
@@ -89,7 +98,6 @@ class Plan:
 
 
 def make_plan(settings: Settings, topology: Topology, names: Collection[str] = ()) -> Plan:
-    """The plan for these streams, or for all."""
     seen = {name: look(settings, name) for name in {*topology.streams, *streams_of(settings)}}
     plans = [
         _of(settings, topology.streams.get(name), seen[name]) for name in sorted(seen) if not names or name in names
@@ -115,9 +123,7 @@ def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:
     code = loaded_code(stream, settings.flows)
     after = before if before in code.names else code.hash
     if seen.status is None:
-        how = (
-            f"its job starts it once Dagster has loaded the code location again, or: recourse streams run {stream.name}"
-        )
+        how = f"its job starts it once Dagster has loaded the code location again, or: {commands.run(stream.name)}"
         return StreamPlan(stream.name, "new", "", after, note=f"has never run; {how}")
     if seen.plan is not None:
         return StreamPlan(stream.name, "recovering", before, after, note=f"is being recovered by plan {seen.plan}")
@@ -200,3 +206,35 @@ def _beside(seen: Mapping[str, Seen], plan: StreamPlan, touched: Collection[str]
         return ()
     same = (s.stream for s in seen.values() if s.session is not None and s.session.pid == plan.pid)
     return tuple(sorted(name for name in same if name not in touched))
+
+
+def tried(plan: Plan, environment: Mapping[str, str], say: Callable[[str], None], *, required: bool) -> Plan:
+    """The plan with what a trial of its streams would refuse; a trial without a verdict refuses them if `required`."""
+    names = [each.stream for each in plan.due if not each.refused]
+    if not names:
+        return plan
+    verdicts = _verdicts(names, environment)
+    if verdicts is not None:
+        return plan.refusing({name: f"{found['found']}: {found['next']}" for name, found in verdicts.items() if found})
+    if required:
+        reason = f"the trial in Spark gave no verdict: run `{commands.doctor()}`, or deploy without it: --no-trial"
+        return plan.refusing(dict.fromkeys(names, reason))
+    say("the code could not be tried in Spark beforehand; its start shows whether it is refused")
+    return plan
+
+
+def _verdicts(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, dict[str, str] | None] | None:
+    arguments = [sys.executable, "-m", "streaming_jobs.runtime.trial", ",".join(names)]
+    child = ChildCommand(arguments, {**os.environ, **environment}).start_reaped(subprocess.PIPE)
+    try:
+        output, _ = child.process.communicate(timeout=TRIAL_TAKES)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        child.kill()
+    for line in reversed(output.decode(errors="replace").splitlines()):
+        with suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and set(value) == set(names):
+                return value
+    return None

@@ -1,25 +1,34 @@
-"""Starting streams from outside: the request, who will obey it, and how far the start has come.
+"""Starting streams from outside: the request, who will obey it, and how far the start, or the deploy, has come.
 
 Nothing here starts a process. A start is a request (`streaming_jobs.state.start_request`) that a running session or
 Dagster's keepalive obeys, so it is neither lost nor done twice if this process is killed.
+
+A deploy is recorded, requested in the same way stream by stream, and watched until every stream runs the new code. A
+second deploy asks only for the streams that do not run the code on disk, and for none twice.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request, stop_request, supervisors
 from streaming_jobs.state.health import Seen, look, state_of
-from streaming_jobs.state.status import Status
+from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.text import commands
+
+if TYPE_CHECKING:
+    from orchestration.deploys.plan import StreamPlan
 
 AT_WORK = ("running", "idle")
 _SESSION_ACTS = 20.0
 """Seconds in which a session that has the stream, perhaps in a process of its own, has begun to start it."""
 Outcome = Literal["runs", "started", "restarted", "failed", "recovering", "waits", "nobody", "stopped"]
+Result = Literal["deployed", "failed", "not yet", "stopped"]
+_Outcome = TypeVar("_Outcome")
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,6 @@ class Started:
 
     @property
     def ok(self) -> bool:
-        """True if the stream runs."""
         return self.outcome in ("runs", "started", "restarted")
 
 
@@ -65,31 +73,48 @@ def ask(settings: Settings, stream: str, who: str, *, again: bool) -> Begin:
 
 def wait(settings: Settings, begun: Sequence[Begin], timeout: float, say: Callable[[str], None]) -> list[Started]:
     """Wait for each start, `timeout` seconds at most in all; `say` gets a line where something new is known."""
+    starts = {begin.stream: begin for begin in begun}
+
+    def outcome(stream: str, now: Seen, waited: float) -> Started | None:
+        begin = starts[stream]
+        return _outcome(begin, now) or _nobody(settings, begin, now, waited)
+
+    def too_late(stream: str, now: Seen) -> Started:
+        text = (
+            f"not running after {timeout:g} s: {progress(settings, now)}; the request stays, look at "
+            f"`{commands.status()}`"
+        )
+        return Started(stream, "waits", text)
+
+    return _watch(settings, list(starts), timeout, say, outcome, too_late)
+
+
+def _watch(
+    settings: Settings,
+    streams: Sequence[str],
+    timeout: float,
+    say: Callable[[str], None],
+    outcome: Callable[[str, Seen, float], _Outcome | None],
+    too_late: Callable[[str, Seen], _Outcome],
+) -> list[_Outcome]:
+    """Look at streams until each has an outcome, which gets the seconds since the beginning, or its time is over."""
     since = time.monotonic()
-    deadline = since + timeout
-    outcomes: dict[str, Started] = {}
+    outcomes: dict[str, _Outcome] = {}
     said: dict[str, str] = {}
     while True:
-        for each in begun:
-            if each.stream in outcomes:
+        waited = time.monotonic() - since
+        for stream in streams:
+            if stream in outcomes:
                 continue
-            now = look(settings, each.stream)
-            if (outcome := _outcome(each, now)) is not None:
-                outcomes[each.stream] = outcome
-            elif (nobody := _nobody(settings, each, now, time.monotonic() - since)) is not None:
-                outcomes[each.stream] = nobody
-            elif (words := progress(settings, now)) != said.get(each.stream):
-                said[each.stream] = words
-                say(f"{each.stream}: {words}")
-        if len(outcomes) == len(begun) or time.monotonic() > deadline:
-            break
+            now = look(settings, stream)
+            if (known := outcome(stream, now, waited)) is not None:
+                outcomes[stream] = known
+            elif (text := progress(settings, now)) != said.get(stream):
+                said[stream] = text
+                say(f"{stream}: {text}")
+        if len(outcomes) == len(streams) or waited > timeout:
+            return [outcomes.get(stream) or too_late(stream, look(settings, stream)) for stream in streams]
         time.sleep(0.1)
-    for each in begun:
-        if each.stream not in outcomes:
-            words = progress(settings, look(settings, each.stream))
-            text = f"not running after {timeout:g} s: {words}; the request stays, look at `recourse streams status`"
-            outcomes[each.stream] = Started(each.stream, "waits", text)
-    return [outcomes[each.stream] for each in begun]
 
 
 def _outcome(begin: Begin, now: Seen) -> Started | None:
@@ -113,7 +138,7 @@ def _outcome(begin: Begin, now: Seen) -> Started | None:
 def _without_request(begin: Begin) -> Started:
     if begin.was.plan is not None:
         plan = begin.was.plan
-        text = f"is being recovered: recourse recover resume {plan}, or recourse recover abort {plan}"
+        text = f"is being recovered: {commands.resume(plan)}, or {commands.abort(plan)}"
         return Started(begin.stream, "recovering", text)
     return Started(begin.stream, "runs", "runs already")
 
@@ -133,7 +158,6 @@ def _how(status: Status) -> str:
 
 
 def code_of(status: Status | None) -> str:
-    """The hash of the code in a status."""
     return status.code_version.partition(" ")[0] if status is not None else ""
 
 
@@ -148,8 +172,8 @@ def _nobody(settings: Settings, begin: Begin, now: Seen, waited: float) -> Start
     if waited < (_SESSION_ACTS if sessions else 0.0):
         return None
     text = (
-        "nothing that would start it runs here; start one: `recourse up`, your Dagster, or "
-        f"`recourse streams run {begin.stream}`. It is no longer stopped on purpose"
+        f"nothing that would start it runs here; start one: `{commands.up()}`, your Dagster, or "
+        f"`{commands.run(begin.stream)}`. It is no longer stopped on purpose"
     )
     return Started(begin.stream, "nobody", text)
 
@@ -184,3 +208,108 @@ def progress(settings: Settings, seen: Seen) -> str:
     if seen.session is not None and seen.status is not None:
         return state_of(seen, 60.0)
     return "; ".join(who_starts(settings, seen)) or "waits for a session"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """The outcome for one stream. `stood_still`: seconds without a running query; `savepoint`: from before it."""
+
+    stream: str
+    result: Result
+    text: str
+    before: str
+    after: str
+    stood_still: float | None = None
+    savepoint: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.result == "deployed"
+
+
+@dataclass
+class _Watched:
+    plan: StreamPlan
+    asked: float
+    still_since: float | None = None
+
+
+def request(settings: Settings, stream: str, by: str, newest: float) -> float:
+    """Ask for the start of a stream whose deploy is recorded; the time from which it counts.
+
+    A request that was made after the newest change on disk (`newest`, seconds since 1970) is not repeated, unless a
+    session has begun since: one that has begun and failed does not look at it again.
+    """
+    pending, status = start_request.request(settings, stream), read_status(settings, stream)
+    if pending is not None and pending.since > max(newest, 0.0 if status is None else status.last_start):
+        return pending.since
+    return start_request.ask(settings, stream, f"{commands.deploy()} ({by})").since
+
+
+def wait_for_code(
+    settings: Settings,
+    plans: Sequence[StreamPlan],
+    asked: Mapping[str, float],
+    timeout: float,
+    say: Callable[[str], None],
+) -> list[Deployed]:
+    """Wait until each stream runs the new code and has committed a batch or is idle, `timeout` seconds in all."""
+    watched = {plan.stream: _Watched(plan, asked[plan.stream]) for plan in plans}
+
+    def too_late(stream: str, now: Seen) -> Deployed:
+        who = "; ".join(who_starts(settings, now)) or "nothing that would start it runs here"
+        text = f"not done after {timeout:g} s ({who}); the request stays: `{commands.deploy()}` once more waits on"
+        return _result(watched[stream], "not yet", text)
+
+    return _watch(
+        settings, list(watched), timeout, say, lambda s, now, _: _deploy_outcome(settings, watched[s], now), too_late
+    )
+
+
+def _deploy_outcome(settings: Settings, watched: _Watched, now: Seen) -> Deployed | None:
+    status, plan = now.status, watched.plan
+    if now.stop is not None:
+        return _result(watched, "stopped", f"somebody asked it to stop meanwhile: {now.stop.who}")
+    working = (
+        status is not None and now.session is not None and status.pid == now.session.pid and status.state in AT_WORK
+    )
+    if not working and watched.still_since is None:
+        watched.still_since = time.time()
+    if status is None or status.last_start < watched.asked:
+        return None
+    if working and code_of(status) == plan.after:
+        committed = status.committed_at is not None and status.committed_at >= (status.begun_at or 0.0)
+        if not (committed or status.state == "idle"):
+            return None
+        back = status.committed_at if committed else status.begun_at
+        still = max(0.0, (back or 0.0) - watched.still_since) if watched.still_since is not None else None
+        taken = _savepoint(settings, plan)
+        text = f"runs {plan.after} in process {status.pid}"
+        return _result(watched, "deployed", text, None if still is None else round(still, 1), taken)
+    if status.state in ("failed", "failing") and status.error is not None:
+        tried = "failed" if status.state == "failed" else "fails, and is tried again"
+        next_step = f"\n  next: {status.error['next']}" if status.error.get("next") else ""
+        text = (
+            f"{tried}: {status.error.get('found', '')}{next_step}\n  or put the code {plan.before} back on disk, and: "
+            f"{commands.deploy(plan.stream)}"
+        )
+        return _result(watched, "failed", text, None, _savepoint(settings, plan))
+    if working and code_of(status) != plan.after:
+        text = f"runs {code_of(status)}: the code on disk has changed again; deploy once more"
+        return _result(watched, "not yet", text)
+    return None
+
+
+def _savepoint(settings: Settings, plan: StreamPlan) -> str | None:
+    """The savepoint that the start with the new code has taken: of the last batch of the old code."""
+    from streaming_jobs.state import savepoints
+
+    note = f"before code {plan.after}"
+    return next((s.id for s in reversed(savepoints.savepoints(settings, plan.stream)) if s.note == note), None)
+
+
+def _result(
+    watched: _Watched, result: Result, text: str, still: float | None = None, savepoint: str | None = None
+) -> Deployed:
+    plan = watched.plan
+    return Deployed(plan.stream, result, text, plan.before, plan.after, still, savepoint)

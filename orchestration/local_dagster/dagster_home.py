@@ -8,14 +8,14 @@ from pathlib import Path
 import dagster as dg
 import yaml
 
-from orchestration.local_dagster.session_log_manager import SessionLogManager
-from orchestration.recoveries import launchpad
+from orchestration.local_dagster.session_logs import SessionLogManager
+from orchestration.recoveries import definitions
+from orchestration.sessions.ownership import KIND_TAG, QUALITY_KIND
 from orchestration.sessions.supervisor import GRACE
-from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND
 from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
-LOCATION = launchpad.LOCATION
+LOCATION = definitions.LOCATION
 """Name of the code location."""
 CODE_SERVER_HOST = "127.0.0.1"
 
@@ -65,7 +65,6 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on at the moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -6,16 +6,30 @@ the storing of the cursor, it is sent again, with the same `id` and the same Mes
 
 It also reports the outcome of a check whose run failed without one (killed, out of memory): failed, because Dagster
 would show such a check as if it had never been executed.
+
+Sending raises nothing, and the text of a failure has no secret in it: a webhook's URL is a secret as a whole, as those
+of chat services are (its path is the password). Errors of the HTTP library quote it, so of an error only the kind is
+told.
 """
 
 from __future__ import annotations
 
+import smtplib
+import socket
+import ssl
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from http.client import HTTPException, HTTPMessage
+from typing import IO, Any
+from urllib.parse import quote, urlsplit
 
 import dagster as dg
+import msgspec
 import structlog
 from dagster._core.storage.asset_check_execution_record import (
     COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
@@ -23,24 +37,39 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
-from orchestration.quality.delivery import SENDERS, Failure, beat, receivers
-from orchestration.quality.rules import NAME as RULES
-from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Timing, Transition, by_stream
-from orchestration.quality.verdict import COMMAND, RUN
-from orchestration.quality.when import suites_of
-from orchestration.sessions.events import report_without_run
-from orchestration.sessions.ownership import job_tags
-from orchestration.sessions.tags import QUALITY_KIND
-from orchestration.sessions.verdicts import HEALTH, NOT_TOLD
+from orchestration.quality.rules import RULES
+from orchestration.quality.suites import COMMAND, suites_of
+from orchestration.quality.transitions import COLOUR, Alerts, Receiver, Seen, State, Timing, Transition, by_stream
+from orchestration.sessions.health import HEALTH, NOT_TOLD
+from orchestration.sessions.ownership import QUALITY_KIND, job_tags
+from orchestration.sessions.verdicts import RUN
 from streaming_jobs.settings import Settings
+from streaming_jobs.settings_sections import QualitySettings
 from streaming_jobs.state.health import disk_space
+from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 
+TIMEOUT = 5.0
+"""Seconds for each step of a delivery: connecting, writing, the answer."""
+_NOT_TAKEN = (400, 413, 422)
+"""Answers to a request that is too long, or that the receiver cannot read: the same one would be refused again."""
+_DISCORD, _DISCORD_TAKES = ("discord.com", "discordapp.com"), 2000
+"""Hosts whose webhooks show the field `content`, and how many characters of it they take."""
 LOOK_EVERY = 30
 """Seconds between two ticks."""
 LONGEST_DELIVERY = 15.0
 """Seconds after which the rest of what waits for a receiver is left to the next tick."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why nothing was taken; `refused`: these messages are the reason, and smaller parts of them may be taken."""
+
+    text: str
+    refused: bool = False
+
+
 Sender = Callable[[Settings, Sequence[Transition]], Failure | None]
 _PLANNED = AssetCheckExecutionRecordStatus.PLANNED
 _NEWEST = 5
@@ -56,8 +85,6 @@ class CheckAlerts:
     senders: Mapping[str, Sender] = field(default_factory=lambda: dict(SENDERS))
 
     def sensor(self) -> dg.SensorDefinition:
-        """The sensor."""
-
         @dg.sensor(
             name="check_alerts",
             minimum_interval_seconds=LOOK_EVERY,
@@ -135,7 +162,7 @@ def of_disk(settings: Settings, now: float) -> Seen:
     """The free space of home, state and tables as an outcome: it is told before nothing can be told any more."""
     space = disk_space(settings)
     state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
-    return Seen("disk", str(settings.home), int(now), state, space.text, now, command="recourse doctor", key="disk")
+    return Seen("disk", str(settings.home), int(now), state, space.text, now, command=commands.doctor(), key="disk")
 
 
 def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str], settings: Settings) -> list[Seen]:
@@ -143,14 +170,14 @@ def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, 
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(stream_of))
     if lost := _lost(instance, list(stream_of), settings, known):
         for key, run in lost.items():
-            report_without_run(instance, _without_outcome(key, run))
+            instance.report_runless_asset_event(_without_outcome(key, run))
         known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(stream_of))
     failed_runs = _failed(instance, known.values())
     found = []
     for key, newest in known.items():
         if newest.run_id in failed_runs and newest.status is _PLANNED:
             evaluation = _without_outcome(key, newest.run_id)
-            report_without_run(instance, evaluation)
+            instance.report_runless_asset_event(evaluation)
             found.append(_seen(key, newest, evaluation, stream_of[key]))
             continue
         record: Any = newest
@@ -186,8 +213,8 @@ def _command(key: dg.AssetCheckKey, evaluation: dg.AssetCheckEvaluation, stream:
     if (plan := evaluation.metadata.get(COMMAND)) is not None:
         return str(plan.value)
     if key.name in (HEALTH, RULES):
-        return f"recourse streams status {stream}"
-    return f"recourse quality show {key.name}"
+        return commands.status(stream)
+    return commands.show_suite(key.name)
 
 
 def _state(evaluation: dg.AssetCheckEvaluation) -> State:
@@ -239,3 +266,172 @@ def _without_outcome(key: dg.AssetCheckKey, run: str) -> dg.AssetCheckEvaluation
         description=f"Run {run[:8]} failed before it had evaluated this check; its log says why.",
         metadata={RUN: dg.MetadataValue.dagster_run(run)},
     )
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would send alerts, and the secret in the URL, to somebody else."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        """Refused; the answer then counts as an error."""
+
+
+def payload(settings: Settings, found: Sequence[Transition]) -> dict[str, Any]:
+    """The body of the POST: `text`, which chat services show, and each change with its fields; Discord's own form."""
+    where = _where(settings)
+    text = "\n".join(["\n".join(_lines(settings, t)) for t in found] + [f"host {where['host']}, home {where['home']}"])
+    if urlsplit(settings.quality.webhook.get_secret_value()).hostname in _DISCORD:
+        return {"content": text[:_DISCORD_TAKES] if len(found) == 1 else text}  # a longer one is refused, and halved
+    return {
+        "text": text,
+        "alerts": [
+            {
+                **asdict(t),
+                **where,
+                "severity": t.severity,
+                "colour": COLOUR[t.state],
+                "time": _time(t.at),
+                "link": link(settings, t),
+            }
+            for t in found
+        ],
+        **where,
+    }
+
+
+def link(settings: Settings, one: Transition) -> str:
+    """The page of the run, or else of the table's checks, in Dagster's UI; empty if its address is not known."""
+    address = settings.quality.ui_url.rstrip("/")
+    if not address or one.table.startswith("/"):  # the disk's: no page shows it
+        return ""
+    if one.run:
+        return f"{address}/runs/{quote(one.run)}"
+    return f"{address}/assets/{quote(one.table.partition(', ')[0])}?view=checks&checkDetail={quote(one.check)}"
+
+
+def post(settings: Settings, found: Sequence[Transition]) -> Failure | None:
+    """POST them to the webhook in one request; an answer other than 2xx is a failure."""
+    url = settings.quality.webhook.get_secret_value()
+    headers = {"Content-Type": "application/json", "Idempotency-Key": _digest(found)}
+    return _request("the webhook", url, "POST", msgspec.json.encode(payload(settings, found)), headers)
+
+
+def beat(settings: Settings) -> Failure | None:
+    """Call `quality.heartbeat_url`, so that its owner notices when nothing calls it any more."""
+    url = settings.quality.heartbeat_url.get_secret_value()
+    if not url:
+        return None
+    if not url.startswith(("http://", "https://")):
+        return Failure("quality.heartbeat_url is not a URL that begins with http:// or https://")
+    return _request("the heartbeat's receiver", url, "GET", None, {})
+
+
+def _request(who: str, url: str, method: str, data: bytes | None, headers: Mapping[str, str]) -> Failure | None:
+    try:
+        request = urllib.request.Request(  # noqa: S310 - the settings or the caller have checked the scheme
+            url, data=data, headers={**headers, "User-Agent": "recourse"}, method=method
+        )
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT):
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        return Failure(f"{who} answered {error.code}", refused=error.code in _NOT_TAKEN)
+    except urllib.error.URLError as error:
+        return Failure(f"{who} could not be reached: {_kind(error.reason)}")
+    except (OSError, HTTPException, ValueError) as error:
+        return Failure(f"{who} could not be reached: {_kind(error)}")
+
+
+def mail(settings: Settings, found: Sequence[Transition]) -> Failure | None:
+    """Send them in one e-mail to all addresses; a failure if the server refuses any of them."""
+    quality = settings.quality
+    address = f"{quality.smtp_host}:{quality.smtp_port}"
+    try:
+        message = _message(settings, found)
+        with _mail_server(quality) as server:
+            refused = server.send_message(message)
+    except smtplib.SMTPDataError as error:
+        return Failure(f"the mail server {address} did not take it: {_kind(error)}", refused=error.smtp_code >= 500)
+    except (OSError, smtplib.SMTPException, ValueError) as error:
+        return Failure(f"the mail server {address} did not take it: {_kind(error)}")
+    if refused:  # the others have it, and would have it twice if it were sent again
+        log.warning("the mail server refused some addresses", refused=sorted(refused))
+    return None
+
+
+def _mail_server(quality: QualitySettings) -> smtplib.SMTP:
+    """A connection, encrypted and logged in as the settings say."""
+    context = ssl.create_default_context()
+    if quality.smtp_security == "tls":
+        server: smtplib.SMTP = smtplib.SMTP_SSL(quality.smtp_host, quality.smtp_port, timeout=TIMEOUT, context=context)
+    else:
+        server = smtplib.SMTP(quality.smtp_host, quality.smtp_port, timeout=TIMEOUT)
+    try:
+        if quality.smtp_security == "starttls":
+            server.starttls(context=context)
+        if quality.smtp_user:
+            server.login(quality.smtp_user, quality.smtp_password.get_secret_value())
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _message(settings: Settings, found: Sequence[Transition]) -> EmailMessage:
+    message = EmailMessage()
+    where = _where(settings)
+    first, further = found[0], len(found) - 1
+    message["Subject"] = f"{first.headline}{f', and {further} more' if further else ''} ({where['host']})"
+    message["From"] = settings.quality.email_from
+    message["To"] = ", ".join(settings.quality.email_to)
+    message["Message-ID"] = f"<{_digest(found)}@recourse>"  # the same when it is sent again
+    parts = ["\n".join([*_lines(settings, t), _time(t.at), *([f"run {t.run}"] if t.run else [])]) for t in found]
+    message.set_content("\n\n".join([*parts, f"host {where['host']}, home {where['home']}"]) + "\n")
+    return message
+
+
+def _lines(settings: Settings, one: Transition) -> list[str]:
+    """A message for a person: what changed, what was found, what to run, where to look."""
+    lines = [f"[{one.severity}] {one.headline}: {one.text}"]
+    if one.command and one.state != "passed":
+        lines.append(f"next: {one.command}")
+    return [*lines, *([page] if (page := link(settings, one)) else [])]
+
+
+def _where(settings: Settings) -> dict[str, str]:
+    return {"host": socket.gethostname(), "home": str(settings.home)}
+
+
+def _digest(found: Sequence[Transition]) -> str:
+    from hashlib import sha256
+
+    return sha256("\n".join(t.id for t in found).encode()).hexdigest()[:32]
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def _kind(error: object) -> str:
+    """The kind of an error, and the system's own word for it; never its text, which may quote the URL."""
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"{type(error).__name__} {error.smtp_code}"
+    if isinstance(error, (socket.gaierror, ssl.SSLError)) or not isinstance(error, OSError):
+        return type(error).__name__
+    return f"{type(error).__name__}{f' {error.strerror}' if error.strerror else ''}"
+
+
+SENDERS: Mapping[str, Any] = {"webhook": post, "e-mail": mail}
+"""By the receiver's name."""
+
+
+def receivers(settings: QualitySettings) -> dict[str, State]:
+    """The receivers that the settings name, each with the least severity that it is told of."""
+    least: dict[str, State] = {"warning": "warning", "critical": "failed"}
+    named: dict[str, State] = {}
+    if settings.webhook.get_secret_value():
+        named["webhook"] = least[settings.webhook_severity]
+    if settings.email_to:
+        named["e-mail"] = least[settings.email_severity]
+    return named

@@ -1,30 +1,28 @@
 """The check `rules` of each table with row rules: how many rows broke which rule, from the stream's own files.
 
 Row rules are judged in the batches, so nothing is evaluated here: a sensor reads the counts
-that the batches have left and reports changes, as `orchestration/checks.py` does for `health`. A table is yellow while
-rows broke a rule within the last hour, and red if that rule stops its stream.
-
-(No postponed annotations here: Dagster looks at the type of a step's `context`.)
+that the batches have left and reports changes, as `sessions/health.py` does for `health`. A table is yellow while rows
+broke a rule within the last hour, and red if that rule stops its stream.
 """
 
+from __future__ import annotations
+
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import dagster as dg
 
-from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.verdicts import Verdict, to_tell
+from orchestration.sessions.verdicts import LOOK_EVERY, Verdict, checks_from_files
 from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.errors import RuleBroken
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 
-NAME = "rules"
-LOOK_EVERY = 15
-"""Seconds between two ticks of the sensor."""
+RULES = "rules"
+"""The name of the check."""
 RECENT = 3600.0
 """Seconds for which rows that broke a rule keep the check from being green."""
 
@@ -46,11 +44,8 @@ class RuleCount:
     on_fail: Breach = "warn"
 
 
-class RuleCounts(Protocol):
-    """The counts of row rules."""
-
-    def __call__(self, settings: Settings, stream: str, table: str, /) -> Mapping[str, RuleCount]:
-        """What each rule of a stream's table has counted, by the rule's name; quick, from files only."""
+RuleCounts = Callable[[Settings, str, str], Mapping[str, RuleCount]]
+"""What each rule of a stream's table has counted, by the rule's name; quick, from files only."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +58,7 @@ class RuledTable:
 
     @property
     def key(self) -> dg.AssetCheckKey:
-        """Its check."""
-        return dg.AssetCheckKey(table_key(self.table), NAME)
+        return dg.AssetCheckKey(table_key(self.table), RULES)
 
 
 def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> Verdict:
@@ -117,59 +111,27 @@ def _is_recent(count: RuleCount, now: float) -> bool:
 
 @dataclass(frozen=True)
 class RuleChecks:
-    """The checks of all tables with row rules."""
-
     tables: Sequence[RuledTable]
     settings: Settings
     counts: RuleCounts
 
-    def definitions(self) -> list[dg.AssetChecksDefinition]:
-        """The checks; executing one in the UI reads the counts at once."""
-        if not self.tables:
-            return []
-
-        @dg.multi_asset_check(
-            name=NAME,
-            specs=[
-                dg.AssetCheckSpec(
-                    NAME,
-                    asset=ruled.key.asset_key,
-                    description=f"Yellow while rows break a rule of stream {ruled.stream}: {', '.join(ruled.rules)}. "
-                    f"Counted in the batches; read every {LOOK_EVERY} seconds.",
-                )
+    def definitions(self) -> dg.Definitions:
+        """The checks, and the sensor that reads the counts; executing a check in the UI reads them at once."""
+        return checks_from_files(
+            RULES,
+            {
+                ruled.key: f"Yellow while rows break a rule of stream {ruled.stream}: {', '.join(ruled.rules)}. "
+                f"Counted in the batches; read every {LOOK_EVERY} seconds."
                 for ruled in self.tables
-            ],
-            can_subset=True,
+            },
+            self.settings,
+            lambda _, now: self.verdicts(now),
+            sensor="row_rules",
+            sensor_description=f"Reports the check `{RULES}` of tables with row rules, from the counts that batches "
+            "leave.",
+            all_well="no row of the last hour broke a rule",
+            in_words=lambda key, verdict: f"{key.asset_key.to_user_string()}: {verdict.text}",
         )
-        def look(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-            claim(context.instance, context.run.run_id, self.settings, NAME)
-            verdicts = self.verdicts(time.time())
-            for key in context.selected_asset_check_keys:
-                yield verdicts[key].result(key)
-
-        return [look]
-
-    def sensors(self) -> list[dg.SensorDefinition]:
-        """The sensor that reads the counts and reports to Dagster what has changed; none without rules."""
-        if not self.tables:
-            return []
-
-        @dg.sensor(
-            name="row_rules",
-            minimum_interval_seconds=LOOK_EVERY,
-            default_status=dg.DefaultSensorStatus.RUNNING,
-            description=f"Reports the check `{NAME}` of tables with row rules, from the counts that batches leave.",
-        )
-        def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-            now = time.time()
-            verdicts = self.verdicts(now)
-            broken = [f"{key.asset_key.to_user_string()}: {v.text}" for key, v in verdicts.items() if not v.passed]
-            return dg.SensorResult(
-                asset_events=to_tell(context.instance, verdicts, now),
-                skip_reason="; ".join(broken) or "no row of the last hour broke a rule",
-            )
-
-        return [tick]
 
     def verdicts(self, now: float) -> dict[dg.AssetCheckKey, Verdict]:
         """The verdict on every such table now; counts that cannot be read are a failed check."""

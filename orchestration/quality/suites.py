@@ -1,8 +1,9 @@
 """The check of each suite on the table that it is about, and the run that evaluates them.
 
     check          named as its suite, on the table's asset; executing it runs the suite
-    job `quality`  all of them, or those that are named; its runs are those of the schedule and of the launchpad
-                   (`when.py`)
+    job `quality`  all of them, or those that are named; its runs are those of the launchpad and of the schedule, which
+                   ticks about each `quality.every`, and starts one run for all suites that are due: table checks such
+                   as freshness fail when nothing happens, so a suite is run whether its table was written or not
     session        Spark's, for suites that need it, one for each run (`spark_session.py`)
 
 An outcome is made to count as one without a run: Dagster counts the outcome of a run only until the table is
@@ -13,32 +14,42 @@ job has no check in its plan: Dagster shows a planned check as being executed in
 """
 
 import fcntl
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import dagster as dg
 import structlog
+from dagster._core.storage.asset_check_execution_record import (
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+)
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field
 
-from orchestration.quality.verdict import SuiteVerdict, of_exception, of_validation
-from orchestration.quality.when import JOB, OP
-from orchestration.recoveries.launchpad import LOCATION, location_of
-from orchestration.sessions.events import belongs_to_no_run, report_without_run
-from orchestration.sessions.ownership import claim, job_tags
-from orchestration.sessions.reporting import table_key
-from orchestration.sessions.tags import QUALITY_KIND
+from orchestration.recoveries.definitions import LOCATION, link_to_plan, location_of
+from orchestration.sessions.ownership import QUALITY_KIND, claim, job_tags
+from orchestration.sessions.reporting import belongs_to_no_run, table_key
+from orchestration.sessions.verdicts import Verdict
 from quality.suites import Suite
-from quality.validation import Validation
-from streaming_jobs.errors import ConfigurationError
+from quality.validation import MOST_ROWS, Outcome, Validation
+from streaming_jobs.errors import ConfigurationError, RecourseError
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()
 
+JOB, OP = "quality", "run_suites"
+"""The job of suites, and its op."""
+PLANNED = AssetCheckExecutionRecordStatus.PLANNED
+EARLY = 0.9
+"""Times `every`: a suite that was run so long ago is due (ticks vary by seconds)."""
 STEP = "suites"
 """The step of checks that are executed from their pages."""
 RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "3600"}
@@ -46,11 +57,214 @@ RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "3600"}
 NICENESS = 10
 SPARK = "quality_spark"
 """The resource."""
+ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+MOST_TABLES = 10
+"""Failing expectations whose rows are shown: an event of Dagster is stored whole."""
+MOST_NAMED = 5
+"""Failing expectations that the description names."""
+COMMAND = "command to put it right"
+"""Metadata with the command that plans the repair."""
+_MOST_COLUMNS, _LONGEST_CELL = 10, 40
+"""What is wider makes the whole page wider, and its text runs out of the window."""
+_LONGEST_TEXT = 2000
+_EXACT = 2**53
+"""JavaScript, so the UI, rounds integers above it."""
+
+
+def of_validation(validation: Validation, *, location: str = LOCATION, show_rows: bool = True) -> Verdict:
+    """The verdict of a suite's run; only warnings failed: a warning, anything else that failed: an error.
+
+    `location`: the code location with the job `recover`. Without `show_rows`, failing rows are left out: Dagster keeps
+    events for long, and its UI shows them to everybody.
+    """
+    failed = [outcome for outcome in validation.outcomes if not outcome.passed]
+    severity = WARN if failed and all(_only_warns(outcome) for outcome in failed) else ERROR
+    figures = _metadata(validation, failed, location, show_rows)
+    return Verdict(validation.passed, severity, "", _in_words(validation, failed), figures)
+
+
+def of_exception(suite: str, error: BaseException) -> Verdict:
+    """The verdict of a run that raised: failed, never passed, because nothing is known of the table."""
+    text = str(error) if isinstance(error, RecourseError) else f"{type(error).__name__}: {error}"
+    text = _short(text, _LONGEST_TEXT)
+    return Verdict(False, ERROR, "", f"Suite {suite} could not be run: {text}", {"error": dg.MetadataValue.text(text)})
+
+
+def _only_warns(outcome: Outcome) -> bool:
+    """An expectation that could not be evaluated is an error, whatever its severity."""
+    return outcome.severity != "critical" and not outcome.error
+
+
+def _in_words(validation: Validation, failed: Sequence[Outcome]) -> str:
+    count, where = len(validation.outcomes), f"{_rows(validation.rows)}: {validation.slice}"
+    if not failed:
+        # A suite sees its slice: wrong rows that it has found before may still be in the table.
+        earlier = "" if validation.since is None else " Rows that came before were not looked at again."
+        return f"{count} of {count} expectations passed on {where}.{earlier}"
+    named = [_failure(outcome) for outcome in _worst_first(failed)[:MOST_NAMED]]
+    further = len(failed) - len(named)
+    tail = f"; and {further} more" if further else ""
+    return f"{len(failed)} of {count} expectations failed on {where}. {'; '.join(named)}{tail}."
+
+
+def _failure(outcome: Outcome) -> str:
+    if outcome.error:
+        return f"{outcome.expectation} could not be evaluated: {_short(outcome.error, 300)}"
+    if outcome.failing is not None:
+        words = f"{outcome.failing:,} of {_rows(outcome.rows or 0)}"
+    else:
+        words = f"observed {_short(outcome.observed, 100)}" if outcome.observed else "failed"
+    kind = "" if outcome.severity == "critical" else f" ({outcome.severity})"
+    return f"{outcome.expectation}{kind}: {words}"
+
+
+def _worst_first(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Errors and critical ones first, then by the number of failing rows."""
+    return sorted(outcomes, key=lambda outcome: (_only_warns(outcome), -(outcome.failing or 0)))
+
+
+def _metadata(
+    validation: Validation, failed: Sequence[Outcome], location: str, show_rows: bool
+) -> dict[str, dg.MetadataValue]:
+    """The page sorts it by name, so the names are such that what to do stands above the tables of failing rows."""
+    with_rows = [outcome for outcome in _worst_first(failed) if outcome.sample and show_rows]
+    tables = {
+        f"failing rows: {outcome.expectation}": table(outcome.sample[:MOST_ROWS]) for outcome in with_rows[:MOST_TABLES]
+    }
+    found: dict[str, dg.MetadataValue] = {}
+    if validation.first_failing is not None:
+        first = validation.first_failing
+        found["batch of the first failing row"] = dg.MetadataValue.text(
+            f"batch {first.batch} of generation {first.generation}, by {first.expectation}"
+        )
+        found["code that wrote it"] = dg.MetadataValue.text(first.code)
+        if first.command:
+            found[COMMAND] = dg.MetadataValue.text(first.command)
+            path = link_to_plan(location, validation.stream, first.expectation)
+            found["by one click"] = dg.MetadataValue.md(
+                f"[plan the repair]({path}) opens the Launchpad, filled in; nothing happens before *Launch Run*"
+            )
+    found |= tables
+    if len(with_rows) > MOST_TABLES:
+        found["further failing"] = dg.MetadataValue.text(", ".join(o.expectation for o in with_rows[MOST_TABLES:]))
+    if validation.docs:
+        found["data docs"] = dg.MetadataValue.path(validation.docs)
+    since = "" if validation.since is None else f", rows that came after version {validation.since}"
+    found |= {
+        "stream": dg.MetadataValue.text(validation.stream),
+        "slice": dg.MetadataValue.text(validation.slice),
+        "version": dg.MetadataValue.text(f"{validation.version}{since}"),
+        "files": dg.MetadataValue.text(validation.files_read),
+        "engine": dg.MetadataValue.text(validation.engine),
+        "expectations failed": dg.MetadataValue.int(len(failed)),
+        "rows": dg.MetadataValue.int(validation.rows),
+        "seconds": dg.MetadataValue.float(round(validation.seconds, 3)),
+    }
+    for outcome in validation.outcomes:
+        if outcome.number is not None and math.isfinite(outcome.number):
+            found[f"observed: {outcome.expectation}"] = dg.MetadataValue.float(float(outcome.number))
+        elif outcome.failing is not None:  # one plot for each expectation
+            found[f"failing: {outcome.expectation}"] = dg.MetadataValue.int(outcome.failing)
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """Rows as a table: the first columns, a null as `null` (the page would show nothing), other values as text."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))[:_MOST_COLUMNS]
+    records = [{name: _cell(row.get(name)) for name in columns} for row in rows]
+    return dg.MetadataValue.table(
+        [dg.TableRecord(record) for record in records],
+        dg.TableSchema([dg.TableColumn(name, _type(record[name] for record in records)) for name in columns]),
+    )
+
+
+def _cell(value: Any) -> str | int | float | bool:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) <= _EXACT:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    text = value.isoformat(sep=" ") if isinstance(value, datetime) else str(value)
+    return _short(text, _LONGEST_CELL)
+
+
+def _type(cells: Iterable[object]) -> str:
+    kinds = {type(cell).__name__ for cell in cells if cell != "null"}
+    return kinds.pop() if len(kinds) == 1 else "str"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row" if count == 1 else f"{count:,} rows"
+
+
+def _short(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def cron_of_interval(every: timedelta) -> str:
+    """A cron expression for the interval, or the next shorter one that divides an hour or a day; a minute at least."""
+    minutes = max(1, int(every.total_seconds() // 60))
+    if minutes < 60:
+        step = max(n for n in range(1, 31) if 60 % n == 0 and n <= minutes)
+        return "* * * * *" if step == 1 else f"*/{step} * * * *"
+    step = max(n for n in range(1, 25) if 24 % n == 0 and n <= max(1, minutes // 60))
+    return {1: "0 * * * *", 24: "0 0 * * *"}.get(step, f"0 */{step} * * *")
+
+
+def run_config(suites: Sequence[str]) -> dict[str, object]:
+    return {"ops": {OP: {"config": {"suites": list(suites)}}}}
+
+
+def suites_of(run: dg.DagsterRun, keys: Iterable[dg.AssetCheckKey]) -> set[str]:
+    """The suites that a run of the job evaluates; none of another run, whose checks are in its plan."""
+    if run.job_name != JOB:
+        return set()
+    config: Mapping[str, Any] = run.run_config
+    chosen = config.get("ops", {}).get(OP, {}).get("config", {}).get("suites")
+    return set(chosen) if chosen else {key.name for key in keys}
+
+
+def due_checks(
+    instance: dg.DagsterInstance,
+    keys: Sequence[dg.AssetCheckKey],
+    every: timedelta,
+    tables: Path,
+    tags: Mapping[str, str],
+    now: float,
+) -> list[dg.AssetCheckKey]:
+    """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970.
+
+    One that was never executed waits until its stream has made the table: the first minutes of a home are no failure.
+    """
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
+    unfinished = _unfinished(instance, known.values())
+    at_work = instance.get_runs(dg.RunsFilter(tags=dict(tags), statuses=NOT_FINISHED_STATUSES))
+    running = set[str]().union(*(suites_of(run, keys) for run in at_work))
+
+    def is_due(key: dg.AssetCheckKey) -> bool:
+        if key.name in running:
+            return False
+        if (record := known.get(key)) is None:
+            return (tables / key.asset_key.to_user_string() / "_delta_log").is_dir()
+        return record.run_id not in unfinished and now - record.create_timestamp >= EARLY * every.total_seconds()
+
+    return [key for key in keys if is_due(key)]
+
+
+def _unfinished(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:
+    """Of the runs that have not given their result: those that wait or run, sessions excepted.
+
+    A session that was launched from a table's page has the table's checks in its plan, for when it ends.
+    """
+    planned = {record.run_id for record in records if record.status is PLANNED}
+    runs = instance.get_runs(dg.RunsFilter(run_ids=list(planned))) if planned else []
+    return {run.run_id for run in runs if not run.is_finished and not run.asset_selection}
 
 
 class SuitesConfig(dg.Config):
-    """Which suites."""
-
     suites: list[str] = Field(default=[], description="The suites to run; empty: all.")
 
 
@@ -58,11 +272,8 @@ SparkFactory = Callable[[], Any]
 """Returns the run's Spark session; starts it at the first call."""
 
 
-class RunSuite(Protocol):
-    """The evaluation of suites."""
-
-    def __call__(self, suite: Suite, spark: SparkFactory, /) -> Validation:
-        """Run the suite on its table, and return the validation; call `spark` only if a session is needed."""
+RunSuite = Callable[[Suite, SparkFactory], Validation]
+"""Runs the suite on its table, and returns the validation; calls `spark` only if a session is needed."""
 
 
 def lower_priority() -> None:
@@ -81,7 +292,6 @@ class SuiteChecks:
 
     @property
     def by_key(self) -> dict[dg.AssetCheckKey, Suite]:
-        """The suites by their checks."""
         return {check_key(suite): suite for suite in self.suites}
 
     def refuse_misfits(self, tables: Sequence[str], taken: Sequence[str]) -> None:
@@ -99,11 +309,19 @@ class SuiteChecks:
                 )
             seen.add(check_key(suite))
 
-    def definitions(self) -> list[dg.AssetChecksDefinition]:
+    def definitions(self) -> dg.Definitions:
+        """The checks, the job of all suites, its schedule, and the Spark session for them; none without suites."""
+        if not self.suites:
+            return dg.Definitions()
+        return dg.Definitions(
+            asset_checks=[self._checks()],
+            jobs=[self._job()],
+            schedules=[self._schedule()],
+            resources={SPARK: self._spark()},
+        )
+
+    def _checks(self) -> dg.AssetChecksDefinition:
         """The checks, as one step: the suites of a run share a process and a Spark session."""
-        by_key = self.by_key
-        if not by_key:
-            return []
 
         @dg.multi_asset_check(
             name=STEP,
@@ -114,7 +332,7 @@ class SuiteChecks:
                     description=suite.description or f"Suite {suite.name} on table {suite.table}.",
                     metadata={"file": dg.MetadataValue.path(str(suite.file))} if suite.file else None,
                 )
-                for key, suite in by_key.items()
+                for key, suite in self.by_key.items()
             ],
             can_subset=True,
             required_resource_keys={SPARK},
@@ -125,11 +343,11 @@ class SuiteChecks:
                 yield verdict.result(key, run_id)
                 belongs_to_no_run(context.instance, key, run_id)
 
-        return [evaluate]
+        return evaluate
 
     def _verdicts(
         self, context: dg.OpExecutionContext, keys: Sequence[dg.AssetCheckKey]
-    ) -> Iterator[tuple[dg.AssetCheckKey, SuiteVerdict]]:
+    ) -> Iterator[tuple[dg.AssetCheckKey, Verdict]]:
         """Evaluates the suites of these checks, one after the other."""
         claim(context.instance, context.run_id, self.settings, QUALITY_KIND)
         spark = getattr(context.resources, SPARK)
@@ -138,7 +356,7 @@ class SuiteChecks:
             for key in keys:
                 yield key, self.evaluate(self.by_key[key], lambda: spark.spark_session, location_of(context.run))
 
-    def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> SuiteVerdict:
+    def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> Verdict:
         """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
         try:
             validation = self.run(suite, spark)
@@ -147,19 +365,18 @@ class SuiteChecks:
             log.exception("a suite could not be run", suite=suite.name, table=suite.table)
             return of_exception(suite.name, error)
 
-    def resources(self) -> dict[str, Any]:
-        """The Spark session for the step; dagster-pyspark takes half a second to import, so only runs import it."""
-        settings = self.settings
+    def _spark(self) -> dg.ResourceDefinition:
+        """The Spark session for a run; dagster-pyspark takes half a second to import, so only runs import it."""
 
         @dg.resource(description="Spark for the suites that need it: started by the first, ended with the run.")
         def quality_spark(_: dg.InitResourceContext) -> Iterator[Any]:
             from orchestration.quality.spark_session import session_of_run
 
-            yield from session_of_run(settings)
+            yield from session_of_run(self.settings)
 
-        return {SPARK: quality_spark} if self.suites else {}
+        return quality_spark
 
-    def job(self) -> dg.JobDefinition:
+    def _job(self) -> dg.JobDefinition:
         """Runs suites and reports their checks; no check is in its plan."""
 
         @dg.op(name=OP, description="Runs suites, one after the other.", required_resource_keys={SPARK})
@@ -169,7 +386,7 @@ class SuiteChecks:
                 raise dg.Failure(f"no suite is named {', '.join(unknown)}; they are: {', '.join(sorted(names))}")
             chosen = [key for key in sorted(self.by_key) if not config.suites or key.name in config.suites]
             for key, verdict in self._verdicts(context, chosen):
-                report_without_run(context.instance, verdict.evaluation(key, context.run_id))
+                context.instance.report_runless_asset_event(verdict.evaluation(key, context.run_id))
                 context.log.info("%s: %s: %s", key.name, "passed" if verdict.passed else "failed", verdict.text)
 
         @dg.job(
@@ -182,14 +399,31 @@ class SuiteChecks:
 
         return quality
 
+    def _schedule(self) -> dg.ScheduleDefinition:
+        every, keys = self.settings.quality.every, list(self.by_key)
+
+        @dg.schedule(
+            name=f"schedule_{JOB}",
+            job_name=JOB,
+            cron_schedule=cron_of_interval(every),
+            default_status=dg.DefaultScheduleStatus.RUNNING,
+            description="Runs the suites that have not been run for quality.every; skips those that wait or run.",
+        )
+        def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+            tags = job_tags(self.settings, QUALITY_KIND)
+            due = due_checks(context.instance, keys, every, self.settings.tables, tags, time.time())
+            if not due:
+                return dg.SkipReason("every suite has been run lately, or waits, or runs, or has no table yet")
+            return dg.RunRequest(run_config=run_config([key.name for key in due]))
+
+        return tick
+
 
 def run_tags(settings: Settings) -> dict[str, str]:
-    """The tags of a run of suites."""
     return {**job_tags(settings, QUALITY_KIND), **RUN_TAGS}
 
 
 def check_key(suite: Suite) -> dg.AssetCheckKey:
-    """The check of a suite."""
     return dg.AssetCheckKey(table_key(suite.table), suite.name)
 
 

@@ -96,7 +96,6 @@ class Transition:
 
     @property
     def headline(self) -> str:
-        """One line."""
         if self.reminder:
             return f"{self.table}: check {self.check} is still {COLOUR[self.state]}"
         again = " again" if self.state == "passed" else ""
@@ -239,7 +238,6 @@ class Alerts:
         )
 
     def cursor(self) -> str:
-        """As text."""
         return json.dumps(
             {
                 "known": {name: [k.id, k.state, k.told_at, k.worse_since] for name, k in self.known.items()},

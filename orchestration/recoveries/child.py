@@ -23,7 +23,7 @@ from typing import BinaryIO
 import structlog
 
 from orchestration.recoveries.events import Event, Failed, encode
-from orchestration.recoveries.launch import Launch
+from orchestration.recoveries.request import Launch
 from streaming_jobs.errors import RecourseError, setup_error
 from streaming_jobs.platform import entry
 from streaming_jobs.runtime.session_options import log_to_stderr
@@ -52,12 +52,12 @@ def main() -> int:
 def _work(text: str, emit: Callable[[Event], None]) -> int:
     try:
         entry.check()
-        from orchestration.recoveries.work import Work
+        from orchestration.recoveries.worker import Worker
         from streaming_jobs.catalog.topology import Topology
         from streaming_jobs.settings import Settings
 
         settings = Settings.load()
-        Work(settings, Topology.of_settings(settings), emit).run(Launch.decode(text))
+        Worker(settings, Topology.of_settings(settings), emit).run(Launch.decode(text))
         return 0
     except Exception as error:  # noqa: BLE001 - the outermost handler; the log has the traceback
         known = error if isinstance(error, RecourseError) else setup_error(error)

@@ -34,8 +34,6 @@ class Progress:
 
 @dataclass(frozen=True)
 class Said:
-    """A line of text."""
-
     text: str
 
 
@@ -97,7 +95,6 @@ _KINDS: Mapping[str, type[Any]] = {
 
 
 def encode(event: Event) -> bytes:
-    """The event as a line."""
     name = next(name for name, kind in _KINDS.items() if isinstance(event, kind))
     return json.dumps({"event": name, **asdict(event)}, default=str).encode() + b"\n"
 

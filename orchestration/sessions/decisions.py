@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
+from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 from streaming_jobs.platform.failures import ErrorReport
 
 FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
@@ -73,7 +73,6 @@ class Wait:
 
     @property
     def words(self) -> str:
-        """All of it."""
         return "; ".join([self.reason, *self.beside])
 
 

@@ -1,9 +1,13 @@
-"""Asset events of a running session for Dagster: one event per table and minute.
+"""Asset events of a running session for Dagster: one event per table and minute, none of them in the run.
 
 The event is a materialisation if rows were committed since the last one, because an asset's overview shows the figures
 of the newest materialisation and nothing else; otherwise an observation, so that plots continue. A stream that is not
-running (starting, stopping, failed, silent) is not reported: old figures would look like new ones. `checks.py` reports
+running (starting, stopping, failed, silent) is not reported: old figures would look like new ones. `health.py` reports
 what is wrong with it.
+
+Figures, materialisations and verdicts are reported without a run, for three reasons: they would bury the few useful
+lines of a run's log; Dagster counts a check for the newest materialisation only if both belong to one run (or to
+none); and it shows a table of a run in progress as "Materializing", whatever its checks say.
 """
 
 from __future__ import annotations
@@ -15,17 +19,30 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
+import sqlalchemy as sql
+import structlog
+from dagster._core.events import AssetMaterializationPlannedData
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from orchestration.sessions.reasons import failure_text
-from streaming_jobs.settings import DagsterSettings
+from reprocessing.timeline.marks import Mark, events_of
+from streaming_jobs.settings import DagsterSettings, Settings
 from streaming_jobs.state.deploys import Deploy
-from streaming_jobs.state.status import Status
+from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
+from streaming_jobs.text.spelling import instant_words
 
 if TYPE_CHECKING:
     from streaming_jobs.runtime.lag import Unread
 
+
+log = structlog.get_logger()
+
+NO_RUN = ""
+"""The run id of events without a run."""
 LogEvent = Callable[[dg.AssetObservation | dg.AssetMaterialization], None]
 
 AT_WORK = ("running", "idle")
@@ -35,6 +52,44 @@ PLOTTED_DELAY = 86_400.0
 
 MOST_PARTITIONS = 64
 """Partitions up to which the lag of each is shown."""
+_RECENT_EVENTS, _LONGEST_EVENT = 8, 160
+"""Number of events in a table of what has happened lately, and characters of each."""
+
+
+def table_key(table: str) -> dg.AssetKey:
+    return dg.AssetKey([table])
+
+
+def topic_key(topic: str) -> dg.AssetKey:
+    """The asset of a topic; under `kafka`, so that a table may have the same name."""
+    return dg.AssetKey(["kafka", topic])
+
+
+def belongs_to_no_run(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run: str) -> None:
+    """Let the verdict that a run's step has given count as one without a run; the run keeps its own event of it."""
+    storage, checks = instance.event_log_storage, AssetCheckExecutionsTable.c
+    if isinstance(storage, SqlEventLogStorage):
+        given = sql.and_(
+            checks.asset_key == check.asset_key.to_string(),
+            checks.check_name == check.name,
+            checks.run_id == run,
+            checks.execution_status != AssetCheckExecutionRecordStatus.PLANNED.value,
+        )
+        with storage.index_connection() as connection:
+            connection.execute(AssetCheckExecutionsTable.update().where(given).values(run_id=NO_RUN))
+
+
+def not_being_made(instance: dg.DagsterInstance, tables: Iterable[dg.AssetKey]) -> None:
+    """Withdraw Dagster's plan that a run materialises the tables once, at its end: a session does so all the time."""
+    for table in tables:
+        instance.report_dagster_event(
+            dg.DagsterEvent(
+                dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value,
+                job_name=NO_RUN,
+                event_specific_data=AssetMaterializationPlannedData(table, partition=None, partitions_subset=None),
+            ),
+            run_id=NO_RUN,
+        )
 
 
 def figures(status: Status, now: float, unread: Unread | None = None) -> dict[str, dg.MetadataValue]:
@@ -140,12 +195,47 @@ def _watermark(status: Status) -> dict[str, dg.MetadataValue]:
 
 def _code_on_disk(status: Status) -> dict[str, dg.MetadataValue]:
     """Only while the code or the settings on disk are not those that run."""
-    other = f"{status.disk_code}: recourse deploy {status.stream}" if status.disk_code else "other settings"
+    other = f"{status.disk_code}: {commands.deploy(status.stream)}" if status.disk_code else "other settings"
     text = f"cannot be loaded: {status.disk_code_error}" if status.disk_code_error else other
     return {
         "code_on_disk": dg.MetadataValue.text(text),
         "code_on_disk_since": dg.MetadataValue.timestamp(status.disk_code_since or 0.0),
     }
+
+
+def unread_of(settings: Settings, stream: Stream) -> Unread | None:
+    """What a stream has not read; None if no broker answers, which its driver then shows by the age of the lag."""
+    from streaming_jobs.runtime.lag import unread_now  # it loads the Kafka client
+
+    status = read_status(settings, stream.name)
+    answered = status is not None and status.lag_at is not None and time.time() - status.lag_at < 30.0
+    return unread_now(settings, [stream]).get(stream.name) if answered else None
+
+
+def recent_events(settings: Settings, stream: Stream) -> Mapping[str, dg.MetadataValue]:
+    """The last deploys, starts and recoveries of a stream as a small table, and the command for more."""
+    try:
+        events = events_of(settings, stream.name)
+    except (OSError, ValueError, KeyError, TypeError) as error:  # figures are reported without it
+        log.info("the timeline of a stream cannot be read", stream=stream.name, reason=repr(error))
+        return {}
+    lines = ["| time | |", "|---|---|", *map(_line, reversed(events[-_RECENT_EVENTS:]))]
+    more = f"All of it: `{commands.history(stream.name, plot='history.html')}`"
+    return {"timeline": dg.MetadataValue.md("\n".join([*lines, "", more]))}
+
+
+def _line(mark: Mark) -> str:
+    words = " ".join(mark.text.split())[:_LONGEST_EVENT]
+    for sign in "\\|`<>[]*_":
+        words = words.replace(sign, f"\\{sign}")
+    return f"| {instant_words(mark.at)} | {words} |"
+
+
+def failure_text(status: Status) -> str:
+    """One failed stream in words, with the next step."""
+    error = status.error or {}
+    text = f"stream {status.stream} failed: {error.get('code', '')} {error.get('found', 'no reason was written')}"
+    return f"{text}\n  next: {error['next']}" if error.get("next") else text
 
 
 def _fresh(moment: float | None, now: float) -> bool:
@@ -241,13 +331,3 @@ def _committed(status: Status, reported: _Reported) -> bool:
     """True if this session has committed a batch that no materialisation has reported."""
     committed = status.committed_at is not None and status.committed_at >= status.started_at
     return committed and status.batch != reported.materialized_batch
-
-
-def table_key(table: str) -> dg.AssetKey:
-    """The asset of a table."""
-    return dg.AssetKey([table])
-
-
-def topic_key(topic: str) -> dg.AssetKey:
-    """The asset of a topic; under `kafka`, so that a table may have the same name."""
-    return dg.AssetKey(["kafka", topic])

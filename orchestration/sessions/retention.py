@@ -18,10 +18,9 @@ import sqlalchemy as sql
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from orchestration.sessions.events import NO_RUN
-from orchestration.sessions.ownership import location_id
+from orchestration.sessions.ownership import KIND_TAG, KINDS, LOCATION_TAG, location_id
+from orchestration.sessions.reporting import NO_RUN
 from orchestration.sessions.runs import ENDED
-from orchestration.sessions.tags import KIND_TAG, KINDS, LOCATION_TAG
 from streaming_jobs.settings import Settings
 
 RUNS_AT_ONCE = 100

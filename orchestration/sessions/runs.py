@@ -13,12 +13,19 @@ from dagster._core.storage.dagster_run import RunRecord
 
 from orchestration.bundle.job import Continuous
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
-from orchestration.sessions.ownership import is_running, location_id
+from orchestration.sessions.ownership import (
+    KIND_TAG,
+    LOCATION_TAG,
+    SESSION_KINDS,
+    SESSION_TAG,
+    WAITS_FOR_TAG,
+    WORKER_TAG,
+    is_running,
+    location_id,
+)
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import KIND_TAG, LOCATION_TAG, SESSION_KINDS, SESSION_TAG, WAITS_FOR_TAG, WORKER_TAG
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.status import read_status
 
 log = structlog.get_logger()
 
@@ -34,7 +41,7 @@ NEWEST = 12
 def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunSeen]:
     """The newest runs of a session, newest first, also those launched from a table's page without a job."""
     in_progress = _in_progress(instance, [session])[session.job.key]
-    return _newest_first([*in_progress, *_ended(instance, session, in_progress)])
+    return _newest_first([*in_progress, *_ended(instance, session)])
 
 
 def runs_by_session(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunSeen]]:
@@ -47,7 +54,7 @@ def runs_by_session(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec
     for session in sessions:
         found = in_progress[session.job.key]
         begun = any(record.dagster_run.status in BEGUN for record in found)
-        runs[session.job.key] = _newest_first(found if begun else [*found, *_ended(instance, session, found)])
+        runs[session.job.key] = _newest_first(found if begun else [*found, *_ended(instance, session)])
     return runs
 
 
@@ -68,15 +75,13 @@ def _in_progress(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) 
     return found
 
 
-def _ended(instance: dg.DagsterInstance, session: SessionSpec, in_progress: Sequence[RunRecord]) -> Sequence[RunRecord]:
+def _ended(instance: dg.DagsterInstance, session: SessionSpec) -> Sequence[RunRecord]:
     """The newest runs that have ended, and those that count however many queued duplicates were cancelled since."""
     ours = {LOCATION_TAG: location_id(session.settings), SESSION_TAG: session.job.key}
     records = list(instance.get_run_records(dg.RunsFilter(tags=ours, statuses=ENDED), limit=NEWEST))
     if records and all(record.dagster_run.status is dg.DagsterRunStatus.CANCELED for record in records):
         lasted = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
         records += instance.get_run_records(dg.RunsFilter(tags=ours, statuses=lasted), limit=NEWEST)
-    if not any(record.start_time for record in [*records, *in_progress]):
-        records += _of_earlier_version(instance, session)
     return records
 
 
@@ -94,18 +99,6 @@ def _newest_first(records: Iterable[RunRecord]) -> list[RunSeen]:
         for r in {r.dagster_run.run_id: r for r in records}.values()
     ]
     return sorted(runs, key=lambda run: run.created, reverse=True)
-
-
-def _of_earlier_version(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunRecord]:
-    """The runs that the streams' own files name, without a tag of the location: its last sessions before that tag."""
-    key = session.job.key
-    statuses = [read_status(session.settings, name) for name in session.job.streams]
-    named = {status.run_id for status in statuses if status is not None and status.run_id is not None}
-    if not named:
-        return []
-    records = instance.get_run_records(dg.RunsFilter(run_ids=list(named)))
-    untagged = [record for record in records if LOCATION_TAG not in record.dagster_run.tags]
-    return [r for r in untagged if key in (r.dagster_run.job_name, r.dagster_run.tags.get(SESSION_TAG))]
 
 
 def end_lost(instance: dg.DagsterInstance, settings: Settings) -> list[str]:

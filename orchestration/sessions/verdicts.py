@@ -1,31 +1,35 @@
-"""Verdicts that sensors find in files: stored without a run when they change, and from time to time when they do not.
+"""Checks that sensors evaluate from files: their verdicts, and the definitions that report them to Dagster.
 
-The last report is read from Dagster's own storage, not remembered: after somebody else executed the check, or wiped the
-asset, it is reported again.
+A verdict is stored without a run when it changes, and from time to time when it does not, so that its age shows that
+the sensor still runs. The last report is read from Dagster's own storage, not remembered: after somebody else executed
+the check, or wiped the asset, it is reported again.
+
+(No postponed annotations here: Dagster looks at the type of a step's `context`.)
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
 from orchestration.sessions.decisions import CLOCKS_DIFFER
-from orchestration.sessions.events import NO_RUN
+from orchestration.sessions.ownership import claim
+from orchestration.sessions.reporting import NO_RUN
+from streaming_jobs.settings import Settings
 
-HEALTH = "health"
-"""The name of the check of a stream's tables that says whether the stream is well."""
-NOT_TOLD = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
-"""Marks of verdicts that nobody has to be told: brought about on purpose, not settled yet, or told for all streams."""
+RUN = "run"
+"""Metadata with the run that a verdict is of."""
+LOOK_EVERY = 15
+"""Seconds between two ticks of a sensor."""
 AGAIN_AFTER, OTHER_WORDS_AFTER = 300.0, 60.0
 """Seconds after which a verdict that has not changed is reported again; one whose text has changed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of the check of a stream's tables. `mark` changes only when the outcome does; `figures` are shown."""
+    """The outcome of a check. `mark` changes only when a verdict from files does; `figures` are shown."""
 
     passed: bool
     severity: dg.AssetCheckSeverity
@@ -33,33 +37,78 @@ class Verdict:
     text: str
     figures: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
 
-    def evaluation(self, key: dg.AssetCheckKey) -> dg.AssetCheckEvaluation:
-        """The verdict on one table, as it is stored."""
-        return dg.AssetCheckEvaluation(
-            asset_key=key.asset_key,
-            check_name=key.name,
-            passed=self.passed,
-            severity=self.severity,
-            description=self.text,
-            metadata={"verdict": dg.MetadataValue.text(self.mark), **self.figures},
-        )
+    def evaluation(self, key: dg.AssetCheckKey, run: str = "") -> dg.AssetCheckEvaluation:
+        """The verdict as it is stored; with the run that it is of."""
+        return dg.AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, **self._fields(run))
 
-    def result(self, key: dg.AssetCheckKey) -> dg.AssetCheckResult:
-        """The verdict on one table, as a step returns it."""
-        stored = self.evaluation(key)
-        return dg.AssetCheckResult(
-            asset_key=key.asset_key,
-            check_name=key.name,
-            passed=stored.passed,
-            severity=stored.severity,
-            description=stored.description,
-            metadata=stored.metadata,
-        )
+    def result(self, key: dg.AssetCheckKey, run: str = "") -> dg.AssetCheckResult:
+        """The verdict as a step returns it; with the run that it is of."""
+        return dg.AssetCheckResult(asset_key=key.asset_key, check_name=key.name, **self._fields(run))
+
+    def _fields(self, run: str) -> dict[str, Any]:
+        mark = {"verdict": dg.MetadataValue.text(self.mark)} if self.mark else {}
+        of_run = {RUN: dg.MetadataValue.dagster_run(run)} if run else {}
+        return {
+            "passed": self.passed,
+            "severity": self.severity,
+            "description": self.text,
+            "metadata": {**mark, **self.figures, **of_run},
+        }
 
 
-def to_tell(
-    instance: dg.DagsterInstance, verdicts: Mapping[dg.AssetCheckKey, Verdict], now: float
-) -> list[dg.AssetCheckEvaluation]:
+Verdicts = Mapping[dg.AssetCheckKey, Verdict]
+
+
+def checks_from_files(
+    name: str,
+    descriptions: Mapping[dg.AssetCheckKey, str],
+    settings: Settings,
+    look: Callable[[dg.DagsterInstance, float], Verdicts],
+    *,
+    sensor: str,
+    sensor_description: str,
+    all_well: str,
+    in_words: Callable[[dg.AssetCheckKey, Verdict], str] = lambda _, verdict: verdict.text,
+    seen: Callable[[dg.DagsterInstance, Verdicts], None] = lambda *_: None,
+) -> dg.Definitions:
+    """The checks, and the sensor that reports what has changed; executing a check in the UI looks at once.
+
+    `look` gets the time in seconds since 1970; `seen` is called at each tick with what it returned, `in_words` is a
+    check that has not passed in the tick's summary.
+    """
+    if not descriptions:
+        return dg.Definitions()
+
+    @dg.multi_asset_check(
+        name=name,
+        specs=[dg.AssetCheckSpec(name, asset=key.asset_key, description=text) for key, text in descriptions.items()],
+        can_subset=True,
+    )
+    def look_now(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        claim(context.instance, context.run.run_id, settings, name)
+        verdicts = look(context.instance, time.time())
+        for key in context.selected_asset_check_keys:
+            yield verdicts[key].result(key)
+
+    @dg.sensor(
+        name=sensor,
+        minimum_interval_seconds=LOOK_EVERY,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=sensor_description,
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        now = time.time()
+        verdicts = look(context.instance, now)
+        events = to_report(context.instance, verdicts, now)
+        seen(context.instance, verdicts)
+        not_passed = sorted({in_words(key, verdict) for key, verdict in verdicts.items() if not verdict.passed})
+        # Dagster shows a skip reason also beside reported events: it carries the summary of the tick.
+        return dg.SensorResult(asset_events=events, skip_reason="; ".join(not_passed) or all_well)
+
+    return dg.Definitions(asset_checks=[look_now], sensors=[tick])
+
+
+def to_report(instance: dg.DagsterInstance, verdicts: Verdicts, now: float) -> list[dg.AssetCheckEvaluation]:
     """The verdicts that Dagster does not have yet, or received more than `AGAIN_AFTER` seconds ago."""
     known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(verdicts))
     return [verdict.evaluation(key) for key, verdict in verdicts.items() if not _is_known(known.get(key), verdict, now)]

@@ -1,1 +1,1 @@
-"""Slices from the command line and from Dagster. Read `job.py` first."""
+"""Slices from the command line and from Dagster. Read `definitions.py` first."""

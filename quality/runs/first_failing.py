@@ -18,6 +18,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.provenance import Change, TableLog, batch_during, read_change
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def find_first(
         unsure.append("an upsert rewrites files: the row may be older than the batch that wrote its file")
     if notes:
         unsure.append(f"of other failing rows it is not known: {notes[0]}")
-    command = f"recourse recover plan {stream} --before-first-broken {row.expectation}"
+    command = commands.plan(stream, before_first_broken=row.expectation)
     first = FirstFailing(row.expectation, entry.generation, entry.batch, str(entry.code), command)
     return first, "; ".join(unsure)
 

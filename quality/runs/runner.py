@@ -26,6 +26,7 @@ from quality.validation import Engine, Outcome, Validation
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -209,7 +210,7 @@ def _session(suite: Suite, request: RunRequest) -> SparkSession:
     if request.spark is None:
         raise UsageError(
             f"suite {suite.name} needs Spark for this slice, and the caller gives none",
-            "run `recourse quality run`, or take a smaller slice",
+            f"run `{commands.run_suites()}`, or take a smaller slice",
         )
     return request.spark()
 

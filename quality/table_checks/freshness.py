@@ -9,6 +9,7 @@ from quality.table_checks.base import Check, CheckedTable, checked_column, check
 from quality.validation import Outcome, Severity
 from streaming_jobs.errors import UsageError
 from streaming_jobs.state.status import read_status
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 from streaming_jobs.text.spelling import counted
 
@@ -100,13 +101,13 @@ class Lag(Check):
         name = checked.stream.name
         status = read_status(checked.settings, name)
         if status is None or status.lag_at is None:
-            raise UsageError(f"stream {name} has not seen the end of its topics yet", f"recourse streams status {name}")
+            raise UsageError(f"stream {name} has not seen the end of its topics yet", commands.status(name))
         age = max(checked.now - status.lag_at, 0.0)
         behind, records = age + (status.lag_s or 0.0), status.lag_records or 0
         if self.records is not None and age > checked.settings.dagster.stale_after.total_seconds():
             raise UsageError(
                 f"stream {name} last saw the end of its topics {span(age)} ago: its lag in records is not known",
-                f"recourse streams status {name}",
+                commands.status(name),
             )
         wrong = [
             text

@@ -34,6 +34,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.state.topic_records import TopicRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 _FOR_EVER = 1 << 62
 
@@ -80,13 +81,13 @@ def refuse_in_first_batch(settings: Settings, stream: Stream) -> None:
     if _runs(settings, stream):
         raise UsageError(
             f"stream {stream.name} reads topics that the plan changes, runs, and has finished no batch",
-            f"stop it (recourse streams stop {stream.name}), or wait until it has finished one",
+            f"stop it ({commands.stop(stream.name)}), or wait until it has finished one",
         )
     if _half_written(settings, stream):
         raise UsageError(
             f"stream {stream.name} reads topics that the plan changes, and was ended in its first batch, which some of "
             "its tables or topics may have",
-            f"let it finish this batch: recourse streams run {stream.name} --trigger available-now; if it cannot, "
+            f"let it finish this batch: {commands.run(stream.name, trigger='available-now')}; if it cannot, "
             f"{start_over(stream.name, folders(settings, stream))}",
         )
 

@@ -24,6 +24,7 @@ from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.ledger.positions import decode, decode_partitions
 from streaming_jobs.platform.files import private_folder, remove_files, sync, write_json
 from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
 
 _FORMAT = 2
 _ABOUT = "about.json"
@@ -40,7 +41,7 @@ def folder(settings: Settings, plan: str) -> Path:
 def stream_of(plan: str) -> str:
     """The first stream of a plan, which its id begins with; raises UsageError for a name that no plan has."""
     if not _ID.fullmatch(plan):
-        raise UsageError(f"'{plan}' is not the name of a plan", "see `recourse recover list`")
+        raise UsageError(f"'{plan}' is not the name of a plan", f"see `{commands.plans()}`")
     return plan.rpartition("-")[0]
 
 
@@ -94,7 +95,7 @@ def load(settings: Settings, name: str) -> RecoveryPlan:
         streams = tuple(_stream_plan(each) for each in value["streams"])
         plan = RecoveryPlan(**{**value, "streams": streams, "left": tuple(value.get("left", ()))})
     except FileNotFoundError:
-        raise UsageError(f"there is no plan {name}", "see `recourse recover list`") from None
+        raise UsageError(f"there is no plan {name}", f"see `{commands.plans()}`") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"plan {name} cannot be read: {error}", "make a new plan") from error
     if plan != sealed(plan) or plan.id != name:

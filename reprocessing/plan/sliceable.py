@@ -16,6 +16,7 @@ from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 
 _NODE = re.compile(r"^[\s:+|-]*([A-Za-z0-9]+)")
@@ -80,13 +81,13 @@ def sliceable(stream: Stream, table: str | None = None) -> Sliceable:
         raise UsageError(
             f"stream {stream.name} joins topics {', '.join(t.name for t in stream.sources.values())}: which records "
             "a row depends on is not bounded",
-            f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
+            f"rebuild the whole table: {commands.plan(stream.name, to_earliest=True)}",
         )
     (parameter, topic), *_ = stream.sources.items()
     if not isinstance(topic, KafkaTopic):
         raise UsageError(
             f"stream {stream.name} reads table {topic.name}: slices are rebuilt from the records of a topic",
-            f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
+            f"rebuild the whole table: {commands.plan(stream.name, to_earliest=True)}",
         )
     event_time = slices.event_time or topic.time_column
     if event_time is None:
@@ -185,7 +186,7 @@ def _declared(stream: Stream, table: str | None) -> tuple[str, DeclaredTable, Sl
     if which.mode == "upsert":
         raise UsageError(
             f"table {which.name} is an upsert: its rows depend on records of any time, so no slice can be rebuilt",
-            f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
+            f"rebuild the whole table: {commands.plan(stream.name, to_earliest=True)}",
         )
     raise UsageError(
         f"table {which.name} declares no slices", "declare them: DeltaTable(..., slices=Slices(column, reach=...))"
@@ -195,5 +196,5 @@ def _declared(stream: Stream, table: str | None) -> tuple[str, DeclaredTable, Sl
 def _dependent(stream: str, reason: str) -> UsageError:
     return UsageError(
         f"stream {stream} {reason}, so a slice of its table cannot be rebuilt alone",
-        f"rebuild the whole table: recourse recover plan {stream} --to-earliest",
+        f"rebuild the whole table: {commands.plan(stream, to_earliest=True)}",
     )

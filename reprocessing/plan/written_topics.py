@@ -44,6 +44,7 @@ from streaming_jobs.sources.record_blocks import Records
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 _POLL = 0.1
 _BEYOND_A_TRANSACTION = timedelta(seconds=20)
@@ -157,7 +158,7 @@ class WrittenTopics:
             if newest.generation >= generation:
                 raise UsageError(
                     f"topic {sink.name} is in generation {newest.generation} already",
-                    f"another recovery has written it: recourse recover abort {plan}",
+                    f"another recovery has written it: {commands.abort(plan)}",
                 )
             return replace(fenced, written=_carried(newest, position))
 

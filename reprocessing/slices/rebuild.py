@@ -46,6 +46,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -429,7 +430,7 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
         except PySparkException as error:
             raise UsageError(
                 f"the function of stream {stream.name} cannot run on a batch of records: {str(error).splitlines()[0]}",
-                f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
+                f"rebuild the whole table: {commands.plan(stream.name, to_earliest=True)}",
             ) from error
         except Exception as error:
             raise function_raised(stream.function, error) from error

@@ -19,6 +19,7 @@ from streaming_jobs.sinks.stored import LATE, Content, StoredTable, committed_as
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def _refuse_foreign(tables: Iterable[StoredTable], stream: Stream, record: Strea
                 raise ForeignWrite(
                     f"version {commit.version} of table {table.name} ({commit.operation}) changed rows and was not "
                     f"written by stream {stream.name}",
-                    "a recovery would drop that change: undo it, or accept it with `recourse streams accept`",
+                    "a recovery would drop that change: undo it, or accept it: "
+                    f"{commands.accept(stream.name, table.name, commit.version)}",
                 )
 
 

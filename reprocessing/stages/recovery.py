@@ -22,6 +22,7 @@ from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class RecoveryContext:
         if gone := [name for name, table in tables.items() if table is None]:
             raise PreflightRefused(
                 f"staging table {', '.join(gone)} of plan {self.plan.id} is gone",
-                f"give the plan up: recourse recover abort {self.plan.id}; then make a new one",
+                f"give the plan up: {commands.abort(self.plan.id)}; then make a new one",
             )
         return {name: table for name, table in tables.items() if table is not None}
 

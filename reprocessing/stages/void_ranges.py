@@ -27,6 +27,7 @@ from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import VoidRange
+from streaming_jobs.text import commands
 
 
 def refuse_unfinished(context: RecoveryContext, position: Txn) -> None:
@@ -39,8 +40,8 @@ def refuse_unfinished(context: RecoveryContext, position: Txn) -> None:
                 code = f"with code {newest.code.hash}, which began it"
             raise UsageError(
                 f"topic {sink.name} has {newest.txn}, and the tables of stream {context.stream.name} lack it",
-                f"let the stream finish it (recourse streams run {context.stream.name} --trigger available-now), "
-                f"{code}; then resume",
+                f"let the stream finish it ({commands.run(context.stream.name, trigger='available-now')}), {code}; "
+                "then resume",
             )
 
 
@@ -76,8 +77,8 @@ def void_records(context: RecoveryContext) -> Mapping[str, Any]:
     if late := left_out(context.settings, context.whole, [stream], context.topics):
         raise UsageError(
             f"stream {late[0]} reads topics of plan {plan.id}, and has begun since it was made",
-            f"if it has finished no batch, stop it and resume; otherwise give the plan up (recourse recover abort "
-            f"{plan.id}) and make a new one, which takes the stream along",
+            f"if it has finished no batch, stop it and resume; otherwise give the plan up ({commands.abort(plan.id)}) "
+            "and make a new one, which takes the stream along",
         )
     groups = [list(group) for name in names for group in _groups(context, name, begins[name], ends[name])]
     return {"topics": ids, "begins": begins, "ends": ends, "kept": kept, "groups": groups}
@@ -99,7 +100,7 @@ def _refuse_readers_beyond(context: RecoveryContext, begins: TopicOffsets) -> No
                 raise UsageError(
                     f"records of topic {topic}, partition {beyond[0]}, from {offsets[beyond[0]]} on are wrong too, and "
                     f"stream {each.stream} was to start at {ends[beyond[0]]}",
-                    f"give the plan up: recourse recover abort {context.plan.id}; then make a new one",
+                    f"give the plan up: {commands.abort(context.plan.id)}; then make a new one",
                 )
 
 

@@ -21,6 +21,7 @@ from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
 from streaming_jobs.platform.main_module import seen_with_a_file
 from streaming_jobs.settings import CONFIG_FILE, Settings, project_folder
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import instead, nearest
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class Topology:
             raise ConfigurationError(
                 f"no streams are configured: neither {CONFIG_FILE}, looked for from {Path.cwd()} upwards, nor the "
                 "environment names `flows`",
-                'write flows = ["my.flows"] in recourse.toml; `recourse up` shows the shipped streams without it',
+                f'write flows = ["my.flows"] in recourse.toml; `{commands.up()}` shows the shipped streams without it',
             )
         topology = cls.load(settings.flows)
         for name in settings.streams:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import parse_duration
 from streaming_jobs.text.spelling import instead, nearest_zone
 
@@ -72,7 +73,7 @@ def check_slices(table: str, slices: Slices | None, schema: StructType | None, *
     if upsert:
         raise UsageError(
             f"table {table}: slices of an upsert cannot be rebuilt: its rows depend on records of any time",
-            "leave slices out; `recourse recover plan` rebuilds such a table as a whole",
+            f"leave slices out; `{commands.plan('STREAM')}` rebuilds such a table as a whole",
         )
     if schema is None:
         return

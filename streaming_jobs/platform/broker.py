@@ -37,6 +37,7 @@ from streaming_jobs.platform.ports import HOST
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -168,7 +169,7 @@ def bootstrap_servers(settings: Settings) -> str:
     if broker is None:
         raise BrokerUnreachable(
             f"the embedded broker of {settings.broker_dir.parent} does not run",
-            "start it with `recourse up`, or name a cluster: RECOURSE_KAFKA__BOOTSTRAP_SERVERS=host:port",
+            f"start it with `{commands.up()}`, or name a cluster: RECOURSE_KAFKA__BOOTSTRAP_SERVERS=host:port",
         )
     return broker.bootstrap_servers
 
@@ -328,7 +329,7 @@ class Broker:
         if formatted.returncode != 0:
             raise SetupError(
                 f"the broker's data folder could not be made: {_tail(formatted.stdout + formatted.stderr)}",
-                "check disk space and the rights on the home folder: recourse doctor",
+                f"check disk space and the rights on the home folder: {commands.doctor()}",
             )
         unfinished.rename(data)
         configuration.unlink()
@@ -381,7 +382,7 @@ class Broker:
         return _tail("".join(texts)) or "it has logged nothing in this start"
 
     def _look(self) -> str:
-        return f"its log is {self._log}; `recourse doctor` checks Java, ports and disk"
+        return f"its log is {self._log}; `{commands.doctor()}` checks Java, ports and disk"
 
 
 def _last(settings: Settings) -> Running | None:

@@ -19,6 +19,7 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.text import commands
 
 # What to write instead of a plan that Spark refuses for streams: by the text of its refusal, which often has no
 # code.
@@ -173,7 +174,7 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         )
     if _LOST.search(text):
         return _caused(
-            OffsetsLost(f"records the stream still needs are gone: {summary}", "see `recourse streams status`"), error
+            OffsetsLost(f"records the stream still needs are gone: {summary}", f"see `{commands.status()}`"), error
         )
     if kind in ("AnalysisException", "ParseException"):
         place = _context(text) or _in_users_code(

@@ -31,6 +31,7 @@ from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.platform.java import Java, as_properties
 from streaming_jobs.platform.processes.child import ended_by
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -322,7 +323,8 @@ def _answer(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
         if process.poll() is not None:
             raise TransientError(
                 f"Spark's JVM ended while it started: {ended_by(process.returncode)}",
-                "its reason is printed above, or in the log of the session; `recourse doctor` checks Java and jars",
+                f"its reason is printed above, or in the log of the session; `{commands.doctor()}` checks Java and "
+                "jars",
             )
         time.sleep(_POLL)
     data = file.read_bytes()

@@ -28,6 +28,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.table_sources.archives import TableArchive
+from streaming_jobs.text import commands
 
 DISTRIBUTION = "recourse-streams"
 PYTHONS = ((3, 11), (3, 12))
@@ -183,7 +184,7 @@ def check_ui_port(settings: Settings) -> Check:
         "UI port",
         False,
         f"{port} is taken by {ports.listener_name(port)}",
-        "end that program, or choose another port: recourse up --port 0 takes a free one",
+        f"end that program, or choose another port: {commands.up(port=0)} takes a free one",
     )
 
 
@@ -233,7 +234,7 @@ def nearest(position: dict[int, int], kafka: OffsetBounds) -> tuple[int, float] 
 
 def check(archive: TableArchive, position: dict[int, int], kafka: OffsetBounds) -> Check:
     """The doctor's line about one archive."""
-    found, fix = nearest(position, kafka), f"let it read more quickly: recourse streams run {archive.stream}"
+    found, fix = nearest(position, kafka), f"let it read more quickly: {commands.run(archive.stream)}"
     name = f"archive {archive.stream}"
     if found is None:
         return Check(name, True, f"has all records of {archive.topic}")
@@ -242,7 +243,7 @@ def check(archive: TableArchive, position: dict[int, int], kafka: OffsetBounds) 
     if share < 0:
         first, at = kafka.earliest.get(partition, 0), position.get(partition, 0)
         lost = f"offsets {at} to {first - 1} of {where} were deleted before they were archived"
-        return Check(name, False, lost, f"see the next start: recourse streams run {archive.stream}")
+        return Check(name, False, lost, f"see the next start: {commands.run(archive.stream)}")
     if share < MARGIN:
         return Check(name, None, f"retention is near: {share:.0%} of the records in {where} are archived", fix)
     return Check(name, True, f"{share:.0%} or more of the records in each partition of {archive.topic} are archived")

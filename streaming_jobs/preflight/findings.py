@@ -10,6 +10,7 @@ from streaming_jobs.errors import OffsetsLost, PreflightRefused, RecourseError, 
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.state.deploys import Deploy
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -58,5 +59,5 @@ def not_deployed(snapshot: StreamSnapshot, code: CodeVersion, last: Deploy | Non
         "refuse",
         f"the code of stream {snapshot.stream} on disk ({code.hash}) is not the code that ran last ({ran[0].hash}), "
         "and nobody has deployed it (stream.require_deploy)",
-        f"deploy it: recourse deploy {snapshot.stream}; or put the code {ran[0].hash} back on disk",
+        f"deploy it: {commands.deploy(snapshot.stream)}; or put the code {ran[0].hash} back on disk",
     )

@@ -26,6 +26,7 @@ from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, res
 from streaming_jobs.preflight.topic_rules import topic_findings
 from streaming_jobs.preflight.topic_sinks import topic_sinks
 from streaming_jobs.sinks.stored import LATE
+from streaming_jobs.text import commands
 
 _DECLARE_AGAIN = {
     "deletes": "declare order_by and delete_when of its sink again: they hold for the table's whole life",
@@ -122,14 +123,14 @@ def _generations(snapshot: StreamSnapshot) -> Iterator[Finding]:
             yield Finding(
                 "refuse",
                 f"table {table.name} is fenced by the recovery plan {table.entry.plan}",
-                f"finish it: recourse recover resume {table.entry.plan}; or give it up: "
-                f"recourse recover abort {table.entry.plan}",
+                f"finish it: {commands.resume(str(table.entry.plan))}; or give it up: "
+                f"{commands.abort(str(table.entry.plan))}",
             )
         elif table.entry is not None and table.entry.kind == "publish" and table.txn.generation > current:
             yield Finding(
                 "refuse",
                 f"the recovery plan {table.entry.plan} has published table {table.name} and is not finished",
-                f"finish it: recourse recover resume {table.entry.plan}",
+                f"finish it: {commands.resume(str(table.entry.plan))}",
             )
         elif table.txn.generation > current:
             yield Finding(
@@ -214,8 +215,7 @@ def _foreign(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 "refuse",
                 f"version {commit.version} of table {table.name} ({commit.operation or 'unknown operation'}) changed "
                 f"rows and was not written by stream {snapshot.stream}",
-                f"undo it, or if it is right: recourse streams accept {snapshot.stream} --table {table.name} "
-                f"--version {commit.version} --why '...'",
+                f"undo it, or if it is right: {commands.accept(snapshot.stream, table.name, commit.version)}",
             )
         if not table.log_reaches_entry:
             yield Finding(

@@ -26,6 +26,7 @@ from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.state.topic_records import VoidRange
 from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
 from streaming_jobs.table_sources.topics import versions_of
+from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def start_over(stream: str, folders: Sequence[Path] = ()) -> str:
     places = " ".join(shlex.quote(str(folder)) for folder in folders) or "its state folder and its tables"
     return (
         f"start the stream over: move {places} away (readers lose these rows until the topic is read again) and run "
-        f"`recourse streams run {stream}`"
+        f"`{commands.run(stream)}`"
     )
 
 

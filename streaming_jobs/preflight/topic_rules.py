@@ -11,6 +11,7 @@ from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.table_sources.versions import gone_words
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 from streaming_jobs.text.spelling import counted
 
@@ -109,7 +110,7 @@ def _gone(
 ) -> Finding:
     """The finding for the offsets from `offset` on and before `first`, which nothing can read any more."""
     if topic.kind == "table":
-        rebuild = f"recourse recover plan {snapshot.stream} --to-batch -1"
+        rebuild = commands.plan(snapshot.stream, to_batch=-1)
         return Finding(
             "lost",
             f"{gone_words(topic.name, offset, first)} ({counted(first - offset, 'version')} never read)",
@@ -131,8 +132,8 @@ def _without(snapshot: StreamSnapshot, position: TopicOffsets) -> str:
     if _only_for_state(snapshot):
         return (
             "begin anew with empty state and empty tables at the first record that is left (readers have the present "
-            "rows until that is published, and then only those of the records that are left; the savepoint from before "
-            f"it keeps the others): recourse recover plan {snapshot.stream} --to-batch -1 --discard-state"
+            "rows until that is published, and then only those of the records that are left; the savepoint from "
+            f"before it keeps the others): {commands.plan(snapshot.stream, to_batch=-1, discard_state=True)}"
         )
     return f"continue without them: {_skip_lost(snapshot, position)}"
 
@@ -168,7 +169,7 @@ def _content_gone(snapshot: StreamSnapshot, table: str, version: int) -> Finding
         "or its files were cleaned up",
         f"no batch was committed, so nothing is lost: {snapshot.start_over}"
         if snapshot.checkpoint.committed is None
-        else f"rebuild from the table's present rows: recourse recover plan {snapshot.stream} --to-batch -1",
+        else f"rebuild from the table's present rows: {commands.plan(snapshot.stream, to_batch=-1)}",
     )
 
 
@@ -210,7 +211,7 @@ def _to_offsets(snapshot: StreamSnapshot, offsets: TopicOffsets) -> str:
         for topic, each in offsets.items()
         for partition, offset in sorted(each.items())
     ]
-    return f"recourse recover plan {snapshot.stream} --to-offsets {','.join(places)}"
+    return commands.plan(snapshot.stream, to_offsets=",".join(places))
 
 
 def other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import ShardsSnapshot, StreamSnapshot, TopicSinkSnapshot
 from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.text import commands
 
 # The rules by which the shards of a topic sink must agree with its marker and the checkpoint.
 #
@@ -150,8 +151,9 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
             "refuse",
             f"the marker of topic {sink.topic} is {'gone' if lost else 'missing'}: nobody knows which batches of "
             f"stream {snapshot.stream} the topic has",
-            f"let it be proved from table, ledger and topic, and written again: recourse streams write-marker "
-            f"{snapshot.stream}; or put the topic {sink.marker_topic} back from a copy; or {snapshot.write_again(sink)}"
+            "let it be proved from table, ledger and topic, and written again: "
+            f"{commands.write_marker(snapshot.stream)}; or put the topic {sink.marker_topic} back from a copy; or "
+            f"{snapshot.write_again(sink)}"
             if lost
             else "declare the topic as a sink of a new stream; or take it out of the declaration",
         )

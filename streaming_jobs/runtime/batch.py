@@ -28,6 +28,7 @@ from streaming_jobs.sources.base import Source
 from streaming_jobs.sources.planner import FIRST
 from streaming_jobs.state.checkpoint import CheckpointSync
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,7 +123,7 @@ def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, ba
             f"the quarantine {done.table} has {then} rows of {batch.txn}, by code {done.code.hash}; by code "
             f"{batch.code.hash} they are {now}",
             f"let code {done.code.hash} finish the batch; or rebuild from before it: "
-            f"recourse recover plan {batch.stream} --to-batch {batch.batch - 1}",
+            f"{commands.plan(batch.stream, to_batch=batch.batch - 1)}",
         )
 
 

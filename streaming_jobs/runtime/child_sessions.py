@@ -24,6 +24,7 @@ from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import holder
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 
@@ -81,7 +82,7 @@ def free(settings: Settings, streams: Sequence[Stream]) -> list[Stream]:
     for name, owner in held.items():
         log.info("the stream runs elsewhere by now and is left there", stream=name, holder=owner.pid)
     if len(held) == len(streams):
-        raise LeaseBusy("every stream of this session runs elsewhere by now", "see: recourse streams status")
+        raise LeaseBusy("every stream of this session runs elsewhere by now", f"see: {commands.status()}")
     return [stream for stream in streams if stream.name not in held]
 
 

@@ -67,6 +67,7 @@ from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.source import TableSource
 from streaming_jobs.table_sources.topics import versions_of
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import milliseconds, parse_duration
 
 if TYPE_CHECKING:
@@ -414,7 +415,7 @@ class QueryBuilder:
         if keeps_state and (changes := differences(before, fingerprint)):
             raise PreflightRefused(
                 f"the state of stream {self.stream.name} was built by another aggregation: {changes}",
-                f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
+                f"take the change back, or rebuild the tables: {commands.plan(self.stream.name, to_batch=-1)}",
             )
         return fingerprint
 

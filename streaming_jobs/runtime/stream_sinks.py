@@ -46,6 +46,7 @@ from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.sources.connection import read_client_file
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.readers import TableReaders
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import parse_duration
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
         shards = tuple(_shards(settings, stream, sink, connection, marked=0 if marker is None else marker.shards))
     except ClientLost as lost:
         raise BrokerUnreachable(
-            f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
+            f"the marker of topic {sink.name} cannot be read: {lost}", f"check the broker (`{commands.doctor()}`)"
         ) from lost
     entry = None if marker is None else marker.entry
     return TopicSinkSnapshot(

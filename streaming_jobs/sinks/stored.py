@@ -24,6 +24,7 @@ from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
 from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -80,8 +81,7 @@ def refuse_foreign(commits: Iterable[Commit], known: int, table: str, stream: st
             raise ForeignWrite(
                 f"version {commit.version} of table {table} ({commit.operation or 'unknown operation'}) changed rows "
                 f"while stream {stream} was writing the table",
-                f"undo it, or if it is right: recourse streams accept {stream} --table {table} "
-                f"--version {commit.version} --why '...'",
+                f"undo it, or if it is right: {commands.accept(stream, table, commit.version)}",
             )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.ledger.positions import Archived
 from streaming_jobs.sources.base import Archive, Span
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.sources.range_reader import RangeReader
@@ -58,7 +59,7 @@ def lost(topic: str, archive: Archive, spans: Mapping[int, Span]) -> OffsetsLost
     for partition, (start, end) in spans.items():
         if hole(start, end, bounds.get(partition)) is not None:
             added = Archived(archive.name, bounds, {})
-            return OffsetsLost(gone(added, topic, partition, start, end), "see `recourse streams status`")
+            return OffsetsLost(gone(added, topic, partition, start, end), f"see `{commands.status()}`")
     return None
 
 

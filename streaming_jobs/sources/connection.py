@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
 from streaming_jobs.platform.files import scratch
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration, milliseconds
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Failures:
         if self._refused and time.monotonic() - self._begun > _GRACE:
             raise ConfigurationError(
                 f"the broker at {self.bootstrap} refused the connection: {self._refused}",
-                "check kafka.security_protocol, the credentials and the certificates (`recourse config show`)",
+                f"check kafka.security_protocol, the credentials and the certificates (`{commands.settings()}`)",
             )
 
     def unreachable(self, doing: str, timeout: timedelta) -> BrokerUnreachable:
@@ -133,7 +134,7 @@ class Failures:
         reason = f" ({self._last})" if self._last else ""
         return BrokerUnreachable(
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
-            "check that the broker runs and that kafka.bootstrap_servers is right (`recourse doctor`)",
+            f"check that the broker runs and that kafka.bootstrap_servers is right (`{commands.doctor()}`)",
         )
 
 

@@ -20,6 +20,7 @@ from streaming_jobs.sources.archived_ranges import Firsts, lost, parted, read_ra
 from streaming_jobs.sources.base import Archive, Span, TopicReader
 from streaming_jobs.sources.range_reader import MOST_BYTES, RangeReader
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.sources.record_blocks import Records
@@ -280,7 +281,7 @@ class Planner:
             if not any(start.values()):
                 raise
             raise OffsetsLost(
-                f"topic {self.topic} is gone, and the stream has read a part of it", "see `recourse streams status`"
+                f"topic {self.topic} is gone, and the stream has read a part of it", f"see `{commands.status()}`"
             ) from error
 
     def _check(self, start: Mapping[int, int], ends: Mapping[int, int]) -> None:
@@ -290,5 +291,5 @@ class Planner:
                 raise OffsetsLost(
                     f"{self.topic} partition {partition} {there}, and the stream is at {at}: records that were there "
                     "are gone",
-                    "see `recourse streams status`",
+                    f"see `{commands.status()}`",
                 )

@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
+from streaming_jobs.text import commands
 
 _SLICE = 0.1
 _FIRST = 1.0
@@ -253,7 +254,7 @@ class RangeReader:
             raise OffsetsLost(
                 f"offset {there.next} of {self.topic} partition {partition} is not in the topic any more: "
                 f"{error.str()}",
-                "see `recourse streams status`",
+                f"see `{commands.status()}`",
             )
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:  # no group is needed to read assigned partitions
             return False
@@ -279,7 +280,7 @@ class RangeReader:
             return OffsetsLost(
                 f"{self.topic} partition {partition} ends at offset {there.end}, and the batch at {end}: records that "
                 "were there are gone",
-                "see `recourse streams status`",
+                f"see `{commands.status()}`",
             )
         reason = f" ({self._refusal})" if self._refusal else ""
         return self._failures.unreachable(

@@ -24,6 +24,7 @@ from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, UsageEr
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import Failures, client_config
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.settings import KafkaSettings
@@ -229,7 +230,7 @@ class Topics:
         except KafkaException as error:
             raise ConfigurationError(
                 f"the Kafka client cannot be set up: {error.args[0].str()}",
-                "check the section `kafka` (`recourse config show`)",
+                f"check the section `kafka` (`{commands.settings()}`)",
             ) from error
         self._connected, self._unanswered = time.monotonic(), False
 

@@ -21,6 +21,7 @@ from typing import Any
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import TopicOffsets, decode
 from streaming_jobs.platform.files import hard_link, sync, sync_each, sync_tree, write_atomic
+from streaming_jobs.text import commands
 
 
 class CheckpointDamaged(PreflightRefused):
@@ -254,7 +255,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
         choice = f"batches {possible[0]} to {possible[-1]}" if possible else "no batch"
         raise UsageError(
             f"the checkpoint {checkpoint.folder.name} can be cut after {choice}, not after batch {batch}",
-            "choose one of them, or a savepoint (`recourse savepoints list`)",
+            f"choose one of them, or a savepoint (`{commands.savepoints()}`)",
         )
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

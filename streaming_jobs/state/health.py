@@ -45,6 +45,7 @@ from streaming_jobs.state import start_request, stop_request, stream_record, sup
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 from streaming_jobs.text.spelling import counted
 
@@ -318,7 +319,9 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) ->
     status = seen.status
     if state == "dead":
         pid = f" (pid {status.pid})" if status is not None and status.pid else ""
-        next_start = _supervised(seen) or "; a `recourse up` or Dagster that runs starts it again in a minute or two"
+        next_start = (
+            _supervised(seen) or f"; a `{commands.up()}` or Dagster that runs starts it again in a minute or two"
+        )
         yield Reason("dead", f"its session{pid} ended without saying so{_ago(seen, status)}{next_start}")
     elif state == "silent" and seen.session is not None:
         yield Reason("silent", f"process {seen.session.pid} lives and has not written its status{_ago(seen, status)}")
@@ -336,10 +339,10 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) ->
 def _not_running(seen: Seen) -> str:
     status = seen.status
     if status is None:
-        switch = "; start it: recourse up, or in your Dagster the sensor keepalive of its job"
+        switch = f"; start it: {commands.up()}, or in your Dagster the sensor keepalive of its job"
         return f"it should run, and never did{_supervised(seen) or switch}"
     ended = f"it ended {_when(seen.at, status.heartbeat)}, nobody asked for that, and no driver runs it"
-    return f"{ended}{_supervised(seen) or '; start it: recourse up, or your Dagster'}"
+    return f"{ended}{_supervised(seen) or '; start it: {commands.up()}, or your Dagster'}"
 
 
 def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
@@ -383,9 +386,9 @@ def _code_on_disk(seen: Seen) -> Iterator[str]:
     if status.disk_code_error is not None:
         yield f"runs code {runs}; the code on disk, changed at {since}, cannot be loaded: {status.disk_code_error}"
     elif status.disk_code is not None:
-        yield f"runs code {runs}; on disk is {status.disk_code} since {since}: recourse deploy {seen.stream}"
+        yield f"runs code {runs}; on disk is {status.disk_code} since {since}: {commands.deploy(seen.stream)}"
     elif status.disk_settings:
-        yield f"runs with other settings than those on disk since {since}: recourse deploy {seen.stream}"
+        yield f"runs with other settings than those on disk since {since}: {commands.deploy(seen.stream)}"
 
 
 def _blocked(status: Status) -> tuple[str, float] | None:
@@ -418,7 +421,7 @@ def recovery_words(seen: Seen) -> str:
     if since is not None:
         text += f" since {_time(since)}"
     if seen.owner is None:
-        text += f"; nobody works on it now: recourse recover resume {seen.plan}, or recourse recover abort {seen.plan}"
+        text += f"; nobody works on it now: {commands.resume(seen.plan)}, or {commands.abort(seen.plan)}"
     return text
 
 

@@ -33,6 +33,7 @@ from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text import commands
 
 _CLOSED = -1
 """In place of a descriptor that was closed: its number may be another file's by now."""
@@ -248,7 +249,7 @@ def busy(stream: str, owner: Owner | None) -> LeaseBusy:
         what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
         since = time.strftime("%H:%M:%S", time.localtime(owner.since))
         words = f"{what} ({owner.purpose}, since {since})"
-    return LeaseBusy(f"stream {stream} is held by {words}", f"stop it first: recourse streams stop {stream}")
+    return LeaseBusy(f"stream {stream} is held by {words}", f"stop it first: {commands.stop(stream)}")
 
 
 def _named(descriptor: int) -> Owner | None:

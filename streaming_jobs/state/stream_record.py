@@ -25,6 +25,7 @@ from streaming_jobs.state.checkpoint import CheckpointDamaged
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 FORMAT = 1
 
@@ -250,7 +251,7 @@ def accept(
         record = load(settings, stream.name)
         declared = next((each for each, _ in all_tables(stream) if each.name == table), None)
         if record is None or (read is None and (record.table(table) is None or declared is None)):
-            raise UsageError(f"stream {stream.name} has no table {table}", "see `recourse streams describe`")
+            raise UsageError(f"stream {stream.name} has no table {table}", f"see `{commands.describe()}`")
         commits = read if declared is None else store_of(declared).commits(settings, declared)
         _check_foreign(commits or (), stream.name, table, version)
         exception = Accepted(table, version, why.strip(), time.time())

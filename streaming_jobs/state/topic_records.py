@@ -19,6 +19,7 @@ from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.platform.files import private_folder, write_json
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
+from streaming_jobs.text import commands
 
 FORMAT = 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -95,7 +96,7 @@ def void_of(settings: Settings, topic: str, topic_id: str) -> VoidRanges:
     if record.under_way is not None:
         raise PreflightRefused(
             f"plan {record.under_way} is appending corrected records to topic {topic}",
-            f"finish it: recourse recover resume {record.under_way}, or recourse recover abort {record.under_way}",
+            f"finish it: {commands.resume(record.under_way)}, or {commands.abort(record.under_way)}",
         )
     return record.holding()
 

@@ -18,6 +18,7 @@ from streaming_jobs.state.named_savepoints import NamedSavepoint, only_one
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 _ATTEMPTS = 3
 
@@ -99,7 +100,7 @@ def drop_named(
     with only_one(settings):
         made = named_savepoints.find(settings, name)
         if made is None:
-            raise UsageError(f"there is no savepoint '{name}'", "see `recourse savepoints list`")
+            raise UsageError(f"there is no savepoint '{name}'", f"see `{commands.savepoints()}`")
         others = [each for each in named_savepoints.named(settings) if each.name != name]
         gone: list[Savepoint] = []
         for stream, each in made.streams.items():
@@ -130,5 +131,5 @@ def _refuse_used(settings: Settings, name: str) -> None:
     existing = named_savepoints.find(settings, name)
     if existing is not None and existing.holds(time.time()):
         raise UsageError(
-            f"savepoint '{name}' exists already", f"choose another name, or: recourse savepoints drop --name {name}"
+            f"savepoint '{name}' exists already", f"choose another name, or: {commands.drop_savepoint(name=name)}"
         )

@@ -27,6 +27,7 @@ from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import BatchSize, Limits
 from streaming_jobs.sources.record_blocks import HEADERS, POSITION, RECORD, TIME, nullable, read_used
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.declare.table_source import DeltaSource
@@ -328,7 +329,7 @@ class TablePlanner:
     def _ends_before(self, end: int, start: int) -> OffsetsLost:
         return OffsetsLost(
             f"table {self.versions.name} ends at version {end - 1}, and the stream has read up to {start - 1}",
-            "see `recourse streams status`",
+            f"see `{commands.status()}`",
         )
 
     def _version(self, number: int) -> Version:

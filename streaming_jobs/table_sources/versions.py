@@ -31,6 +31,7 @@ from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, Pre
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, by_place, ends_of
 from streaming_jobs.platform.delta_log import UNREAD, commit_actions
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.delta.table_files import TableFile
@@ -299,7 +300,7 @@ class TableVersions:
 
     def gone(self, start: int, end: int) -> OffsetsLost:
         """The error for a range of versions that can no longer be read."""
-        return OffsetsLost(gone_words(self.name, start, end), "see `recourse streams status`")
+        return OffsetsLost(gone_words(self.name, start, end), f"see `{commands.status()}`")
 
     def _of_ours(
         self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]], *, rewrites: bool
@@ -319,7 +320,7 @@ class TableVersions:
     def _published(self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The files of a publish whose rows are those of records that no batch had read before."""
         before, now = self._read_before(number, entry.stream), by_place(ends_of(entry.offsets))
-        rebuild = "rebuild this stream's tables from the table's present rows: recourse recover plan NAME --to-batch -1"
+        rebuild = f"rebuild this stream's tables from the table's present rows: {commands.plan('NAME', to_batch=-1)}"
         if before is not None and any(now.get(place, 0) < end for place, end in before.items()):
             raise PreflightRefused(
                 f"version {number} of table {self.name}, by plan {entry.plan}, took rows back that this stream may "
@@ -351,15 +352,14 @@ class TableVersions:
             raise ForeignWrite(
                 f"version {number} of table {self.name} ({operation}) changed rows and was not written by stream "
                 f"{self.writer}",
-                f"undo it, or if it is right: recourse streams accept {self.writer} --table {self.name} "
-                f"--version {number} --why '...'",
+                f"undo it, or if it is right: {commands.accept(self.writer, self.name, number)}",
             )
         if rewrites and not accepted:
             raise ForeignWrite(
                 f"version {number} of table {self.name} ({operation}) rewrote rows, and a stream reads a table to "
                 "which rows are only added",
-                "if what was read before may stay as it is, skip the version: recourse streams accept NAME "
-                f"--table {self.name} --version {number} --why '...'",
+                "if what was read before may stay as it is, skip the version: "
+                f"{commands.accept('NAME', self.name, number)}",
             )
         return [] if rewrites else adds
 
@@ -391,7 +391,7 @@ class TableVersions:
     def file_gone(self, path: str) -> OffsetsLost:
         """The error for a file that was deleted before it was read."""
         return OffsetsLost(
-            f"file {path} of table {self.name} was deleted before it was read", "see `recourse streams status`"
+            f"file {path} of table {self.name} was deleted before it was read", f"see `{commands.status()}`"
         )
 
 

@@ -19,6 +19,7 @@ from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.text import commands
 from streaming_jobs.verification.offset_ranges import Span
 
 _AT_ONCE = 10_000
@@ -200,7 +201,8 @@ class TopicReader:
             now = time.monotonic()
             if self.until is not None and now > self.until:
                 raise DeadlinePassed(
-                    f"topic {self.name} was not read to its end in time", "give it longer: recourse verify --timeout"
+                    f"topic {self.name} was not read to its end in time",
+                    f"give it longer: {commands.verify()} --timeout",
                 )
             if now - moved > self.kafka.timeout.total_seconds():
                 raise failures.unreachable(f"read topic {self.name}, partition {number}", self.kafka.timeout)

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from orchestration.cli import FAILED
-from orchestration.cli.demo_topology import CHANGES, LEVELS, RIGHT, STREAMS, WRONG, ShopStory
+from orchestration.cli.demo import CHANGES, LEVELS, RIGHT_CHANGE, SHOP_STREAMS, WRONG_CHANGE, ShopStory
 from reprocessing.plan.plan_file import load, undos_of
 from reprocessing.stages.stages import stages_of
 from streaming_jobs.examples.shop.streams import TOPICS
@@ -41,11 +41,11 @@ def story(broker: Broker, tmp_path: Path) -> Iterator[ShopStory]:
     told.begin()
     told.feed(0, HALF)
     told.run_in_order()
-    told.deploy(WRONG)
+    told.deploy(WRONG_CHANGE)
     told.feed(HALF, COUNT)
     told.run_in_order()
     told.compare(COUNT, right=False)
-    told.deploy(RIGHT)
+    told.deploy(RIGHT_CHANGE)
     yield told
     remove(topics, names)
 
@@ -86,7 +86,7 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back(story: Sho
     plan = planned(story)
     name = plan["id"]
     shown = story.recourse("recover", "show", name, quiet=True)
-    assert load(story.settings, name).names == STREAMS
+    assert load(story.settings, name).names == SHOP_STREAMS
     assert f"consumer group billing has read {CHANGES} partition 0" in shown, shown
     assert f"{CHANGES}: " in shown and "become void" in shown, shown
 
@@ -173,12 +173,12 @@ def test_a_second_recovery_goes_back_behind_the_first_one_and_a_third_is_given_u
 
 @pytest.mark.long
 def test_a_batch_that_only_the_topic_has_is_finished_first(story: ShopStory) -> None:
-    story.deploy(WRONG)
+    story.deploy(WRONG_CHANGE)
     story.feed(0, 200)
     unfinished = ("streams", "run", "stock_changes", "--trigger", "available-now")
     killed(story, "stock_changes:secondary_committed:2", *unfinished)
     story.run_streams(["stock"])
-    story.deploy(RIGHT)
+    story.deploy(RIGHT_CHANGE)
     plan = planned(story)["id"]
     refused = command(story.folder, story.environment(), "recover", "apply", plan, "--yes")
     assert refused.returncode == 2 and "let the stream finish it" in refused.stderr, refused.stderr[-800:]
@@ -193,10 +193,10 @@ def test_a_batch_that_only_the_topic_has_is_finished_first(story: ShopStory) -> 
 def test_killed_at_every_border_of_every_stage_of_every_stream(story: ShopStory) -> None:
     """Forward and back again, with a kill at another border each time."""
     plan = planned(story)["id"]
-    stages = [(stage.name, stage.stream or STREAMS[0]) for stage in stages_of(load(story.settings, plan))]
+    stages = [(stage.name, stage.stream or SHOP_STREAMS[0]) for stage in stages_of(load(story.settings, plan))]
     borders = [f"{stream}:recover_{stage}_{side}:0" for stage, stream in stages for side in ("begun", "ran")]
     between = ("recover_fence_topic", "recover_publish_between", "recover_switch_generation_between")
-    borders += [f"{stream}:{point}:0" for point in between for stream in STREAMS[:2]]
+    borders += [f"{stream}:{point}:0" for point in between for stream in SHOP_STREAMS[:2]]
     right = False
     for point in borders:
         if right:
@@ -214,7 +214,7 @@ def test_killed_at_every_border_of_every_stage_of_every_stream(story: ShopStory)
 @pytest.mark.timeout(7200)
 def test_given_up_after_a_kill_at_every_border(story: ShopStory) -> None:
     plan = planned(story)["id"]
-    stages = [(stage.name, stage.stream or STREAMS[0]) for stage in stages_of(load(story.settings, plan))]
+    stages = [(stage.name, stage.stream or SHOP_STREAMS[0]) for stage in stages_of(load(story.settings, plan))]
     story.recourse("recover", "abort", plan, quiet=True)
     before_publish = [
         (stage, stream)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.cli.demo_topology import CHANGES, LEVELS, RIGHT, STREAMS, WRONG, ShopStory
+from orchestration.cli.demo import CHANGES, LEVELS, RIGHT_CHANGE, SHOP_STREAMS, WRONG_CHANGE, ShopStory
 from streaming_jobs.examples.shop import streams
 from streaming_jobs.examples.shop.streams import TOPICS
 from streaming_jobs.platform.broker import Broker
@@ -51,17 +51,17 @@ def test_each_stream_goes_back_to_its_own_or_further_and_all_equal_the_truth(sto
             story.run_streams(["stock_changes"])
             story.run_streams(["stock"])
 
-    cut = take_named(story.settings, [getattr(streams, name) for name in STREAMS], NAME, each=running)
+    cut = take_named(story.settings, [getattr(streams, name) for name in SHOP_STREAMS], NAME, each=running)
     ahead = savepoints.find(story.settings, "stock", cut.streams["stock"])
     assert ahead is not None and sum(ahead.ends[CHANGES].values()) >= CUT
-    story.deploy(WRONG)
+    story.deploy(WRONG_CHANGE)
     story.feed(CUT, COUNT)
     story.run_in_order()
     story.compare(COUNT, right=False)
-    story.deploy(RIGHT)
+    story.deploy(RIGHT_CHANGE)
     plan = json.loads(story.recourse("recover", "plan", "--savepoint", NAME, "--output", "json", quiet=True))
     planned = {each["stream"]: each for each in plan["streams"]}
-    assert tuple(planned) == STREAMS
+    assert tuple(planned) == SHOP_STREAMS
     for name in ("stock_changes", "availability"):
         assert planned[name]["base"]["savepoint"] == cut.streams[name], name
     assert planned["stock"]["base"]["batch"] < ahead.batch

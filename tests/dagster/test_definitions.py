@@ -12,9 +12,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from orchestration.assets import table_assets, topic_assets
 from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
+from orchestration.sessions.definitions import table_assets, topic_assets
 from orchestration.sessions.reporting import table_key, topic_key
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table_source import DeltaSource

@@ -15,9 +15,15 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from orchestration.local_dagster.client import REPOSITORY, DagsterClient
 from orchestration.local_dagster.dagster_home import LOCATION
-from orchestration.local_dagster.processes import CODE_SERVER, DAEMON, WEBSERVER, DagsterProcesses
+from orchestration.local_dagster.processes import (
+    CODE_SERVER,
+    DAEMON,
+    REPOSITORY,
+    WEBSERVER,
+    DagsterClient,
+    DagsterProcesses,
+)
 from streaming_jobs.errors import SetupError
 from streaming_jobs.examples.flights.feeder import feed
 from streaming_jobs.platform.broker import Broker

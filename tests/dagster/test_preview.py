@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from orchestration.bundle import job_yaml
+from orchestration.bundle.job import Bundle
 from orchestration.location import location
-from orchestration.preview import JOB, STEP, VERDICT_TAG, preview_command, preview_job
+from orchestration.preview import JOB, STEP, VERDICT_TAG, definitions, preview_command
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
@@ -29,7 +30,8 @@ def fake(arguments: Sequence[str]) -> list[str]:
 def execute(
     settings: Settings, instance: dg.DagsterInstance, command: Any = fake, **config: Any
 ) -> dg.ExecuteInProcessResult:
-    (job,) = preview_job(Topology.of_settings(settings), settings, [], command)
+    bundle = Bundle("shop", "default", (), settings.home)
+    job = definitions(Topology.of_settings(settings), settings, bundle, command).resolve_job_def(JOB)
     run_config = {"ops": {STEP: {"config": config}}}
     return job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False)
 
@@ -82,7 +84,7 @@ def test_the_real_command_is_run(shop: Settings) -> None:
 
 
 def test_a_run_that_is_canceled_ends_its_preview(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.preview._LOOK_AT_RUN_EVERY", 0.5)
+    monkeypatch.setattr("orchestration.sessions.child_run.LOOK_AT_RUN_EVERY", 0.5)
     with dg.DagsterInstance.ephemeral() as instance:
 
         def cancel() -> None:

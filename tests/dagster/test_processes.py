@@ -14,11 +14,10 @@ import dagster as dg
 import psutil
 import pytest
 
-from orchestration.local_dagster.client import DagsterClient
 from orchestration.local_dagster.dagster_home import code_server_port, is_free, prepare
-from orchestration.local_dagster.processes import DAEMON, DagsterProcesses, _DagsterProcess
+from orchestration.local_dagster.processes import DAEMON, DagsterClient, DagsterProcesses, _DagsterProcess
 from orchestration.sessions.bounded_log import BoundedLog
-from orchestration.sessions.tags import STOPPED_BY_TAG
+from orchestration.sessions.ownership import STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from tests.dagster.conftest import starts

@@ -16,19 +16,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from orchestration.assets import session_assets
 from orchestration.bundle import job_yaml
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.location import location
-from orchestration.quality.parts import Declared
+from orchestration.quality.definitions import Declared
 from orchestration.quality.rules import RuleCount, RuledTable
-from orchestration.quality.suites import run_tags
-from orchestration.quality.when import due_checks, run_config
-from orchestration.sessions.ownership import job_tags
+from orchestration.quality.suites import due_checks, run_config, run_tags
+from orchestration.sessions.definitions import session_assets
+from orchestration.sessions.ownership import KIND_TAG, SESSION_TAG, job_tags
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import KIND_TAG, SESSION_TAG
 from quality.suites import Suite
 from quality.validation import Outcome, Validation
 from streaming_jobs.catalog.topology import Topology
@@ -192,7 +190,7 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
 
             DeltaTable(path).update(predicate="id = 2", updates={"customer": "'b'"})
             now = time.time
-            monkeypatch.setattr("orchestration.quality.when.time.time", lambda: now() + 300)
+            monkeypatch.setattr("orchestration.quality.suites.time.time", lambda: now() + 300)
             assert step().passed
             assert [alert["state"] for alert in hook.alerts] == ["failed", "passed"]
             assert json.loads(cursor or "")["receivers"]["webhook"]["waiting"] == []

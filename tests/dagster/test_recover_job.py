@@ -15,11 +15,10 @@ import psutil
 import pytest
 
 from orchestration.local_dagster.dagster_home import prepare
-from orchestration.recoveries import run as runs
+from orchestration.recoveries.definitions import run_config
 from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, TableChange, encode
-from orchestration.recoveries.launchpad import run_config
-from orchestration.sessions.supervisor import PARENT_VARIABLE
-from orchestration.sessions.tags import KIND_TAG, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
+from orchestration.sessions import child_run
+from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
 from reprocessing.plan.journal import journal_of
 from reprocessing.stages.recovery import StageBegun
 from streaming_jobs.settings import Settings
@@ -39,8 +38,8 @@ APPLY = {"do": "apply", "plan": PLAN}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "POLL", 0.1)
-    monkeypatch.setattr(runs, "LOOK_AT_RUN_EVERY", 0.2)
+    monkeypatch.setattr(child_run, "POLL", 0.1)
+    monkeypatch.setattr(child_run, "LOOK_AT_RUN_EVERY", 0.2)
     monkeypatch.delenv(PARENT_VARIABLE, raising=False)
 
 
@@ -125,7 +124,7 @@ def test_a_launch_that_makes_no_sense_starts_no_process(
     assert words in errors(stored, run) and not pids(shop)
 
 
-@pytest.mark.parametrize(("end", "words"), [("die", "ended by signal 9 (perhaps out of memory)"), ("exit 1", "code 1")])
+@pytest.mark.parametrize(("end", "words"), [("die", "was killed (-9, perhaps out of memory)"), ("exit 1", "code 1")])
 def test_a_process_that_says_nothing_at_its_end_is_a_failed_run_with_its_log(
     shop: Settings, stored: dg.DagsterInstance, end: str, words: str
 ) -> None:

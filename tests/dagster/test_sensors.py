@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -13,17 +12,23 @@ import dagster as dg
 import pytest
 from dagster._core.remote_origin import RemoteJobOrigin
 
-from orchestration.assets import sessions
 from orchestration.bundle import job_yaml
 from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
-from orchestration.sessions.fingerprint import fingerprint
-from orchestration.sessions.ownership import job_tags
+from orchestration.sessions.definitions import sessions
+from orchestration.sessions.ownership import (
+    FAILURE_TAG,
+    FINGERPRINT_TAG,
+    SESSION_TAG,
+    STOPPED_BY_TAG,
+    WORKER_TAG,
+    identity,
+    job_tags,
+)
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, runs_by_session, session_runs
-from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, KIND_TAG, SESSION_TAG, STOPPED_BY_TAG, WORKER_TAG
+from orchestration.sessions.supervisor import SessionSpec, fingerprint
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
@@ -33,7 +38,7 @@ from tests.dagster.fakes.command import fake_command
 from tests.dagster.ticks import REPOSITORY, Ticks
 
 TABLES = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
-DEAD_WORKER = f"{socket.gethostname()}:999999999:gone"
+DEAD_WORKER = f"{identity().rsplit(':', 2)[0]}:999999999:gone"
 
 
 @pytest.fixture
@@ -119,7 +124,7 @@ def own_session(settings: Settings) -> SessionSpec:
 
 
 def test_the_watchdog_fails_a_run_of_which_nothing_lives(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
     run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
     ticks.tick("watchdog")
     run = ticks.instance.get_run_by_id(run_id)
@@ -132,7 +137,7 @@ def test_the_watchdog_leaves_a_run_alone_whose_driver_holds_a_lease(
 ) -> None:
     run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
     lease = acquire(ticks.settings, "customers", purpose="session")
-    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
     ticks.tick("watchdog")
     lease.release()
     run = ticks.instance.get_run_by_id(run_id)
@@ -149,7 +154,7 @@ def test_the_watchdog_takes_nobody_elses_lease_for_the_runs_driver(
     lease = acquire(ticks.settings, "customers", purpose=purpose)
     by_hand = Status(stream="customers", pid=os.getpid(), run_id=None, started_at=1.0, heartbeat=1.0)
     write_status(ticks.settings, by_hand)
-    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
     ticks.tick("watchdog")
     lease.release()
     run = ticks.instance.get_run_by_id(run_id)
@@ -175,7 +180,7 @@ def test_the_watchdog_fails_a_recovery_whose_process_is_gone(ticks: Ticks) -> No
         job,
         run_config=job.run_config,
         status=dg.DagsterRunStatus.STARTED,
-        tags={**job.tags, WORKER_TAG: f"{socket.gethostname()}:999999999:gone"},
+        tags={**job.tags, WORKER_TAG: DEAD_WORKER},
     )
     assert run.run_id[:8] in str(ticks.tick("watchdog"))
     ended = ticks.instance.get_run_by_id(run.run_id)
@@ -260,25 +265,11 @@ def test_what_another_location_of_the_instance_runs_is_left_alone(
             for status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
         ]
         before = {run_id: instance.get_run_by_id(run_id) for run_id in created}
-        monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+        monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
         assert "worker" in str(ticks.tick("watchdog"))
         assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest), "no session of ours has been started"
         assert "0 old runs deleted" in str(ticks.tick("retention"))
         assert {run_id: instance.get_run_by_id(run_id) for run_id in created} == before
-
-
-@pytest.mark.parametrize(("status", "words"), [("STARTED", "is started"), ("CANCELED", "an operator")])
-def test_a_session_from_before_the_tag_of_the_location_is_known_by_the_streams_own_files(
-    ticks: Ticks, status: str, words: str
-) -> None:
-    @dg.job(name="shop", tags={KIND_TAG: "continuous"})
-    def before() -> None:
-        pass
-
-    run = ticks.instance.create_run_for_job(before, status=dg.DagsterRunStatus[status])
-    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
-    write_status(ticks.settings, Status("orders", "stopped", 1, run_id=run.run_id, heartbeat=1.0))
-    assert words in str(ticks.tick("keepalive_shop"))
 
 
 def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:
@@ -322,7 +313,7 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
 def test_a_stream_that_ended_while_its_session_goes_on_is_red(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
     long_ago = time.time() - 2000
     session = RunSeen("r", "STARTED", created=long_ago, started=long_ago)
-    monkeypatch.setattr("orchestration.checks.runs_by_session", lambda *_: {"shop": [session]})
+    monkeypatch.setattr("orchestration.sessions.health.runs_by_session", lambda *_: {"shop": [session]})
     write_status(ticks.settings, Status("orders", "stopped", 7, heartbeat=long_ago, trigger="continuous"))
     assert ticks.look() == {"orders": (False, "red: not_running")}
     stop_request.ask(ticks.settings, "orders", "asked by an operator")

@@ -62,7 +62,7 @@ def test_runs_events_and_checks_of_a_second_location_are_left_alone(
         assert before["days"] == sorted(DAYS) and len(before["runs"]) == 5  # type: ignore[arg-type]
 
         ticks = Ticks(settings, instance)
-        monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+        monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
         assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest), "no session of ours has been started"
         assert "0 old runs deleted" in str(ticks.tick("retention"))
         ticks.tick("watchdog")

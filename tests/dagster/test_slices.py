@@ -11,7 +11,8 @@ import dagster as dg
 import pytest
 
 from orchestration.definitions import definitions
-from orchestration.slices.job import JOB, SliceDefinitions, newest_closed_day, slices_key
+from orchestration.slices.definitions import JOB, definitions_of, newest_closed_day, slices_key
+from orchestration.slices.definitions import definitions as slice_definitions
 from reprocessing.plan.sliceable import Sliceable, sliceable
 from reprocessing.replay.difference import Difference
 from reprocessing.slices.rebuild import SliceReport
@@ -44,8 +45,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings.load({"home": tmp_path})
 
 
-def run(made: SliceDefinitions, first: str, last: str) -> dg.ExecuteInProcessResult:
-    defs = dg.Definitions(assets=made.assets(), jobs=made.jobs(), schedules=made.schedules())
+def run(defs: dg.Definitions, first: str, last: str) -> dg.ExecuteInProcessResult:
     tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
     with dg.instance_for_test() as instance:
         return defs.resolve_job_def(JOB).execute_in_process(
@@ -53,8 +53,8 @@ def run(made: SliceDefinitions, first: str, last: str) -> dg.ExecuteInProcessRes
         )
 
 
-def made_of(tmp_path: Path, rebuild: Any) -> SliceDefinitions:
-    return SliceDefinitions(settings(tmp_path), [sliceable(airport_hours), sliceable(flights_clean)], rebuild)
+def made_of(tmp_path: Path, rebuild: Any) -> dg.Definitions:
+    return definitions_of(settings(tmp_path), [sliceable(airport_hours), sliceable(flights_clean)], rebuild)
 
 
 def test_a_range_of_days_is_one_run_and_each_day_is_materialised(tmp_path: Path) -> None:
@@ -77,8 +77,7 @@ def test_a_refusal_fails_the_run_with_its_words(tmp_path: Path, error: RecourseE
 
 
 def test_the_schedule_is_off_and_asks_for_the_newest_closed_day_of_each_table(tmp_path: Path) -> None:
-    made = made_of(tmp_path, Rebuilds())
-    defs = dg.Definitions(assets=made.assets(), jobs=made.jobs(), schedules=made.schedules())
+    defs = made_of(tmp_path, Rebuilds())
     schedule = defs.resolve_schedule_def(JOB)
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     with dg.instance_for_test() as instance:
@@ -103,7 +102,9 @@ def test_a_day_is_closed_by_the_watermark_of_a_stream_that_keeps_up(tmp_path: Pa
 def test_the_shipped_tables_have_days_and_a_location_without_slices_has_none(shop: Settings, tmp_path: Path) -> None:
     assert not [job for job in definitions(shop).jobs or [] if job.name == JOB]
     own = shop.model_copy(update={"flows": ["streaming_jobs.examples.flights.streams"]})
-    made = SliceDefinitions.of(own, Topology.of_settings(own))
-    assert {slices_key(each) for each in made.tables} == {slices_key(sliceable(flights_clean)), KEY}
-    assert made.partitions.get_first_partition_key() == "2013-01-01"
-    assert [job.name for job in made.jobs()] == [JOB]
+    made = slice_definitions(own, Topology.of_settings(own))
+    graph = made.resolve_asset_graph()
+    assert graph.materializable_asset_keys == {slices_key(sliceable(flights_clean)), KEY}
+    days = graph.get(KEY).partitions_def
+    assert days is not None and days.get_first_partition_key() == "2013-01-01"
+    assert made.resolve_job_def(JOB)

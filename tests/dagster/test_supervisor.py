@@ -18,19 +18,24 @@ import dagster as dg
 import psutil
 import pytest
 
-from orchestration.assets import sessions
 from orchestration.bundle import job_yaml
 from orchestration.bundle.job import Schedule
 from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
-from orchestration.sessions import driver as drivers
-from orchestration.sessions import supervisor
+from orchestration.sessions import child_run, supervisor
 from orchestration.sessions.bounded_log import BoundedLog
-from orchestration.sessions.fingerprint import fingerprint
-from orchestration.sessions.ownership import identity, is_running
-from orchestration.sessions.supervisor import PARENT_VARIABLE, SessionSpec
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
+from orchestration.sessions.definitions import sessions
+from orchestration.sessions.ownership import (
+    FAILURE_TAG,
+    FINGERPRINT_TAG,
+    PARENT_VARIABLE,
+    WORKER_TAG,
+    identity,
+    is_running,
+)
+from orchestration.sessions.supervisor import SessionSpec, fingerprint
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire, holder
 from streaming_jobs.state.status import Status, read_status, write_status
@@ -56,8 +61,8 @@ def stored(shop: Settings) -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "POLL", 0.1)
-    monkeypatch.setattr(supervisor, "LOOK_AT_RUN_EVERY", 0.2)
+    monkeypatch.setattr(child_run, "POLL", 0.1)
+    monkeypatch.setattr(child_run, "LOOK_AT_RUN_EVERY", 0.2)
     monkeypatch.delenv(PARENT_VARIABLE, raising=False)
 
 
@@ -297,10 +302,10 @@ def test_a_scheduled_session_without_a_time_limit_is_ended_after_max_session(sho
     job = job_yaml.load(shop.jobs).jobs[0]
     schedule = Schedule("0 0 4 * * ?", "0 4 * * *", "UTC", paused=False)
     session = SessionSpec(replace(job, trigger=schedule, timeout_seconds=timeout), (), shop)
-    watch = supervisor._Watch(None, session, None, None, 0)  # type: ignore[arg-type]
+    watch = supervisor._Watch(session, None, None)  # type: ignore[arg-type]
     watch._check_age()
     watch.begun -= shop.dagster.max_session.total_seconds() + 1
-    with pytest.raises(supervisor.Gone, match="has no time limit") if not timeout else nullcontext():
+    with pytest.raises(child_run.Gone, match="has no time limit") if not timeout else nullcontext():
         watch._check_age()
 
 
@@ -424,13 +429,12 @@ def test_a_worker_whose_code_server_is_killed_stops_its_driver_and_fails(
     assert not psutil.pid_exists(starts(shop)[-1]["pid"])
 
 
-def test_a_group_member_that_outlives_the_driver_is_killed(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "JVM_GONE_WITHIN", 0.2)
+def test_a_group_member_that_outlives_the_driver_is_killed(shop: Settings) -> None:
     script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
     log = BoundedLog(shop.logs / "x.log")
-    driver = drivers.Driver([sys.executable, "-c", script], {}, log)
-    driver.start()
+    with log.open() as output:
+        driver = ChildCommand([sys.executable, "-c", script], os.environ, stdin=subprocess.PIPE).start(output)
     left = int(wait_for(log.tail, "the pid"))
-    wait_for(lambda: driver.exit_code() is not None, "the driver's own end")
-    assert driver.end(5.0) == 0
+    wait_for(lambda: driver.exit_code is not None, "the driver's own end")
+    assert driver.end(5.0, 0.2) == 0
     wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie", "its end")

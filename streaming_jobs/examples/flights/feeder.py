@@ -34,6 +34,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ class _Sender:
                 self._producer.purge()
                 raise BrokerUnreachable(
                     f"the broker at {self._failures.bootstrap} took no record for {format_duration(self._patience)}",
-                    "bring it back (`recourse doctor`) and feed again: it continues where it stopped",
+                    f"bring it back (`{commands.doctor()}`) and feed again: it continues where it stopped",
                 )
         if self._undelivered is not None:
             raise BrokerUnreachable(

@@ -20,6 +20,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.text import commands
 
 
 def feed(settings: Settings, count: int, late: int) -> int:
@@ -66,7 +67,7 @@ def send(kafka: KafkaSettings, bootstrap: str, made: Iterable[Payment]) -> None:
         why = next(iter(refused), "no answer")
         raise BrokerUnreachable(
             f"{left + len(refused):,} payments were not acknowledged by {bootstrap}: {why}",
-            "check the broker (`recourse doctor`), then feed again",
+            f"check the broker (`{commands.doctor()}`), then feed again",
         )
 
 

@@ -77,7 +77,7 @@ def jvm_gone(jvm: subprocess.Popen[bytes] | None, patience: float) -> TransientE
 # thread has to run as long as the process. Linux only: on other systems the child survives a kill -9 of its parent.
 #
 # A session's driver needs neither: it reads its standard input, a pipe of its parent's, and stops at a batch border
-# when the pipe ends (`orchestration/sessions/driver.py`).
+# when the pipe ends (`orchestration/sessions/child_run.py`).
 
 _WAIT_THEN_KILL = 'read -r pid || exit 0; read -r _; kill -9 "$pid"'
 _PR_SET_PDEATHSIG = 1
@@ -140,6 +140,8 @@ if __name__ == "__main__":
 
 
 _LOOK_EVERY = 0.1
+JVM_GONE_WITHIN = 10.0
+"""Seconds that the JVM of an ended Spark driver takes to end at most: a `group_patience` for `ChildProcess.end`."""
 
 
 @dataclass(frozen=True)

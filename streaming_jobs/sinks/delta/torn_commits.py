@@ -23,9 +23,10 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
 from streaming_jobs.platform.files import remove_files
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.text import commands
 
 _START = Txn(0, -1)
-_FROM_COPY = "put the file back from a copy, or go back to a savepoint (`recourse savepoints list`)"
+_FROM_COPY = f"put the file back from a copy, or go back to a savepoint (`{commands.savepoints()}`)"
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
     if furthest > relied.generation and not relied.recovering:
         raise PreflightRefused(
             f"{first}: a recovery was writing it",
-            "resume the recovery, or abort it; its name: `recourse recover list`",
+            f"resume the recovery, or abort it; its name: `{commands.plans()}`",
         )
     listed = handle.get_add_actions(flatten=True)
     files = zip(listed["path"].to_pylist(), listed["size_bytes"].to_pylist(), strict=True)

@@ -25,6 +25,7 @@ from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.clients import ClientLost, producer_config
 from streaming_jobs.sinks.kafka.producer import BatchProducer, Connect, Outgoing
+from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 
@@ -160,8 +161,8 @@ class TransactionWriter:
                 raise
         raise BrokerUnreachable(
             f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
-            "check the broker (`recourse doctor`); if batches take longer than topic_sink.transaction_timeout, raise "
-            "it or lower max_offsets_per_trigger",
+            f"check the broker (`{commands.doctor()}`); if batches take longer than topic_sink.transaction_timeout, "
+            "raise it or lower max_offsets_per_trigger",
         ) from lost
 
     def _abandon(self) -> None:
@@ -306,7 +307,7 @@ class PlainWriter:
             return True
         raise BrokerUnreachable(
             f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
-            "check the broker (`recourse doctor`)",
+            f"check the broker (`{commands.doctor()}`)",
         ) from lost
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ import sys
 
 import dagster as dg
 
-from orchestration.recoveries.job import recover_jobs
-from orchestration.recoveries.launchpad import run_config
-from orchestration.sessions.executor import session_executor
+from orchestration.bundle.job import Bundle
+from orchestration.recoveries.definitions import definitions, run_config
+from orchestration.sessions.child_run import session_executor
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.execute import execute
 
@@ -20,8 +20,9 @@ def fake_command() -> list[str]:
 
 def recover(settings: Settings) -> dg.JobDefinition:
     """The job over the fake process."""
-    jobs = recover_jobs(settings, {"orders": [dg.AssetKey("orders")]}, jobs=[], command=fake_command)
-    return dg.Definitions(jobs=jobs, executor=session_executor).resolve_job_def("recover")
+    bundle = Bundle("shop", "default", (), settings.home)
+    jobs = definitions(settings, {"orders": [dg.AssetKey("orders")]}, bundle, command=fake_command)
+    return dg.Definitions.merge(jobs, dg.Definitions(executor=session_executor)).resolve_job_def("recover")
 
 
 def main() -> int:

@@ -7,14 +7,14 @@ import sys
 import dagster as dg
 
 from orchestration.definitions import definitions
-from orchestration.sessions import supervisor
+from orchestration.sessions import child_run
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.fakes.execute import execute
 
 
 def main() -> int:
-    supervisor.POLL = 0.1
+    child_run.POLL = 0.1
     job = definitions(Settings.load(), fake_command).resolve_job_def("shop")
     with dg.DagsterInstance.get() as instance:
         return 0 if execute(job, instance).is_success else 1

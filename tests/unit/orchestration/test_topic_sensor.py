@@ -27,7 +27,8 @@ def tick(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, figures: TopicFigures, cursor: str | None = None
 ) -> dg.SensorResult:
     monkeypatch.setattr(sensor, "_look", lambda *_: {TOPIC: figures})
-    made = sensor.topic_sensor(Topology({"parity": parity, "plain": plain}), settings)
+    (made,) = sensor.definitions(Topology({"parity": parity, "plain": plain}), settings).sensors or ()
+    assert isinstance(made, dg.SensorDefinition)
     result = made(dg.build_sensor_context(cursor=cursor))
     assert isinstance(result, dg.SensorResult)
     return result
@@ -89,7 +90,8 @@ def test_without_a_broker_the_cursor_stays(settings: Settings, monkeypatch: pyte
         raise BrokerUnreachable("no answer from broker:9092", "start it")
 
     monkeypatch.setattr(sensor, "_look", unreachable)
-    made = sensor.topic_sensor(Topology({"parity": parity}), settings)
+    (made,) = sensor.definitions(Topology({"parity": parity}), settings).sensors or ()
+    assert isinstance(made, dg.SensorDefinition)
     result = made(dg.build_sensor_context(cursor=first.cursor))
     assert isinstance(result, dg.SensorResult)
     assert result.cursor == first.cursor and "no answer from broker" in str(result.skip_reason)

@@ -11,14 +11,14 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.assets import sessions
 from orchestration.bundle import job_yaml, last_good
 from orchestration.bundle.fields import place
 from orchestration.bundle.job import Bundle, Continuous, Job, Parameter, Schedule, Task
-from orchestration.checks import HealthChecks, check_key
 from orchestration.cli.doctor import check_jobs
 from orchestration.definitions import definitions
 from orchestration.local_dagster.processes import DagsterProcesses
+from orchestration.sessions.definitions import sessions
+from orchestration.sessions.health import HealthChecks, check_key
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.cli.catching_up import Bars, CatchingUp, Pace
+from orchestration.cli.progress import Bars, CatchingUp, Rate
 from tests.support.life import STREAM, TOPIC
 
 ENDS = {TOPIC: {0: 1_100, 1: 900}}
@@ -68,7 +68,7 @@ def test_at_the_end_nothing_is_left_whatever_the_rate(disk: Disk, ahead: Catchin
 
 
 def test_the_rate_is_that_of_late() -> None:
-    pace = Pace()
+    pace = Rate()
     for second in range(100):
         rate = pace.add(float(second), second * (100 if second < 50 else 10))
     assert rate is not None and rate == pytest.approx(10)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestration import cli
-from orchestration.cli.invocation import Invocation, environment_name, parse_set, parse_value
-from orchestration.recoveries import words as recovery_words
+from orchestration.cli.options import Invocation, environment_name, parse_set, parse_value
+from orchestration.recoveries import progress_text as recovery_words
 from reprocessing.replay.difference import Difference
 from streaming_jobs.errors import SetupError, UsageError
 from tests.support import ROOT
@@ -271,3 +271,16 @@ def test_rows_of_one_side_begin_with_the_columns_that_differ() -> None:
     lines = [line.strip() for line in recovery_words.difference_lines(sample)][1:]
     assert lines[0] == "only published: region x, id 1, place a, b, at 5"
     assert lines[2] == "only rebuilt: region y, id 1, place a, b, at 5"
+
+
+@pytest.mark.parametrize("logger", ["DataFrameQueryContextLogger", "SQLQueryContextLogger"])
+def test_an_error_of_a_plan_is_told_without_the_traces_that_pyspark_logs(logger: str) -> None:
+    code = (
+        "from orchestration.cli.text import log_to_stderr, say\n"
+        "from pyspark.logger import PySparkLogger\n"
+        "log_to_stderr()\n"
+        f"PySparkLogger.getLogger({logger!r}).exception('a trace', file='flows.py', line='7')\n"
+        "say('column piecez cannot be resolved')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "column piecez cannot be resolved\n"

@@ -50,7 +50,7 @@ def report(verdict: Verdict, tmp_path: Path) -> Report:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda *_, **__: None)
+    monkeypatch.setattr("orchestration.cli.preparations.fetch_jars", lambda *_, **__: None)
     return tmp_path / "chaos"
 
 

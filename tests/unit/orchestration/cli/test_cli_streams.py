@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestration import cli
-from orchestration.cli.observed import observe, observe_all, with_lag
+from orchestration.cli.progress import observe, observe_all, with_lag
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
@@ -131,13 +131,15 @@ def tell(words):
 
 
 def test_run_of_a_stream_that_another_process_runs_says_which_and_what_to_do(
-    held: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    held: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orchestration.cli.kafka.broker_for_command", lambda settings: nullcontext())
-    monkeypatch.setattr("orchestration.cli.children.session_driver", lambda *_, **__: SimpleNamespace(start=int))
+    monkeypatch.setattr("orchestration.cli.preparations.broker_for_command", lambda settings: nullcontext())
+    monkeypatch.setattr(
+        "orchestration.cli.children.session_driver", lambda *_, **__: SimpleNamespace(start=lambda _: None)
+    )
     monkeypatch.setattr("orchestration.cli.children.attend", lambda *_: LeaseBusy.exit_code)
     assert cli.main(["streams", "run", "count"]) == LeaseBusy.exit_code
-    told = capsys.readouterr().err
+    told = capfd.readouterr().err
     assert f"REC-011 stream count is held by process {os.getpid()} (session, since " in told
     assert "next: stop it first: recourse streams stop count" in told
 

@@ -41,7 +41,7 @@ def report(tmp_path: Path) -> Report:
 @pytest.fixture
 def plans(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda *_, **__: None)
+    monkeypatch.setattr("orchestration.cli.preparations.fetch_jars", lambda *_, **__: None)
     return returns(monkeypatch, report)
 
 

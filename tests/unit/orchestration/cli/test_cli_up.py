@@ -18,17 +18,15 @@ import pytest
 import structlog
 
 from orchestration import cli
-from orchestration.cli import kafka, once, up
-from orchestration.cli.catching_up import CatchingUp
-from orchestration.cli.invocation import Invocation
-from orchestration.cli.observed import Observed
-from orchestration.cli.output import log_to_stderr, say
-from orchestration.cli.retried import Retried
-from orchestration.cli.screen import Feeding, Screen, lines
-from orchestration.cli.setup import sole_use
-from orchestration.sessions.bounded_log import BoundedLog
-from orchestration.sessions.driver import Driver
+from orchestration.cli import preparations, up
+from orchestration.cli.children import Retried
+from orchestration.cli.options import Invocation
+from orchestration.cli.preparations import sole_use
+from orchestration.cli.progress import CatchingUp, Observed, Screen, lines
+from orchestration.cli.text import log_to_stderr, say
+from orchestration.cli.up import Feeding
 from streaming_jobs.errors import SetupError, UsageError
+from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.lease import Owner
@@ -107,11 +105,13 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
     processes.DagsterProcesses = FakeProcesses  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "orchestration.local_dagster.processes", processes)
     monkeypatch.setattr("streaming_jobs.platform.broker.Broker", FakeBroker)
-    monkeypatch.setattr("orchestration.cli.setup.quick_checks", lambda settings, ui: called.append("checks"))
-    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda settings, broker: called.append(f"jars {broker}"))
-    monkeypatch.setattr("orchestration.cli.setup.warm_up_once", lambda settings: called.append("warm-up"))
+    monkeypatch.setattr("orchestration.cli.preparations.quick_checks", lambda settings, ui: called.append("checks"))
+    monkeypatch.setattr(
+        "orchestration.cli.preparations.fetch_jars", lambda settings, broker: called.append(f"jars {broker}")
+    )
+    monkeypatch.setattr("orchestration.cli.preparations.warm_up_once", lambda settings: called.append("warm-up"))
     monkeypatch.setattr(up, "_topics", lambda call: called.append("topics"))
-    monkeypatch.setattr("orchestration.cli.feed.FeederThread", lambda settings, **options: _feeder(called, options))
+    monkeypatch.setattr("orchestration.cli.up.FeederThread", lambda settings, **options: _feeder(called, options))
     monkeypatch.setattr(up.time, "sleep", lambda seconds: None)
     return called
 
@@ -127,8 +127,8 @@ def _feeder(called: Events, options: dict[str, object]) -> SimpleNamespace:
 def fails_first(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception) -> Events:
     """Has one part of the start fail once; each try of it is in the list."""
     where = {
-        "home": (sys.modules["orchestration.cli.setup"], "sole_use"),
-        "jars": (sys.modules["orchestration.cli.setup"], "fetch_jars"),
+        "home": (sys.modules["orchestration.cli.preparations"], "sole_use"),
+        "jars": (sys.modules["orchestration.cli.preparations"], "fetch_jars"),
         "broker": (FakeBroker, "start"),
         "topics": (up, "_topics"),
         "Dagster": (FakeProcesses, "start"),
@@ -199,7 +199,7 @@ def test_a_second_up_on_one_home_is_refused(events: Events, capsys: pytest.Captu
 def test_once_ends_with_the_verdict_and_starts_no_dagster(
     code: int, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once, "run_once", lambda call, share, output: code)
+    monkeypatch.setattr(up, "run_once", lambda call, share, output: code)
     assert cli.main(["up", "--once", "--share", "0.5"]) == code
     assert events == ["checks", "jars True", "warm-up", "broker start", "topics", "broker stop"]
 
@@ -286,9 +286,9 @@ def test_topics_are_created_only_on_a_broker_of_ours(
     monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: there)
     topology = SimpleNamespace(topics={"things": None, "thigns": None})
     with pytest.raises(SetupError, match="kafka:9092 has no topic thigns"):
-        kafka.create_topics(settings(), topology, "kafka:9092", ours=False)  # type: ignore[arg-type]
+        preparations.create_topics(settings(), topology, "kafka:9092", ours=False)  # type: ignore[arg-type]
     assert created == []
-    assert kafka.create_topics(settings(), topology, "127.0.0.1:9", ours=True) == ["thigns"]  # type: ignore[arg-type]
+    assert preparations.create_topics(settings(), topology, "127.0.0.1:9", ours=True) == ["thigns"]  # type: ignore[arg-type]
     assert created == ["thigns"]
 
 
@@ -307,7 +307,7 @@ def test_whose_the_broker_is(
     """The demonstration makes its own topic in any cluster."""
     monkeypatch.chdir(tmp_path)
     asked: list[bool] = []
-    monkeypatch.setattr(kafka, "create_topics", lambda *_, ours: asked.append(ours) or [])
+    monkeypatch.setattr(preparations, "create_topics", lambda *_, ours: asked.append(ours) or [])
     monkeypatch.setattr("streaming_jobs.platform.broker.bootstrap_servers", lambda _: "127.0.0.1:9")
     call = Invocation(values=dict(each.split("=", 1) for each in arguments[1::2]))
     call.demonstrate()
@@ -347,8 +347,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Events]:
         there = SimpleNamespace(records=records, total=total, complete=complete)
         monkeypatch.setattr("streaming_jobs.examples.flights.feeder.survey", lambda settings, share: there)
         monkeypatch.setattr("streaming_jobs.examples.flights.truth.compare", lambda settings, share: list(checks))
-        monkeypatch.setattr(once, "feed_with_bar", feed)
-        monkeypatch.setattr(once, "process", lambda call, streams: called.append(f"process {sorted(streams)}"))
+        monkeypatch.setattr(up, "feed_with_bar", feed)
+        monkeypatch.setattr(up, "process", lambda call, streams: called.append(f"process {sorted(streams)}"))
         return called
 
     return fake
@@ -400,7 +400,7 @@ def test_once_needs_the_shipped_streams(
 def test_the_share_that_is_named_stands_for_just_so_many_records(records: int) -> None:
     from streaming_jobs.examples.flights.dataset import TOTAL, flights_in
 
-    assert flights_in(float(once.share_of(records, TOTAL))) == records
+    assert flights_in(float(up.share_of(records, TOTAL))) == records
 
 
 def nowhere(_: str) -> tuple[dict[str, dict[int, int]], None]:
@@ -412,13 +412,13 @@ def test_a_session_that_fails_is_told_with_its_log(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def failing(streams: object, environment: dict[str, str], log: BoundedLog, **_: object) -> Driver:
-        return Driver([sys.executable, "-c", "raise SystemExit(78)"], environment, log)
+    def failing(streams: object, environment: dict[str, str], **_: object) -> ChildCommand:
+        return ChildCommand([sys.executable, "-c", "raise SystemExit(78)"], environment)
 
-    monkeypatch.setattr(once, "session_driver", failing)
-    monkeypatch.setattr("orchestration.cli.catching_up.catching_up", lambda *_: CatchingUp([], nowhere, {}, {}))
-    with pytest.raises(once.SessionFailed, match="exit code 78") as failed:
-        once.process(Invocation(), ["flights_clean"])
+    monkeypatch.setattr("orchestration.cli.children.session_driver", failing)
+    monkeypatch.setattr("orchestration.cli.progress.catching_up", lambda *_: CatchingUp([], nowhere, {}, {}))
+    with pytest.raises(up.SessionFailed, match="exit code 78") as failed:
+        up.process(Invocation(), ["flights_clean"])
     assert "session-once.log" in failed.value.next_step
     capsys.readouterr()
 
@@ -466,15 +466,17 @@ def test_a_command_without_a_broker_starts_one_for_itself(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("streaming_jobs.platform.broker.Broker", Broker)
-    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda settings, broker, spark: called.append("jars"))
-    with kafka.broker_for_command(Settings.load()) as address:
+    monkeypatch.setattr(
+        "orchestration.cli.preparations.fetch_jars", lambda settings, broker, spark: called.append("jars")
+    )
+    with preparations.broker_for_command(Settings.load()) as address:
         assert address == "127.0.0.1:9"
     assert called == ["jars", "start", "stop"]
     configured = Settings.load({"kafka.bootstrap_servers": "kafka:9092"})
-    with kafka.broker_for_command(configured) as address:
+    with preparations.broker_for_command(configured) as address:
         assert address == "kafka:9092"
     assert called == ["jars", "start", "stop"]
-    with pytest.raises(UsageError), kafka.broker_for_command(configured):
+    with pytest.raises(UsageError), preparations.broker_for_command(configured):
         raise UsageError("what the block raises comes through")
     assert "embedded broker" in capsys.readouterr().err
 
@@ -482,7 +484,7 @@ def test_a_command_without_a_broker_starts_one_for_itself(
 def test_the_feeder_gives_its_memory_back_when_it_has_ended(
     settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orchestration.cli.feed import FeederThread
+    from orchestration.cli.up import FeederThread
 
     done = threading.Event()
     monkeypatch.setattr("streaming_jobs.examples.flights.dataset.release", done.set)

@@ -116,7 +116,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
     monkeypatch.chdir(made.folder)
     monkeypatch.syspath_prepend(str(made.folder))
-    monkeypatch.setattr("orchestration.cli.kafka.broker_for_command", no_broker)
+    monkeypatch.setattr("orchestration.cli.preparations.broker_for_command", no_broker)
     monkeypatch.setattr("streaming_jobs.verification.verification.TopicReader.at", lambda *_, **__: made.topic)
     return made
 
@@ -340,7 +340,7 @@ def test_what_was_found_is_printed_also_when_computing_rows_again_fails(
     def failing(*_: Any) -> Any:
         raise UsageError("Spark gave up")
 
-    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda *_, **__: None)
+    monkeypatch.setattr("orchestration.cli.preparations.fetch_jars", lambda *_, **__: None)
     monkeypatch.setattr("streaming_jobs.platform.spark.start", lambda *_, **__: Spark())
     monkeypatch.setattr("streaming_jobs.verification.recompute.recompute", failing)
     assert home.verify("--recompute") == 2
@@ -406,13 +406,13 @@ def test_without_a_broker_it_says_what_it_needs_before_it_starts_one(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.undo()
-    from orchestration.cli.kafka import broker_for_command
+    from orchestration.cli.preparations import broker_for_command
 
     class Refusing:
         def __init__(self, _: Any) -> None:
             raise UsageError("started")
 
-    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda *_, **__: None)
+    monkeypatch.setattr("orchestration.cli.preparations.fetch_jars", lambda *_, **__: None)
     monkeypatch.setattr("streaming_jobs.platform.broker.Broker", Refusing)
     with pytest.raises(UsageError, match="started"), broker_for_command(home.life.settings, "verify needs a broker"):
         pass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from orchestration.deploys.apply import request, wait
 from orchestration.deploys.plan import StreamPlan
+from orchestration.deploys.starting import request, wait_for_code
 from streaming_jobs.state import start_request
 from streaming_jobs.state.status import Status, write_status
 from tests.conftest import SettingsFactory
@@ -31,5 +31,5 @@ def test_a_start_that_preflight_refuses_is_the_answer(settings: SettingsFactory)
     asked = request(home, "orders", "anna", newest=0.0)
     error = {"code": "REC-021", "found": "another writer", "next": "accept it", "permanent": True}
     write_status(home, Status("orders", state="failed", started_at=asked + 1, error=error))  # type: ignore[arg-type]
-    (done,) = wait(home, [PLAN], {"orders": asked}, 3600.0, lambda _: None)
+    (done,) = wait_for_code(home, [PLAN], {"orders": asked}, 3600.0, lambda _: None)
     assert done.result == "failed" and "another writer" in done.text and "accept it" in done.text

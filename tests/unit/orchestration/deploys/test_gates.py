@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestration import cli
-from orchestration.deploys import trial
+from orchestration.deploys import plan
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import deploys, start_request
 from streaming_jobs.state.lease import acquire
@@ -107,7 +107,7 @@ def test_a_trial_without_a_verdict_refuses_the_deploy(
     goes_on: bool,
 ) -> None:
     verdicts = {"silent": None, "well": {STREAM: None}, "refused": {STREAM: {"found": "a bug", "next": "mend it"}}}
-    monkeypatch.setattr(trial, "_verdicts", lambda *_: verdicts[trial_is])
+    monkeypatch.setattr(plan, "_verdicts", lambda *_: verdicts[trial_is])
     deploy("--yes")
     assert was_deployed(runs) is goes_on
     assert ("no verdict" in capsys.readouterr().out) is (trial_is == "silent")

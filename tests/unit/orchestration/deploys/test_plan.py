@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.deploys import apply
+from orchestration.deploys import starting
 from orchestration.deploys.plan import StreamPlan, make_plan, refusals
 from orchestration.deploys.starting import ask, wait
 from streaming_jobs.catalog.topology import Topology
@@ -126,28 +126,32 @@ def test_a_deploy_is_recorded_once_and_a_torn_line_is_no_obstacle(home: Settings
 
 
 def test_a_deploy_that_was_killed_asks_for_no_second_start(home: Settings) -> None:
-    asked = apply.request(home, "plain", "anna", newest=time.time() - 60)
-    assert apply.request(home, "plain", "anna", newest=time.time() - 60) == asked
-    later = apply.request(home, "plain", "anna", newest=time.time() + 60)
+    asked = starting.request(home, "plain", "anna", newest=time.time() - 60)
+    assert starting.request(home, "plain", "anna", newest=time.time() - 60) == asked
+    later = starting.request(home, "plain", "anna", newest=time.time() + 60)
     assert later > asked, "the code has changed since"
 
 
 def test_a_deploy_is_done_when_the_new_code_has_committed(home: Settings) -> None:
     plan = StreamPlan("plain", "deploy", "a", "b")
-    asked = apply.request(home, "plain", "anna", newest=0.0)
-    assert [o.result for o in apply.wait(home, [plan], {"plain": asked}, 0.3, lambda _: None)] == ["not yet"]
+    asked = starting.request(home, "plain", "anna", newest=0.0)
+    assert [o.result for o in starting.wait_for_code(home, [plan], {"plain": asked}, 0.3, lambda _: None)] == [
+        "not yet"
+    ]
     now = time.time()
     status = Status("plain", "running", os.getpid(), heartbeat=now, started_at=now, begun_at=asked + 1)
     status.code_version, status.committed_at = "b (1.0)", asked - 1
     write_status(home, status)
-    assert [o.result for o in apply.wait(home, [plan], {"plain": asked}, 0.3, lambda _: None)] == ["not yet"]
+    assert [o.result for o in starting.wait_for_code(home, [plan], {"plain": asked}, 0.3, lambda _: None)] == [
+        "not yet"
+    ]
     status.committed_at = asked + 2
     write_status(home, status)
-    (done,) = apply.wait(home, [plan], {"plain": asked}, 5, lambda _: None)
+    (done,) = starting.wait_for_code(home, [plan], {"plain": asked}, 5, lambda _: None)
     assert done.ok and "runs b" in done.text
     status.state, status.error = "failed", {"found": "a bug", "next": "correct it"}
     write_status(home, status)
-    (failed,) = apply.wait(home, [plan], {"plain": asked}, 5, lambda _: None)
+    (failed,) = starting.wait_for_code(home, [plan], {"plain": asked}, 5, lambda _: None)
     assert failed.result == "failed" and "put the code a back" in failed.text and "correct it" in failed.text
 
 

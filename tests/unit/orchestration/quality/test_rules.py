@@ -59,7 +59,8 @@ def test_the_sensor_reports_a_change_once_and_counts_that_cannot_be_read_are_red
         return found
 
     checks = RuleChecks([ORDERS], Settings(), counts)
-    (sensor,) = checks.sensors()
+    (sensor,) = checks.definitions().sensors or ()
+    assert isinstance(sensor, dg.SensorDefinition)
     with dg.DagsterInstance.ephemeral() as instance:
 
         def tick() -> list[tuple[bool, str]]:
@@ -81,16 +82,14 @@ def test_the_sensor_reports_a_change_once_and_counts_that_cannot_be_read_are_red
 def test_a_person_can_execute_it_and_tables_without_rules_have_none() -> None:
     checks = RuleChecks([ORDERS], Settings(), lambda *_: {"customer_not_null": RuleCount(0)})
     with dg.DagsterInstance.ephemeral() as instance:
-        defs = dg.Definitions(
-            assets=[dg.AssetSpec("orders")],
-            asset_checks=checks.definitions(),
-            jobs=[dg.define_asset_job("look", dg.AssetSelection.all_asset_checks())],
-        )
+        look = dg.define_asset_job("look", dg.AssetSelection.all_asset_checks())
+        table = dg.Definitions(assets=[dg.AssetSpec("orders")], jobs=[look])
+        defs = dg.Definitions.merge(table, checks.definitions())
         done = defs.resolve_job_def("look").execute_in_process(instance=instance)
         (evaluation,) = done.get_asset_check_evaluations()
         assert (evaluation.asset_check_key, evaluation.passed) == (ORDERS.key, True)
     none = RuleChecks([], Settings(), lambda *_: {})
-    assert (none.definitions(), none.sensors()) == ([], [])
+    assert none.definitions() == dg.Definitions()
 
 
 def test_an_error_is_that_of_the_rule_and_the_table_that_it_names() -> None:

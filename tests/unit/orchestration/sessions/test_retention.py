@@ -11,10 +11,9 @@ import dagster as dg
 import pytest
 
 from orchestration.local_dagster.dagster_home import prepare
-from orchestration.sessions.events import not_being_made, report_without_run
-from orchestration.sessions.ownership import job_tags
+from orchestration.sessions.ownership import KIND_TAG, SESSION_TAG, job_tags
+from orchestration.sessions.reporting import not_being_made
 from orchestration.sessions.retention import RUNS_AT_ONCE, Owned, delete_events, delete_runs
-from orchestration.sessions.tags import KIND_TAG, SESSION_TAG
 from streaming_jobs.settings import Settings
 
 ORDERS = dg.AssetKey(["orders"])
@@ -45,10 +44,12 @@ def a_minute() -> float:
 
 def report(instance: dg.DagsterInstance, check: dg.AssetCheckKey, number: int, partition: str | None = None) -> None:
     asset = check.asset_key
-    report_without_run(instance, dg.AssetObservation(asset, metadata={"alert": f"trouble {number}"}))
-    report_without_run(instance, dg.AssetMaterialization(asset, metadata={"number": number}, partition=partition))
+    instance.report_runless_asset_event(dg.AssetObservation(asset, metadata={"alert": f"trouble {number}"}))
+    instance.report_runless_asset_event(
+        dg.AssetMaterialization(asset, metadata={"number": number}, partition=partition)
+    )
     verdict = dg.AssetCheckEvaluation(asset_key=asset, check_name=check.name, passed=True)
-    report_without_run(instance, verdict)
+    instance.report_runless_asset_event(verdict)
 
 
 def stored(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> tuple[int, int, int]:
@@ -95,7 +96,9 @@ def test_what_another_team_has_reported_stays(instance: dg.DagsterInstance, tmp_
     for number in range(3):
         report(instance, BALANCE, number, f"2026-11-0{number + 1}")
         report(instance, HEALTH, number)
-        report_without_run(instance, dg.AssetCheckEvaluation(asset_key=ORDERS, check_name=theirs.name, passed=False))
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(asset_key=ORDERS, check_name=theirs.name, passed=False)
+        )
     delete_events(instance, home(tmp_path, own=own), OWNED, soon(), a_minute())
     assert stored(instance, BALANCE) == (3, 3, 3)
     assert len(instance.event_log_storage.get_asset_check_execution_history(theirs, limit=100)) == 3

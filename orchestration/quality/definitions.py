@@ -1,0 +1,71 @@
+"""The definitions of quality: the checks of suites and row rules, their runs, and alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from orchestration.bundle.job import Bundle
+from orchestration.quality.alerts import CheckAlerts
+from orchestration.quality.rules import RULES, RuleChecks, RuleCount, RuleCounts, RuledTable, counts_in
+from orchestration.quality.suites import JOB, OP, STEP, RunSuite, SparkFactory, SuiteChecks
+from quality.suite_set import SuiteSet
+from quality.suites import Suite
+from quality.validation import Validation
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import read_status
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is declared of quality, and what evaluates it; tests put others in the place of all of these."""
+
+    run: RunSuite
+    counts: RuleCounts
+    suites: Sequence[Suite] = ()
+    ruled: Sequence[RuledTable] = ()
+
+
+def declared(settings: Settings, topology: Topology) -> Declared:
+    """The suites and row rules of the settings' modules, with what runs and counts them."""
+    suites = SuiteSet.of_settings(settings, topology)
+
+    def run(suite: Suite, spark: SparkFactory, /) -> Validation:
+        from quality.runs.runner import RunRequest, run_suite
+
+        return run_suite(settings, topology, suite, RunRequest(spark=spark))
+
+    def counts(_: Settings, stream: str, table: str, /) -> Mapping[str, RuleCount]:
+        return counts_in(read_status(settings, stream), table, topology[stream].rules_of(table))
+
+    ruled = [
+        RuledTable(stream.name, sink.name, tuple(rule.name for rule in stream.rules_of(sink.name).rules))
+        for stream in topology.streams.values()
+        for sink in stream.sinks.values()
+        if stream.rules_of(sink.name)
+    ]
+    return Declared(run, counts, list(suites.suites.values()), ruled)
+
+
+def definitions(
+    declared: Declared, topology: Topology, settings: Settings, bundle: Bundle, health: Sequence[dg.AssetCheckKey]
+) -> dg.Definitions:
+    """All of them; `health` are the checks that there are besides.
+
+    Raises ConfigurationError for a suite that fits no table, and if one of the bundle's jobs has the suites' name.
+    """
+    writer = {table: stream.name for stream in topology.streams.values() for table in stream.table_names}
+    suites = SuiteChecks(declared.suites, settings, declared.run)
+    suites.refuse_misfits(list(writer), taken=[RULES, *{key.name for key in health}])
+    if declared.suites:
+        bundle.refuse([JOB, OP, STEP], "the suites' job")
+    keys = [*health, *suites.by_key, *(ruled.key for ruled in declared.ruled)]
+    alerts = CheckAlerts({key: writer[key.asset_key.to_user_string()] for key in keys}, settings)
+    return dg.Definitions.merge(
+        suites.definitions(),
+        RuleChecks(declared.ruled, settings, declared.counts).definitions(),
+        dg.Definitions(sensors=[alerts.sensor()]),
+    )

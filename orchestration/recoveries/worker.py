@@ -1,0 +1,123 @@
+"""The work of one launch, in the process of the recovery: plan, carry out, report. Without Dagster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from orchestration.recoveries.events import Ended, Event, OffsetSpan, PlanShown, Progress, Said, TableChange
+from orchestration.recoveries.progress_text import difference_lines
+from orchestration.recoveries.request import Launch, carry_out, generations, make_requested, make_undo, topics_of
+from reprocessing import executor
+from reprocessing.explainer import explain
+from reprocessing.plan.journal import journal_of
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.plan.plan_file import folder, load, undos_of
+from reprocessing.stages.recovery import Recovery, RecoveryEvents, StageBegun
+from reprocessing.stages.stages import AuditRefused
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.settings import Settings
+
+WAITS = "waits for confirmation"
+_BEGUN = ("applying", WAITS, "refused")
+"""Outcomes of a plan that was begun and is not over."""
+
+
+@dataclass
+class Worker:
+    settings: Settings
+    topology: Topology
+    emit: Callable[[Event], None]
+    _stage: StageBegun | None = None
+    _compared: bool = False
+
+    def run(self, launch: Launch) -> None:
+        """Do it, and report its end; raises the error of the planner or of the recovery."""
+        if launch.request is not None:
+            made = make_requested(self.settings, self.topology, lambda: topics_of(self.settings), launch.request)
+            if launch.do == "plan":
+                self._show(made)
+                self.emit(Ended(made.id, "planned"))
+                return
+            self._carry_out(made, self._apply, launch.pause)
+        elif launch.do == "undo":
+            self._carry_out(self._undo_of(launch.plan), self._apply, launch.pause)
+        else:
+            act = {"apply": self._apply, "resume": executor.resume, "abort": executor.give_up}[launch.do]
+            self._carry_out(load(self.settings, launch.plan), act, launch.pause)
+
+    def _undo_of(self, name: str) -> RecoveryPlan:
+        """The plan that undoes this one: one that was begun already, else a new one."""
+        for undo in undos_of(self.settings, name):
+            if journal_of(self.settings, undo).outcome in _BEGUN:
+                return load(self.settings, undo)
+        return make_undo(self.settings, self.topology, name)
+
+    def _apply(self, recovery: Recovery) -> None:
+        """Apply a plan; one that was cut off is continued."""
+        if recovery.journal.outcome != "applying":
+            executor.apply(recovery)
+            return
+        last = recovery.journal.lines()[-1]
+        self.emit(Said(f"plan {recovery.plan.id} was begun and is not over (stage {last.stage}); it continues there"))
+        executor.resume(recovery)
+
+    def _carry_out(self, plan: RecoveryPlan, act: Callable[[Recovery], None], pause: bool) -> None:
+        self._show(plan)
+        begun: list[Recovery] = []
+        events = RecoveryEvents(
+            tell=lambda text: self.emit(Said(text.strip())),
+            progress=self._progress,
+            confirm=lambda recovery: self._compare(recovery) and not pause,
+            stage=self._begin,
+        )
+        try:
+            recovery = carry_out(self.settings, self.topology, plan, events, act, begun.append)
+        except AuditRefused:
+            (recovery,) = begun
+            self._compare(recovery)
+            if not pause or recovery.journal.outcome != WAITS:
+                raise
+        outcome = recovery.journal.outcome
+        spans = list(spans_of(recovery)) if outcome == "published" else []
+        self.emit(Ended(plan.id, outcome, generations(recovery), spans, plan.skips))
+
+    def _begin(self, stage: StageBegun) -> None:
+        self._stage = stage
+        self.emit(stage)
+
+    def _progress(self, done: int, total: int) -> None:
+        self.emit(Progress(None if self._stage is None else self._stage.stream, done, total))
+
+    def _show(self, plan: RecoveryPlan) -> None:
+        place = folder(self.settings, plan.id)
+        self.emit(
+            PlanShown(plan.id, explain(plan), plan.target, list(plan.names), str(place), plan.records, plan.undoes)
+        )
+
+    def _compare(self, recovery: Recovery) -> bool:
+        """Report what the audit found, once; returns True."""
+        if not self._compared:
+            self._compared = True
+            for each in recovery.differences:
+                lines = [line.strip() for line in difference_lines(each)]
+                self.emit(
+                    TableChange(each.table, each.old_rows, each.new_rows, each.corrected, each.new, each.gone, lines)
+                )
+        return True
+
+
+def spans_of(recovery: Recovery) -> Iterator[OffsetSpan]:
+    """The offsets that a published recovery has replayed or skipped."""
+    for plan in recovery.plan.streams:
+        if plan.skips:
+            for topic, partition, begin, end in plan.skipped():
+                yield OffsetSpan(plan.stream, topic, partition, begin, end)
+            continue
+        found = recovery.journal.done("replay", plan.stream) or {}
+        for topic, partition, begin, planned in plan.ranges():
+            end = planned
+            with contextlib.suppress(KeyError):
+                end = found["ends"][topic][str(partition)]  # records that came after the plan was made are replayed too
+            yield OffsetSpan(plan.stream, topic, partition, begin, end)

@@ -1,0 +1,580 @@
+"""The definitions of sessions: tables as assets, a job for each job of the bundle, the sensors that look after them.
+
+Launching a job runs its session. The sensors collect facts, let `decisions` decide, and act on the decision; they only
+read small files and Dagster's storage: none starts Spark or connects to Kafka.
+
+(No postponed annotations here: Dagster looks at the type of a step's `context`.)
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import dagster as dg
+import structlog
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from orchestration.bundle.fields import place
+from orchestration.bundle.job import Bundle, Continuous, Job, Schedule
+from orchestration.bundle.last_good import Fault
+from orchestration.sessions.decisions import (
+    IN_PROGRESS,
+    JobSeen,
+    RunSeen,
+    SessionSeen,
+    Start,
+    StreamSeen,
+    alert_of,
+    gave_up,
+    keepalive,
+    newest_session,
+    presumed_dead,
+)
+from orchestration.sessions.ownership import (
+    FINGERPRINT_TAG,
+    HEARTBEAT_TAG,
+    SESSION_TAG,
+    WORKER_TAG,
+    is_running,
+    job_tags,
+)
+from orchestration.sessions.reporting import table_key, topic_key
+from orchestration.sessions.retention import Owned, delete_events, delete_runs
+from orchestration.sessions.runs import end_doubled, end_lost, runs_by_session, session_runs, tell_queued
+from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.runtime.session_options import session_command
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import start_request, stop_request, supervisors
+from streaming_jobs.state.health import Limits, judge, look, recovery_words
+from streaming_jobs.state.lease import Owner, holder
+from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
+
+log = structlog.get_logger()
+
+TOPIC_GROUP = "kafka"
+TABLE_GROUP = "tables_of_others"
+VERSION = {"recourse": version("recourse-streams")}
+"""The package's version, in the metadata of tables and jobs: Dagster shows none of a code location."""
+NO_JOB_GROUP = "without_a_job"
+RETENTION_TAKES = 20.0
+"""Seconds that one tick of retention may take: the code server has a minute for it. The next tick goes on."""
+_FAILURE = "dagster._core.definitions.events.Failure: "
+"""The prefix that Dagster puts before the text of a failed step."""
+
+
+def sessions(
+    bundle: Bundle, topology: Topology, settings: Settings, command: Command = session_command
+) -> list[SessionSpec]:
+    """One session a job; raises ConfigurationError for an unknown stream or one that two jobs run."""
+    owner: dict[str, Job] = {}
+    found = []
+    for job in bundle.jobs:
+        where = f"resources.jobs.{job.key}"
+        for name in job.streams:
+            if name not in topology.streams:
+                known = ", ".join(topology.streams) or "none"
+                raise ConfigurationError(
+                    f"{place(job.file, where)}: {where}: no stream is named '{name}'",
+                    f"the streams are: {known}; correct the job, or add its module to the setting `flows`",
+                )
+            if name in owner:
+                raise ConfigurationError(
+                    f"{place(job.file, where)}: {where}: stream {name} is run by job {owner[name].key} too",
+                    "one driver per stream: leave it to one of the two",
+                )
+            owner[name] = job
+        found.append(SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command))
+    return found
+
+
+def definitions(
+    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], Fault | None]
+) -> dg.Definitions:
+    """All but the sensor of retention, which has to know what other areas define."""
+    assets = {spec.job.key: session_assets(spec) for spec in specs}
+    triggers = [(spec, spec.job.trigger) for spec in specs]
+    running = settings.dagster.keepalive
+    return dg.Definitions(
+        assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, specs)],
+        jobs=[session_job(spec, assets[spec.job.key]) for spec in specs],
+        schedules=[session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, Schedule)],
+        sensors=[
+            *(
+                keepalive_sensor(spec, running=running and not trigger.paused)
+                for spec, trigger in triggers
+                if isinstance(trigger, Continuous)
+            ),
+            watchdog_sensor(specs, settings),
+            run_failure_alert(specs),
+            stream_alert(list(topology.streams.values()), settings),
+            job_yaml_sensor(fault),
+        ],
+    )
+
+
+def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
+    """Every topic, and every table that is read and that no stream writes, as assets that no step makes.
+
+    A topic that a stream writes comes from what the stream reads.
+    """
+    writers = {sink.name: stream for stream in topology.streams.values() for sink in stream.topic_sinks.values()}
+    written = {sink.name: sink.topic for stream in writers.values() for sink in stream.topic_sinks.values()}
+    return [
+        dg.AssetSpec(
+            topic_key(topic.name),
+            deps=[source_key(source) for source in writers[topic.name].sources.values()]
+            if topic.name in writers
+            else [],
+            group_name=TOPIC_GROUP,
+            kinds={"kafka"},
+            description=topic.description or f"Kafka topic {topic.name}",
+            owners=owners(topic.owners),
+            tags={"recourse/stream": writers[topic.name].name} if topic.name in writers else {},
+            metadata=_topic_metadata(topic),
+        )
+        for topic in {**written, **topology.topics}.values()
+    ] + [
+        dg.AssetSpec(
+            table_key(table.name),
+            group_name=TABLE_GROUP,
+            kinds={"deltalake"},
+            description=table.description or f"Delta table {table.name}, which no stream here writes",
+            owners=owners(table.owners),
+            metadata={"dagster/column_schema": column_schema(table.columns)},
+        )
+        for table in topology.tables_read.values()
+        if topology.writer(table.name) is None
+    ]
+
+
+def source_key(source: StreamSource) -> dg.AssetKey:
+    """The asset that a stream reads: a topic, or the table of another stream."""
+    return topic_key(source.name) if isinstance(source, KafkaTopic) else table_key(source.name)
+
+
+def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[SessionSpec]) -> list[dg.AssetSpec]:
+    """Tables of streams that no job runs: shown, but not started from here."""
+    assigned = {stream.name for session in known for stream in session.streams}
+    rest = [stream for stream in topology.streams.values() if stream.name not in assigned]
+    return [spec for stream in rest for spec in table_assets(stream, settings, NO_JOB_GROUP)]
+
+
+def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
+    """The stream's tables; quarantines and dead letters come last, in a group of their own."""
+    from streaming_jobs.sinks.tables import quarantines, store_of
+
+    letters = store_of(stream.primary).dead_letters(stream.dead_letters, stream.name)
+    beside = [*quarantines(stream).values(), letters]
+    shown = {letters.name: f"Records that stream {stream.name} could not decode, with the reason."}
+    return [
+        dg.AssetSpec(
+            table_key(table.name),
+            deps=[source_key(source) for source in stream.sources.values()],
+            group_name=f"{group}_dead_letters" if table in beside else group,
+            kinds={"spark", store_of(table).kind},
+            description=shown.get(table.name)
+            or table.description
+            or stream.description
+            or f"Written by stream {stream.name}",
+            owners=owners(table.owners or stream.owners),
+            tags={"recourse/stream": stream.name, "recourse/mode": table.mode},
+            metadata=_table_metadata(table, settings),
+            # A session that wrote nothing materialises nothing.
+            skippable=True,
+        )
+        for table in (*stream.sinks.values(), *beside)
+    ]
+
+
+def table_keys(topology: Topology) -> dict[str, list[dg.AssetKey]]:
+    from streaming_jobs.sinks.tables import quarantines
+
+    return {
+        stream.name: [
+            table_key(name)
+            for name in (
+                *(sink.name for sink in stream.sinks.values()),
+                *(table.name for table in quarantines(stream).values()),
+                stream.dead_letters,
+            )
+        ]
+        for stream in topology.streams.values()
+    }
+
+
+def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
+    job = session.job
+
+    @dg.multi_asset(
+        name=f"{job.key}_session",
+        specs=[spec for stream in session.streams for spec in table_assets(stream, session.settings, job.key)],
+        can_subset=False,
+        pool=f"session_{job.key}",
+        # Any: 5 and "5" are the same to the session, which says what it cannot use.
+        config_schema={name: dg.Field(dg.Any, default_value=value) for name, value in _numbers(job.defaults).items()},
+        description=f"Runs {', '.join(job.streams)} in one driver until it is stopped.",
+    )
+    def run(context: dg.AssetExecutionContext) -> Any:
+        run_session(context, session, context.op_execution_context.op_config or {})
+        yield from ()
+
+    return run
+
+
+def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
+    """The Dagster job of a bundle's job; its parameters are the job's configuration."""
+    job = session.job
+    tags = {**job.tags, **job_tags(session.settings, job.kind), SESSION_TAG: job.key}
+    if job.timeout_seconds:
+        tags["dagster/max_runtime"] = str(job.timeout_seconds)
+    return dg.define_asset_job(
+        job.key,
+        # A check would wait for the stream's end, which does not come.
+        selection=dg.AssetSelection.assets(*assets.keys).without_checks(),
+        config={"ops": {assets.op.name: {"config": _numbers(job.defaults)}}} if job.parameters else None,
+        description=job.description or f"Session of {', '.join(job.streams)}",
+        tags=tags,
+        metadata={
+            "name": job.name,
+            **VERSION,
+            "file": dg.MetadataValue.path(str(job.file)),
+            "streams": ", ".join(job.streams),
+        },
+    )
+
+
+def session_schedule(session: SessionSpec, trigger: Schedule) -> dg.ScheduleDefinition:
+    """The schedule of a job; a tick while a run of the job is in progress is skipped, as on Databricks."""
+    from orchestration.sessions.runs import session_runs
+
+    @dg.schedule(
+        name=f"schedule_{session.job.key}",
+        job_name=session.job.key,
+        cron_schedule=trigger.cron,
+        execution_timezone=trigger.timezone,
+        default_status=dg.DefaultScheduleStatus["STOPPED" if trigger.paused else "RUNNING"],
+        description=f"Quartz: {trigger.quartz}",
+    )
+    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        for run in session_runs(context.instance, session):
+            if run.status in IN_PROGRESS:
+                return dg.SkipReason(f"run {run.run_id[:8]} is {run.status.lower()}: a job has one run at a time")
+        return dg.RunRequest()
+
+    return tick
+
+
+def _numbers(values: Mapping[str, str]) -> dict[str, int | float | str]:
+    """Parameters as the launchpad shows them: what is a number as a number, the rest as text."""
+    return {name: _number(value) for name, value in values.items()}
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            number = kind(text)
+            if str(number) == text and text not in ("nan", "inf", "-inf"):
+                return number
+    return text
+
+
+def owners(names: Iterable[str]) -> list[str]:
+    return [name if "@" in name or name.startswith("team:") else f"team:{name}" for name in names]
+
+
+def _topic_metadata(topic: KafkaTopic) -> dict[str, Any]:
+    found: dict[str, Any] = {"dagster/column_schema": column_schema(topic.records.schema), "topic": topic.name}
+    if topic.event_time:
+        found |= {"event_time": topic.time_column, "lateness": topic.lateness}
+    return found
+
+
+def _table_metadata(table: DeclaredTable, settings: Settings) -> Mapping[str, Any]:
+    path = settings.tables / table.name
+    found: dict[str, Any] = {"dagster/table_name": table.name, "dagster/uri": path.as_uri(), **VERSION}
+    if table.schema is not None:
+        found["dagster/column_schema"] = column_schema(table.schema, table.keys)
+    if table.keys:
+        found["keys"] = ", ".join(table.keys)
+    if table.partition_by:
+        found["partitioned_by"] = ", ".join(table.partition_by)
+    return found
+
+
+def column_schema(schema: Any, keys: Iterable[str] = ()) -> dg.TableSchema:
+    """A Spark schema as Dagster shows it, with comments; keys and required fields are not nullable."""
+    required = set(keys)
+    return dg.TableSchema(
+        [
+            dg.TableColumn(
+                field.name,
+                field.dataType.simpleString(),
+                description=field.metadata.get("comment"),
+                constraints=dg.TableColumnConstraints(nullable=field.nullable and field.name not in required),
+            )
+            for field in schema.fields
+        ]
+    )
+
+
+def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinition:
+    """The desired state of a continuous job: a session runs, unless it was stopped on purpose or gave up."""
+    job = session.job
+
+    @dg.sensor(
+        name=f"keepalive_{job.key}",
+        job_name=job.key,
+        minimum_interval_seconds=10,
+        default_status=_default(running),
+        description=f"Starts the session of {job.key} when none runs; waits longer after each failure in a row, "
+        "leaves a stopped one stopped, and gives up on a failure that needs a person. Off: nothing is started.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        runs = session_runs(context.instance, session)
+        stopped = frozenset(n for n in job.streams if stop_request.asked(session.settings, n))
+        held = {} if runs and runs[0].status in IN_PROGRESS else _holders(session)
+        seen = JobSeen(
+            runs=runs,
+            streams=job.streams,
+            stopped_on_purpose=stopped,
+            held_by={name: who for name, who in held.items() if name not in stopped},
+            fingerprint=_fingerprint(session, runs),
+            recovering=_recovering(session),
+            asked_to_start=_asked_to_start(session, stopped),
+        )
+        verdict = keepalive(seen, time.time())
+        starts, words = not getattr(verdict, "for_good", False), getattr(verdict, "reason", "starts a session")
+        supervisors.note(session.settings, job.key, job.streams, words, starts=starts)
+        if isinstance(verdict, Start):
+            return dg.RunRequest(run_key=verdict.run_key)
+        return dg.SkipReason(verdict.words)
+
+    return tick
+
+
+def watchdog_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.SensorDefinition:
+    """Ends runs that Dagster shows in progress although no process of theirs is left (dagster issue #4319)."""
+
+    @dg.sensor(
+        name="watchdog",
+        minimum_interval_seconds=15,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Fails a session's run when its worker is gone, no driver holds its streams and no heartbeat "
+        "comes. Writes into a queued run's log which run it waits for.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        ended, start_timeout = [], context.instance.run_monitoring_start_timeout_seconds
+        by_session = runs_by_session(context.instance, sessions)
+        for session in sessions:
+            runs = by_session[session.job.key]
+            ended += end_doubled(context.instance, session, runs)
+            tell_queued(context.instance, session, runs)
+            for run in runs:
+                if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run, start_timeout)):
+                    _end(context.instance, run, reason)
+                    ended.append(f"{run.run_id[:8]}: {reason}")
+        ended += end_lost(context.instance, settings)
+        return dg.SkipReason("; ".join(ended) or "every run in progress has a worker or a driver")
+
+    return tick
+
+
+def run_failure_alert(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
+    """Reports in the log, and on the tables' pages, that a session's run failed."""
+    by_job = {session.job.key: session for session in sessions}
+
+    @dg.run_failure_sensor(
+        name="session_failure",
+        minimum_interval_seconds=15,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reports a session that failed: an error in the log, and an observation `alert` of its tables.",
+    )
+    def tick(context: dg.RunFailureSensorContext) -> None:
+        run = context.dagster_run
+        session = by_job.get(run.job_name) or _session_of(run, sessions)
+        if session is None:
+            return
+        steps = context.get_step_failure_events()
+        message = next((e.step_failure_data.error_display_string for e in steps), context.failure_event.message or "")
+        text = message.strip().split("\n\nStack Trace")[0].removeprefix(_FAILURE)[:2000]
+        log.error("session failed", job=session.job.key, run=run.run_id, found=text)
+        for stream in session.streams:
+            for table in stream.sinks.values():
+                context.instance.report_runless_asset_event(_alert(table.name, text, run.run_id))
+
+    return tick
+
+
+def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefinition:
+    """Reports once that a stream failed while its session continues, or that its driver has gone silent."""
+
+    @dg.sensor(
+        name="stream_failure",
+        minimum_interval_seconds=15,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reports a stream that failed or fell silent while its session continues.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        reported: dict[str, str] = json.loads(context.cursor or "{}")
+        alerts = {s.name: alert_of(_stream(settings, s.name)) for s in streams}
+        events: list[dg.AssetObservation] = []
+        for stream in streams:
+            alert = alerts[stream.name]
+            if alert is None or reported.get(stream.name) == alert.key:
+                continue
+            log.error("stream alert", stream=stream.name, found=alert.text)
+            events += [_alert(table.name, alert.text, None) for table in stream.sinks.values()]
+        current = {name: alert.key for name, alert in alerts.items() if alert}
+        return dg.SensorResult(
+            asset_events=events,
+            cursor=json.dumps(current, sort_keys=True),
+            skip_reason=None if events else dg.SkipReason("nothing new"),
+        )
+
+    return tick
+
+
+def job_yaml_sensor(fault: Callable[[], Fault | None]) -> dg.SensorDefinition:
+    """Fails its ticks while the job YAML on disk cannot be used, so that the use of the last good one shows red."""
+
+    @dg.sensor(
+        name="job_yaml",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reads databricks.yml and what it includes; fails with file and line where it cannot be used. Jobs "
+        "and sensors are then those of the last version that could be used.",
+    )
+    def tick(_: dg.SensorEvaluationContext) -> dg.SkipReason:
+        if (problem := fault()) is not None:
+            raise ConfigurationError(problem.found, problem.next_step)
+        return dg.SkipReason("the job YAML can be used; changes in it take effect when the code location is reloaded")
+
+    return tick
+
+
+def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings, owned: Owned) -> dg.SensorDefinition:
+    """Deletes runs of this location that ended long ago, and in its own instance old events without a run.
+
+    The run by which a job is judged stays, and the newest events.
+    """
+
+    @dg.sensor(
+        name="retention",
+        minimum_interval_seconds=600,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Deletes finished runs of this code location that are older than the setting dagster.keep_runs; in "
+        "an instance of its own (dagster.own_instance) also figures, verdicts and alerts of its tables.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        instance, deadline = context.instance, time.monotonic() + RETENTION_TAKES
+        limit = datetime.now(UTC) - settings.dagster.keep_runs
+        newest = (newest_session(session_runs(instance, session)) for session in sessions)
+        runs = delete_runs(instance, settings, limit, {run.run_id for run in newest if run}, deadline)
+        events = delete_events(instance, settings, owned, limit, deadline)
+        rest = "; the time of a tick is over, the rest follows" if time.monotonic() > deadline else ""
+        return dg.SkipReason(f"{runs} old runs deleted, and {events} old events without a run{rest}")
+
+    return tick
+
+
+def _presumed_dead(session: SessionSpec, run: RunSeen, start_timeout: float) -> str | None:
+    settings = session.settings
+    worker = run.tags.get(WORKER_TAG)
+    statuses = {name: read_status(settings, name) for name in session.job.streams}
+    held = any(_may_be_of(run, status, holder(settings, name)) for name, status in statuses.items())
+    beats = [status.heartbeat for status in statuses.values() if status and status.run_id == run.run_id]
+    reported = run.tags.get(HEARTBEAT_TAG)
+    seen = SessionSeen(
+        run,
+        is_running(worker) if worker else None,
+        held,
+        max(beats, default=None),
+        elsewhere=not settings.dagster.own_instance,
+        reported=float(reported) if reported else None,
+    )
+    return presumed_dead(
+        seen,
+        time.time(),
+        stale_after=settings.dagster.stale_after.total_seconds(),
+        patience=session.patience,
+        start_timeout=start_timeout,
+    )
+
+
+def _may_be_of(run: RunSeen, status: Status | None, owner: Owner | None) -> bool:
+    """True if the holder of a stream may be the run's driver: not a recovery, and not the session of another run."""
+    if owner is None or owner.purpose != "session":
+        return False
+    return status is None or status.pid != owner.pid or status.run_id == run.run_id
+
+
+def _end(instance: dg.DagsterInstance, seen: RunSeen, reason: str) -> None:
+    run = instance.get_run_by_id(seen.run_id)
+    if run is None or run.is_finished:
+        return
+    log.error("run declared dead", run=seen.run_id, found=reason)
+    if seen.status == "CANCELING":
+        instance.report_run_canceled(run, f"Recourse's watchdog: {reason}")
+    else:
+        instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
+
+
+def _recovering(session: SessionSpec) -> dict[str, str]:
+    """The streams that a recovery has stopped: its plan, since when, and whether a process works on it."""
+    settings = session.settings
+    names = [name for name in session.job.streams if stop_request.for_recovery(settings, name)]
+    return {name: words for name in names if (words := recovery_words(look(settings, name)))}
+
+
+def _holders(session: SessionSpec) -> dict[str, str]:
+    owners = {name: holder(session.settings, name) for name in session.job.streams}
+    return {name: f"process {owner.pid} ({owner.purpose})" for name, owner in owners.items() if owner}
+
+
+def _asked_to_start(session: SessionSpec, stopped: frozenset[str]) -> float | None:
+    """The time of the newest start request of the session's streams that are not stopped."""
+    requests = [start_request.request(session.settings, n) for n in session.job.streams if n not in stopped]
+    return max((request.since for request in requests if request is not None), default=None)
+
+
+def _fingerprint(session: SessionSpec, runs: Sequence[RunSeen]) -> str:
+    """The present fingerprint, from the settings as they are now; empty where the newest run did not give up."""
+    newest = newest_session(runs)
+    then = newest.tags.get(FINGERPRINT_TAG, "") if newest else ""
+    if newest is None or not gave_up(newest, then):
+        return ""
+    try:
+        return fingerprint(session.job, session.streams, Settings.load(), session.job.arguments())
+    except ConfigurationError:  # the next session would refuse it as well
+        return then
+
+
+def _stream(settings: Settings, name: str) -> StreamSeen:
+    seen = look(settings, name)
+    silent = (r.text for r in judge(seen, Limits.of(settings, name)).reasons if r.word == "silent")
+    status = seen.status or Status(name)
+    return StreamSeen(name, status.state, status.started_at, next(silent, ""), status.error)
+
+
+def _session_of(run: dg.DagsterRun, sessions: Iterable[SessionSpec]) -> SessionSpec | None:
+    selected = set(run.asset_selection or ())
+    return next((s for s in sessions if selected & {table_key(x.primary.name) for x in s.streams}), None)
+
+
+def _alert(table: str, text: str, run_id: str | None) -> dg.AssetObservation:
+    metadata: dict[str, dg.MetadataValue] = {"alert": dg.MetadataValue.text(text)}
+    if run_id:
+        metadata["run"] = dg.MetadataValue.dagster_run(run_id)
+    return dg.AssetObservation(asset_key=table_key(table), metadata=metadata)
+
+
+def _default(running: bool) -> dg.DefaultSensorStatus:
+    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED

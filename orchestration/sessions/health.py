@@ -1,0 +1,190 @@
+"""The check `health` of each table: red when its stream is dead, stuck, failing, failed or late, green when it is well.
+
+The verdicts come from the streams' files (`streaming_jobs.state.health`: no Spark, no broker).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+from dagster._utils.schedules import get_latest_completed_cron_tick
+
+from orchestration.bundle.job import Continuous, Schedule
+from orchestration.bundle.last_good import Fault
+from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, should_run
+from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made, table_key
+from orchestration.sessions.runs import runs_by_session
+from orchestration.sessions.supervisor import SessionSpec
+from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, Verdict, Verdicts, checks_from_files
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.deploys import deploys
+from streaming_jobs.state.health import Health, Limits, Reason, judge, look
+from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.stream import Stream
+
+HEALTH = "health"
+"""The name of the check of a stream's tables that says whether the stream is well."""
+NOT_TOLD = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
+"""Marks of verdicts that nobody has to be told: brought about on purpose, not settled yet, or told for all streams."""
+STARTING = "starting"
+"""The mark of a stream that was not green before its start, and has not shown yet that it works."""
+OVERDUE_AFTER = 300.0
+"""Seconds after a schedule's tick in which its run has to be there; Dagster's daemon looks each minute or so."""
+
+
+def verdict(health: Health, *, continuous: bool, broken: str = "") -> Verdict:
+    """The verdict on a stream: red is an error. A disk that fills up, stopped by a person, in recovery, and a broken
+    configuration are warnings.
+
+    A stream of a job that is not `continuous` may be stopped and well. `broken` says what is wrong with the job YAML.
+    """
+    details = [reason.text for reason in (*health.reasons, *health.warnings)] or list(health.notes)
+    text = f"{health.stream} is {health.state}" + (f": {'; '.join(details)}" if details else "")
+    if health.red:
+        words = ", ".join(sorted(reason.word for reason in health.reasons))
+        return Verdict(False, dg.AssetCheckSeverity.ERROR, f"red: {words}", text)
+    if health.warnings:
+        words = ", ".join(reason.word for reason in health.warnings)
+        return Verdict(False, dg.AssetCheckSeverity.WARN, f"yellow: {words}", text)
+    if broken:
+        return Verdict(False, dg.AssetCheckSeverity.WARN, f"job YAML: {broken}", f"{text}; {broken}")
+    if health.state in ("recovering", "restarting") or (health.state == "stopped" and continuous):
+        return Verdict(False, dg.AssetCheckSeverity.WARN, health.verdict, text)
+    return Verdict(True, dg.AssetCheckSeverity.ERROR, health.verdict, text)
+
+
+def settling(now: Verdict, before: dg.AssetCheckEvaluation | None) -> Verdict:
+    """The verdict on a stream that has started and shown nothing yet: not green again if it was not green before."""
+    if not now.passed or before is None or before.passed:
+        return now
+    mark, text = before.metadata.get("verdict"), before.description or ""
+    after = text if mark is not None and mark.value == STARTING else f"{now.text}; before it {text}"
+    return replace(now, passed=False, severity=dg.AssetCheckSeverity.WARN, mark=STARTING, text=after)
+
+
+def check_key(table: str) -> dg.AssetCheckKey:
+    return dg.AssetCheckKey(table_key(table), HEALTH)
+
+
+@dataclass(frozen=True)
+class HealthChecks:
+    """All streams' checks. `sessions` are the jobs' own; `fault` says what is wrong with the job YAML, if anything."""
+
+    streams: Sequence[Stream]
+    sessions: Sequence[SessionSpec]
+    settings: Settings
+    fault: Callable[[], Fault | None] = lambda: None
+    loaded_at: float = field(default_factory=time.time)
+    """The time of loading: a job that never ran is measured from then on."""
+
+    def definitions(self) -> dg.Definitions:
+        """The checks of all tables but those of dead letters, and their sensor."""
+        about = f"is dead, stuck, failing, failed or late; evaluated every {LOOK_EVERY} seconds."
+        return checks_from_files(
+            HEALTH,
+            {key: f"Red when stream {name} {about}" for key, name in self._stream_of().items()},
+            self.settings,
+            self.verdicts,
+            sensor="stream_health",
+            sensor_description=f"Evaluates the check `{HEALTH}` of every table from the streams' files: reports each "
+            f"change at once, and the rest every {AGAIN_AFTER // 60:.0f} minutes.",
+            all_well="every stream is well",
+            seen=_show_red,
+        )
+
+    def verdicts(self, instance: dg.DagsterInstance, now: float) -> dict[dg.AssetCheckKey, Verdict]:
+        runs = runs_by_session(instance, self.sessions)
+        expected, missing = self._should_run(runs, now), self._missed(runs, now)
+        fault = self.fault()
+        continuous = {name for session in self.sessions if _continuous(session) for name in session.job.streams}
+        known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(self.keys)
+        found: dict[dg.AssetCheckKey, Verdict] = {}
+        for stream in self.streams:
+            seen = look(self.settings, stream.name)
+            healthy = judge(seen, Limits.of(self.settings, stream.name), should_run=expected.get(stream.name))
+            if (missed := missing.get(stream.name)) is not None and healthy.state != "recovering":
+                reason = Reason(missed.word, missed.text)
+                healthy = replace(healthy, reasons=(*healthy.reasons, reason))
+            broken = f"the last good job YAML is used, because of {fault.found}" if fault else ""
+            outcome = verdict(healthy, continuous=stream.name in continuous, broken=broken)
+            shown = health_figures(seen.status, deploys(self.settings, stream.name)[-1:]) if seen.status else {}
+            for sink in stream.sinks.values():
+                key = check_key(sink.name)
+                before = known[key].evaluation if key in known and not healthy.settled else None
+                found[key] = replace(settling(outcome, before), figures=shown)
+        return found
+
+    @property
+    def keys(self) -> list[dg.AssetCheckKey]:
+        return list(self._stream_of())
+
+    def _stream_of(self) -> dict[dg.AssetCheckKey, str]:
+        return {check_key(sink.name): stream.name for stream in self.streams for sink in stream.sinks.values()}
+
+    def _should_run(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, bool | None]:
+        """Whether each stream of a job ought to run now (`judge`); a stream without a job is left out.
+
+        One that ended while the session of its continuous job goes on with the others ought to.
+        """
+        patience = self.settings.dagster.stale_after.total_seconds()
+        expected: dict[str, bool | None] = {}
+        for session in self.sessions:
+            if not _continuous(session):
+                expected |= dict.fromkeys(session.job.streams, False)
+                continue
+            if not self.settings.dagster.keepalive:
+                continue
+            runs = by_session[session.job.key]
+            all_of_them = should_run(runs, now, patience=patience, watched_since=self.loaded_at)
+            # A session that restarts itself needs the time that it is given to stop.
+            longer = patience + session.patience
+            for name in session.job.streams:
+                left = all_of_them is None and left_behind(runs, read_status(self.settings, name), now, patience=longer)
+                expected[name] = True if left else all_of_them
+        return expected
+
+    def _missed(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, Missed]:
+        """What the runs of scheduled jobs say against their streams."""
+        found: dict[str, Missed] = {}
+        for session in self.sessions:
+            trigger = session.job.trigger
+            if not isinstance(trigger, Schedule) or trigger.paused:
+                continue
+            tick = get_latest_completed_cron_tick(trigger.cron, datetime.fromtimestamp(now, UTC), trigger.timezone)
+            reason = missed(
+                by_session[session.job.key],
+                tick.timestamp(),
+                now,
+                patience=OVERDUE_AFTER,
+                watched_since=self.loaded_at,
+            )
+            if reason is not None:
+                found |= dict.fromkeys(session.job.streams, reason)
+        return found
+
+
+def _continuous(session: SessionSpec) -> bool:
+    return isinstance(session.job.trigger, Continuous) and not session.job.trigger.paused
+
+
+def left_behind(runs: Sequence[RunSeen], status: Status | None, now: float, *, patience: float) -> bool:
+    """True if a stream ended more than `patience` seconds ago while a session of its continuous job runs."""
+    session = next((run for run in runs if run.status == "STARTED"), None)
+    if session is None or session.started is None or status is None or status.trigger == "available-now":
+        return False
+    return status.state == "stopped" and passed(max(session.started, status.heartbeat), now) > patience
+
+
+def _show_red(instance: dg.DagsterInstance, verdicts: Verdicts) -> None:
+    """Clear the "materializing" mark of red tables: Dagster shows it in place of the check while a run is queued."""
+    for key, verdict in verdicts.items():
+        if verdict.passed or verdict.severity is not dg.AssetCheckSeverity.ERROR:
+            continue
+        planned = instance.get_latest_planned_materialization_info(key.asset_key)
+        if planned is not None and planned.run_id != NO_RUN:
+            not_being_made(instance, [key.asset_key])
