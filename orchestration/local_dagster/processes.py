@@ -38,7 +38,8 @@ from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, STOPPED_
 from orchestration.sessions.supervisor import GRACE
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError, UsageError
-from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree, terminated_with_parent
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree
+from streaming_jobs.platform.processes.parent_death import terminated_with_parent
 from streaming_jobs.settings import Settings
 from streaming_jobs.text import commands
 

@@ -117,7 +117,7 @@ _PLACE = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _CALLED_FROM = re.compile(r'^== DataFrame ==\n"[^"\n]*" was called from\n(?P<place>\S.*:\d+)$', re.MULTILINE)
 _SQL = re.compile(r"^== SQL.*==\n(?P<text>.+)$", re.MULTILINE)
 """Spark's query context: the call, or the SQL, whose rows failed."""
-_OWN = f"{Path(__file__).parent}/"
+_OWN = f"{Path(__file__).parents[1]}/"
 _LIBRARIES = re.compile(r"/pyspark/|/py4j/|pyspark\.zip|/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
 _ELSEWHERE = re.compile(
     r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"

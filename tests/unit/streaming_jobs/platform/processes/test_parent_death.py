@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from streaming_jobs.platform.processes.child import ChildReaper, terminated_with_parent
+from streaming_jobs.platform.processes.parent_death import ChildReaper, terminated_with_parent
 from tests.support import ROOT
 from tests.support.waiting import wait_for
 
@@ -28,7 +28,7 @@ time.sleep(60)
 """
 ASKED = """
 import os, subprocess, sys, time
-from streaming_jobs.platform.processes.child import terminated_with_parent
+from streaming_jobs.platform.processes.parent_death import terminated_with_parent
 print(subprocess.Popen(terminated_with_parent(os.getpid(), ["/bin/sleep", "60"])).pid, flush=True)
 time.sleep(60)
 """
