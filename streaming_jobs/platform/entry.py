@@ -19,7 +19,7 @@ PACKAGES = ("orchestration", "quality", "reprocessing", "streaming_jobs")
 
 def check() -> None:
     """Raise UsageError if an import of one of our packages finds, or has found, something else."""
-    ours = Path(__file__).resolve().parents[1]
+    ours = Path(__file__).resolve().parents[2]
     path = [
         str(Path.cwd()),
         *sys.path,
