@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from quality.slice_request import SliceRequest, TimeRange
-from quality.table_changes import Change, changes
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.state.provenance import Change, changes
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instead
 

@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from quality.history import PastOutcome
+from streaming_jobs.page import PALETTE
 from streaming_jobs.text.svg import element, line, rect, text, title
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _GAP = 760, 130, 90, 20, 40, 46
-_INK, _FAINT = "#24292f", "#d0d7de"
-_COLOURS = {"ok": "#1a7f37", "failed": "#cf222e", "warning": "#bf8700", "info": "#0969da"}
+_INK, _FAINT = PALETTE["ink"][0], PALETTE["line"][0]
+_COLOURS = {
+    word: PALETTE[role][0] for word, role in (("ok", "good"), ("failed", "bad"), ("warning", "warn"), ("info", "now"))
+}
 """By the word of an outcome; the words are in the titles of the points too."""
 
 

@@ -1,11 +1,12 @@
 """Puts streams right: plan, rebuild beside the old output, check, publish. Read `executor.py` first.
 
-executor.py   apply, resume and abort; the journal has the stages that are done
-undo.py       the plan that takes a published one back
-explainer.py  the plan in words, read from the stages
-report.py     the outcome, as a page
-planning/     from a request to a plan
-plans/        a plan and its journal on disk
-stages/       the steps of applying a plan, one small class per stage; executor and explainer walk the same list
-rebuild/      the operations on tables and state that the stages use
+executor.py        apply, resume and abort; the journal has the stages that are done
+explainer.py       the plan in words, read from the stages
+plan/              from a request to a frozen plan on disk, with its journal
+stages/            the steps of carrying a plan out, which executor and explainer walk, and what they do
+replay/            one replay beside the stream: its folders, its end, the difference that it makes
+written_topics.py  what a recovery does to the topics that its streams write
+report/            the outcome, as a page
+preview/ slices/   the same replay without publishing; one range of a table rebuilt while its stream runs
+timeline/ sample.py  what happened to a stream; some rows of a table
 """

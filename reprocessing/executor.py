@@ -6,46 +6,31 @@ until the plan is over: their leases are held, and from the fence on the tables 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reprocessing.explainer import explain
-from reprocessing.planning.downstream import left_out
-from reprocessing.planning.other_changes import rebuilt_since
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.plans.journal import OVER, journal_of, next_step
-from reprocessing.plans.plan import RecoveryPlan, moved
-from reprocessing.plans.plan_file import folder, load, names_of, only_operator, undos_of
-from reprocessing.rebuild.audit import stored
-from reprocessing.rebuild.bounded import to_publish
-from reprocessing.rebuild.context import (
-    Recovery,
-    RecoveryContext,
-    RecoveryEvents,
-    RunSuite,
-    StageBegun,
-    no_suites,
-)
-from reprocessing.rebuild.publish import fenced_by, has_published
-from reprocessing.rebuild.reopen import abort
-from reprocessing.rebuild.replay import replay
-from reprocessing.report.page import write_report
-from reprocessing.stages import Audit, Stage, stages_of
-from reprocessing.stages.stage import Findings
+from reprocessing.plan.affected_streams import left_out
+from reprocessing.plan.journal import journal_of, next_step
+from reprocessing.plan.plan import RecoveryPlan, moved
+from reprocessing.plan.plan_file import only_operator
+from reprocessing.plan.registry import refuse_if_held, under_way
+from reprocessing.plan.replay_range import rebuilt_since
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.replay.difference import for_journal
+from reprocessing.report.page import report_of, write_report
+from reprocessing.stages.publish import has_published
+from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents, RunSuite, StageBegun, no_suites
+from reprocessing.stages.reopen import abort
+from reprocessing.stages.replay import replay
+from reprocessing.stages.stages import Audit, Result, Stage, stages_of
+from reprocessing.stages.stopped_streams import let_start, stopped_streams
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.state import stop_request
-from streaming_jobs.state.lease import take
 from streaming_jobs.stream import Stream
-from streaming_jobs.text import commands
 
 
 def recovery_of(
@@ -78,16 +63,13 @@ def apply(recovery: Recovery) -> None:
         resume(recovery)
         return
     if outcome != "planned":
-        refuse_at_work(recovery.settings, plan)
+        refuse_if_held(recovery.settings, plan)
         raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", next_step(plan.id, outcome))
-    changes = [
-        each
-        for context in recovery.each()
-        for each in (
-            *moved(context.plan, planning_snapshot(context.settings, context.stream, context.topics).world),
-            *rebuilt_since(context.settings, context.stream, context.plan),
-        )
-    ]
+    changes: list[str] = []
+    for context in recovery.each():
+        now = planning_snapshot(context.settings, context.stream, context.topics).planned_against
+        changes += moved(context.plan, now)
+        changes += rebuilt_since(context.settings, context.stream, context.plan)
     late = left_out(recovery.settings, plan, list(recovery.streams.values()), recovery.topics)
     changes += [f"stream {name} reads its topics, and has begun since" for name in late]
     if changes:
@@ -115,9 +97,9 @@ def resume(recovery: Recovery) -> None:
             _refuse_other_code(context)
 
     if recovery.journal.outcome == "published":
-        _let_start(recovery)
+        let_start(recovery)
         return
-    with _working(recovery, check):
+    with stopped_streams(recovery, check):
         stages = stages_of(plan)
         for number, stage in enumerate(stages, 1):
             if recovery.journal.done(stage.name, stage.stream) is None:
@@ -140,9 +122,9 @@ def _run(recovery: Recovery, stage: Stage) -> None:
     try:
         findings = stage.run(recovery)
     except Exception as error:
-        failure: Findings = {"error": str(error)[:500]}
+        failure: Result = {"error": str(error)[:500]}
         if stage.name == Audit.name:  # so that a later report, of an abort for example, still shows them
-            failure = {**failure, "differences": stored(recovery.differences)}
+            failure = {**failure, "differences": for_journal(recovery.differences)}
         recovery.journal.write(stage.name, "failed", failure, stream=stage.stream)
         _report(recovery)
         raise
@@ -156,22 +138,22 @@ def give_up(recovery: Recovery) -> None:
 
     def check() -> None:
         if (outcome := journal.outcome) in ("aborted", "published"):
-            _let_start(recovery)
+            let_start(recovery)
             raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
         for context in recovery.each() if not journal.begun("abort") else ():
             if _has_changed(context):
                 table = context.stream.primary.name
                 raise UsageError(
                     f"plan {plan.id} has published table {table}, so it can no longer be given up",
-                    f"finish it: {commands.resume(plan.id)}; then take it back: {commands.undo(plan.id)}",
+                    f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
                 )
 
     with only_operator(settings, plan.id):
         if journal.outcome == "planned":  # nothing was begun, so no stream has to stop
             journal.write("abort", "done")
-            _let_start(recovery)
+            let_start(recovery)
             return
-    with _working(recovery, check):
+    with stopped_streams(recovery, check):
         journal.write("abort", "begun")
         _crash_point(recovery, "recover_abort_begun")
         generations = {context.stream.name: abort(context)["generation"] for context in recovery.each()}
@@ -188,37 +170,16 @@ def _has_changed(context: RecoveryContext) -> bool:
     return journaled or opened or has_published(context.settings, context.stream, context.plan.id)
 
 
-def undone_by(settings: Settings, plan: RecoveryPlan) -> str | None:
-    """The plan that has undone a published one and was not undone itself."""
-    for name in undos_of(settings, plan.id):
-        if journal_of(settings, name).outcome == "published" and undone_by(settings, load(settings, name)) is None:
-            return name
-    return None
-
-
-def under_way(settings: Settings, stream: str) -> RecoveryPlan | None:
-    """The plan of this stream that was begun and is not over."""
-    for name in names_of(settings, stream):
-        if journal_of(settings, name).outcome not in OVER:
-            return load(settings, name)
-    return None
-
-
-def needed_savepoints(settings: Settings, stream: str) -> dict[str, str]:
-    """Savepoints of a stream that a plan under way needs, with the plan's name."""
-    plan = under_way(settings, stream)
-    if plan is None:
-        return {}
-    before = journal_of(settings, plan.id).done("keep", stream)
-    base, until = plan.of(stream).base.savepoint, plan.of(stream).until
-    needed = {base: plan.id} if base else {}
-    needed |= {until.savepoint: plan.id} if until is not None else {}
-    return needed | ({before["savepoint"]: plan.id} if before else {})
-
-
-def report_of(settings: Settings, plan: str) -> Path:
-    """The path of a plan's report, which is written when a stage fails or the plan is over."""
-    return folder(settings, plan) / "report.html"
+def _refuse_other_code(context: RecoveryContext) -> None:
+    """Refuse to replay with other code than that of the plan, also long after the plan was made; a skip runs none."""
+    if context.plan.skips and context.journal.done("take_savepoint") is not None:
+        return
+    now = code_version(context.stream, context.settings.flows)
+    if context.journal.done("replay") is None and now != context.plan.saw.code:
+        raise UsageError(
+            f"plan {context.plan.id} no longer holds: the code is {now.hash}, not {context.plan.saw.code.hash}",
+            f"deploy that code again, or give the plan up: recourse recover abort {context.plan.id}",
+        )
 
 
 def _report(recovery: Recovery) -> None:
@@ -232,84 +193,3 @@ def _report(recovery: Recovery) -> None:
 
 def _crash_point(recovery: Recovery, point: str, stream: str | None = None) -> None:
     crash_point(point, stream or recovery.plan.names[0], 0)
-
-
-def _let_start(recovery: Recovery) -> None:
-    """Remove the plan's stop requests, so that its streams may start."""
-    for name in recovery.plan.names:
-        stop_request.clear_for(recovery.settings, name, recovery.plan.id)
-
-
-def _refuse_other_code(context: RecoveryContext) -> None:
-    """Refuse to replay with other code than that of the plan, also long after the plan was made; a skip runs none."""
-    if context.plan.skips and context.journal.done("keep") is not None:
-        return
-    now = code_version(context.stream, context.settings.flows)
-    if context.journal.done("replay") is None and now != context.plan.saw.code:
-        raise UsageError(
-            f"plan {context.plan.id} no longer holds: the code is {now.hash}, not {context.plan.saw.code.hash}",
-            f"deploy that code again, or give the plan up: {commands.abort(context.plan.id)}",
-        )
-
-
-@contextmanager
-def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the plan and its streams. `check` may refuse before the streams are stopped, and again under their leases.
-
-    At the end the plan's stop requests are removed if no stream was fenced, or if the plan is over.
-    """
-    settings, plan = recovery.settings, recovery.plan
-    with only_operator(settings, plan.id):
-        check()
-        try:
-            for name in plan.names:
-                stop_request.ask_for(settings, name, plan.id)
-            with _leases(recovery):
-                for context in recovery.each():
-                    mend(settings, context.stream, _reached(context))
-                check()
-                yield
-        finally:
-            if recovery.journal.outcome in OVER or not _has_fenced(recovery):
-                _let_start(recovery)
-
-
-def _has_fenced(recovery: Recovery) -> bool:
-    """True if a table of the plan's streams is fenced, or if that cannot be told: then the streams stay stopped."""
-    try:
-        return any(
-            recovery.journal.begun("fence", context.stream.name)
-            and fenced_by(recovery.settings, context.stream, recovery.plan.id)
-            for context in recovery.each()
-        )
-    except Exception as error:  # noqa: BLE001 - the error that has brought us here is the one to be raised
-        recovery.events.tell(f"the streams stay stopped, since their tables cannot be looked at: {error}")
-        return True
-
-
-@contextmanager
-def _leases(recovery: Recovery) -> Iterator[None]:
-    """Hold the leases of all streams, taken in the order of their names, so that no two recoveries block each other."""
-    settings, plan = recovery.settings, recovery.plan
-    began = time.monotonic()
-    with ExitStack() as leases:
-        for name in sorted(plan.names):
-            patience = settings.for_stream(name).stop_deadline.total_seconds() + recovery.patience
-            left = max(patience - (time.monotonic() - began), 0.0)
-            leases.enter_context(take(settings, name, purpose=f"recovery {plan.id}", wait=left))
-        yield
-
-
-def _reached(context: RecoveryContext) -> Txn:
-    """The position that every table has reached, by the journal and the stream's record."""
-    journal, plan, generation = context.journal, context.plan, context.record.generation
-    if generation < plan.generation and journal.done("publish") is not None:
-        return to_publish(context).at
-    fenced = generation < plan.generation and journal.done("fence") is not None
-    return Txn(plan.generation if fenced else generation, -1)
-
-
-def refuse_at_work(settings: Settings, plan: RecoveryPlan) -> None:
-    """Raise LeaseBusy while another process works on a plan: whatever its outcome is so far, that one goes on."""
-    with only_operator(settings, plan.id):
-        pass

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reprocessing.planning.instants import instant_words
-from reprocessing.plans.plan import RecoveryPlan, StreamPlan
-from reprocessing.stages import stages_of
-from streaming_jobs.text import commands
-from streaming_jobs.text.spelling import counted
+from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.stages.stages import stages_of
+from streaming_jobs.text.spelling import counted, instant_words
 
 _COMMITS = 2
 """Number of commits that a plan adds to each table's log: the fence, and the publish."""
 
 
 def explain(plan: RecoveryPlan) -> str:
-    """The plan's text."""
     lines = [*_head(plan)]
     for each in plan.streams:
         lines += [*_stream(each), "", *(_skipped if each.skips else _replayed)(each), ""]
@@ -133,14 +130,14 @@ def _steps(plan: RecoveryPlan) -> Iterator[str]:
     yield "  What will happen:"
     for number, stage in enumerate(stages_of(plan), 1):
         of_which = "" if stage.stream is None or len(plan.streams) == 1 else f"{stage.stream}: "
-        yield f"  {number}. {stage.name:<8} {of_which}{stage.explain()}"
+        yield f"  {number}. {stage.name:<19} {of_which}{stage.explain()}"
 
 
 def _after(plan: RecoveryPlan) -> Iterator[str]:
     done = "skipped" if plan.skips else "published"
-    yield f"  Apply:  {commands.apply(plan.id)}"
-    yield f"  Before it has {done} it can be given up: {commands.abort(plan.id)}"
-    yield f"  After that it can be taken back, as long as its savepoint is kept: {commands.undo(plan.id)}"
+    yield f"  Apply:  recourse recover apply {plan.id}"
+    yield f"  Before it has {done} it can be given up: recourse recover abort {plan.id}"
+    yield f"  After that it can be taken back, as long as its savepoint is kept: recourse recover undo {plan.id}"
     if any(each.skips for each in plan.streams):
         yield "  Lost for good: nothing, as long as the topic keeps the records: undo reads them"
     if not plan.skips:

@@ -13,7 +13,7 @@ from typing import Any
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.schema import PrimitiveType
 
-from reprocessing.planning.conditions import columns, quoted, refuse_unaskable
+from reprocessing.plan.conditions import columns, quoted, refuse_unaskable
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.columns import DELETED_AT_COLUMN
 from streaming_jobs.errors import UsageError

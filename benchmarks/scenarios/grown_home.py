@@ -28,11 +28,11 @@ from deltalake import DeltaTable as OpenTable
 from benchmarks.laid_home import ROWS, data_file, lay_checkpoint, lay_stream, unchanged
 from benchmarks.place import megabytes
 from benchmarks.run import Report, progress, seconds_of, verdict
-from reprocessing.executor import under_way
-from reprocessing.planning.first_bad_row import before_first_bad
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
+from reprocessing.plan.first_bad_row import before_first_bad
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.registry import under_way
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange

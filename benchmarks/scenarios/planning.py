@@ -22,9 +22,9 @@ from deltalake import write_deltalake
 from benchmarks.laid_home import ROWS, lay_checkpoint, lay_stream, unchanged
 from benchmarks.place import Place, place
 from benchmarks.run import Report, Row, median, seconds_of, verdict
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import LedgerEntry

@@ -22,8 +22,8 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from benchmarks.laid_home import ROWS, data_file, unchanged
 from benchmarks.run import Report, Row, seconds_of
-from reprocessing.rebuild.audit import compare
-from reprocessing.rebuild.publish import publish
+from reprocessing.replay.difference import compare
+from reprocessing.stages.publish import PublishPosition, publish
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
@@ -85,9 +85,7 @@ def _published(home: Path, count: int) -> Row:
             {"things": content_of(staged)},
             record=replace(stream_record.first("things"), accepted=(Accepted("things", 1, "made here", 0.0),)),
             plan="things-0001",
-            at=Txn(2, 5),
-            offsets=(),
-            code=CodeVersion("x", "1"),
+            position=PublishPosition(Txn(2, 5), (), CodeVersion("x", "1")),
         )
         commits.append(done[-1].seconds)
 

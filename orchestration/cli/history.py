@@ -14,8 +14,7 @@ from orchestration.cli.text import Output, OutputOption, ago, number, say, show,
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from reprocessing.timeline.batches import BatchPoint
-    from reprocessing.timeline.timeline import BatchGroup, Item, Timeline
+    from reprocessing.timeline.timeline import BatchGroup, BatchPoint, Item, Timeline
 
 _STYLES = {"deploy": "bold cyan", "code": "cyan", "session": "yellow", "recovery": "bold magenta", "savepoint": "dim"}
 _DAY = 86_400.0
@@ -38,7 +37,7 @@ def history(
     Reads files only. Batches are joined to a line per period; --batches prints each. Times are UTC.
     """
     from reprocessing.timeline.marks import as_json
-    from reprocessing.timeline.page import write
+    from reprocessing.timeline.plot import write
     from reprocessing.timeline.timeline import batch_json, item_json, timeline_of
 
     call = invocation(context)
@@ -89,8 +88,8 @@ def _begin(settings: Any, stream: str, text: str, now: float) -> float:
 
 
 def _print(timeline: Timeline, every_batch: bool) -> None:
-    from reprocessing.planning.instants import instant_words
     from reprocessing.timeline.timeline import group
+    from streaming_jobs.text.spelling import instant_words
 
     items: list[Item] = timeline.items()
     if every_batch:

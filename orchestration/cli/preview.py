@@ -43,10 +43,10 @@ def preview(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.recoveries.suite_gate import suite_runner, suites_of
     from reprocessing.preview.folders import Folders
-    from reprocessing.preview.run import Asked
+    from reprocessing.preview.result import text
+    from reprocessing.preview.run import PreviewRequest
     from reprocessing.preview.run import preview as run
     from reprocessing.preview.start import Wanted
-    from reprocessing.preview.words import text
     from streaming_jobs.platform.broker import bootstrap_servers
     from streaming_jobs.platform.files import write_atomic
     from streaming_jobs.sources.topics import Topics
@@ -61,7 +61,7 @@ def preview(
     topics = Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
     _let_streams_go_first()
     with stop_signals_interrupt(), suite_runner(call.settings, call.topology) as run_suite:
-        made = run(call.settings, selected, topics, Asked(wanted, names, run_suite), tell=say)
+        made = run(call.settings, selected, topics, PreviewRequest(wanted, names, run_suite), tell=say)
     report = _written(Folders(call.settings, stream), made)
     value = {**made.value(), "report": str(report)}
     if json_file is not None:
@@ -77,7 +77,7 @@ def _let_streams_go_first() -> None:
 
 def _written(folders: Folders, made: Preview) -> Path:
     """Write the report and the same as JSON; returns the page's path."""
-    from reprocessing.preview.page import write_page
+    from reprocessing.preview.result import write_page
     from streaming_jobs.platform.files import write_atomic
 
     place = folders.new_report()

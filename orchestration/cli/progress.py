@@ -273,7 +273,7 @@ def print_unread(observed: Observed, unread: Unread | None) -> None:
     if unread is None:
         _print_last_known(observed)
         return
-    from reprocessing.planning.instants import instant_words
+    from streaming_jobs.text.spelling import instant_words
 
     age, unit = unread.oldest_age, unread.unit
     if not unread.records:
@@ -295,7 +295,7 @@ def print_unread(observed: Observed, unread: Unread | None) -> None:
 
 
 def _row(each: PartitionLag, at: float) -> list[str]:
-    from reprocessing.planning.instants import instant_words
+    from streaming_jobs.text.spelling import instant_words
 
     oldest = ["not read in time", "?"] if each.oldest is None else [instant_words(each.oldest), ago(at - each.oldest)]
     return [

@@ -28,8 +28,8 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
-    from reprocessing.plans.plan import RecoveryPlan, StreamPlan
-    from reprocessing.rebuild.context import Recovery, RecoveryEvents
+    from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+    from reprocessing.stages.recovery import Recovery, RecoveryEvents
     from streaming_jobs.settings import Settings
 
 
@@ -105,11 +105,11 @@ def show_plan(
     output: OutputOption = Output.text,
 ) -> None:
     """Show a plan, and how far it has come."""
-    from reprocessing.executor import report_of
     from reprocessing.explainer import explain
-    from reprocessing.planning.offsets_text import write_offsets
-    from reprocessing.plans.journal import journal_of
-    from reprocessing.plans.plan_file import load
+    from reprocessing.plan.journal import journal_of
+    from reprocessing.plan.plan_file import load
+    from reprocessing.plan.targets import write_offsets
+    from reprocessing.report.page import report_of
 
     settings = invocation(context).settings
     plan, journal = load(settings, name), journal_of(settings, name)
@@ -142,8 +142,8 @@ def show_plan(
 @app.command("list", short_help="Print all plans.")
 def list_plans(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Print all plans, oldest first."""
-    from reprocessing.planning.instants import instant_words
-    from reprocessing.plans.plan_file import load, names
+    from reprocessing.plan.plan_file import load, names
+    from streaming_jobs.text.spelling import instant_words
 
     settings = invocation(context).settings
     plans = []
@@ -210,7 +210,7 @@ def _refuse_nobody(context: typer.Context, plan: str, yes: bool, command: str) -
 
     Raises UsageError, first of all for a plan that does not exist.
     """
-    from reprocessing.plans.plan_file import load
+    from reprocessing.plan.plan_file import load
 
     load(invocation(context).settings, plan)
     if not yes and not sys.stdin.isatty():
@@ -219,8 +219,8 @@ def _refuse_nobody(context: typer.Context, plan: str, yes: bool, command: str) -
 
 def _outcome(settings: Settings, plan: RecoveryPlan) -> str:
     """How far a plan has come, in words; of a published one also that it was taken back."""
-    from reprocessing.executor import undone_by
-    from reprocessing.plans.journal import journal_of
+    from reprocessing.plan.journal import journal_of
+    from reprocessing.plan.registry import undone_by
 
     outcome = journal_of(settings, plan.id).outcome
     undo = undone_by(settings, plan) if outcome == "published" else None
@@ -246,7 +246,7 @@ def _stream_value(plan: StreamPlan) -> dict[str, Any]:
 
 
 def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Callable[[Recovery], None]) -> None:
-    from reprocessing.plans.plan_file import load
+    from reprocessing.plan.plan_file import load
 
     call = invocation(context)
     plan = load(call.settings, name)
@@ -262,7 +262,7 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
 
 def recovery_events(yes: bool) -> RecoveryEvents:
     """Everything is said on stderr; with `yes` nobody is asked."""
-    from reprocessing.rebuild.context import RecoveryEvents
+    from reprocessing.stages.recovery import RecoveryEvents
 
     def confirm(recovery: Recovery) -> bool:
         for difference in recovery.differences:

@@ -73,8 +73,8 @@ def _create_named(
     note: str,
     output: Output,
 ) -> None:
-    from reprocessing.executor import under_way
-    from reprocessing.planning.downstream import through_tables, through_topics
+    from reprocessing.plan.affected_streams import through_tables, through_topics
+    from reprocessing.plan.registry import under_way
     from streaming_jobs.catalog.archive import is_archive
     from streaming_jobs.runtime.crash_points import crash_point
     from streaming_jobs.state.topology_savepoints import last_batch, take_named
@@ -123,8 +123,8 @@ def list_savepoints(
 
     Without a stream, print the savepoints that have a name, with their streams.
     """
-    from reprocessing.planning.instants import instant_words
     from streaming_jobs.state import named_savepoints, savepoints
+    from streaming_jobs.text.spelling import instant_words
 
     call = invocation(context)
     if stream is None:
@@ -157,9 +157,9 @@ def list_savepoints(
 
 
 def _list_named(call: Invocation, output: Output) -> None:
-    from reprocessing.planning.instants import instant_words
     from streaming_jobs.state import named_savepoints
     from streaming_jobs.text.durations import format_duration
+    from streaming_jobs.text.spelling import instant_words
 
     values = [_named_value(call, each) for each in named_savepoints.named(call.settings)]
     now = time.time()
@@ -206,7 +206,7 @@ def drop(
     ] = None,
 ) -> None:
     """Remove a savepoint; a recovery that needs it can then not be undone."""
-    from reprocessing.executor import needed_savepoints
+    from reprocessing.plan.registry import needed_savepoints
     from streaming_jobs.state import named_savepoints, savepoints
     from streaming_jobs.state.topology_savepoints import drop_named
 
@@ -245,9 +245,9 @@ def generations() -> None:
 @generations_app.command("list", short_help="Print a stream's generations.")
 def list_generations(context: typer.Context, stream: StreamName, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
-    from reprocessing.planning.instants import instant_words
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.stream_folder import StreamFolder
+    from streaming_jobs.text.spelling import instant_words
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name

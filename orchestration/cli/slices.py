@@ -54,7 +54,7 @@ def rebuild(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import broker_for_command
     from orchestration.slices.runner import rebuild_slice
-    from reprocessing.planning.sliceable import sliceable
+    from reprocessing.plan.sliceable import sliceable
     from reprocessing.slices.rebuild import Waits
     from streaming_jobs.text.durations import parse_duration
 
@@ -92,8 +92,8 @@ def list_slices(
     output: OutputOption = Output.text,
 ) -> None:
     """Print the slices that were rebuilt, oldest first, and those that wait for their commit."""
-    from reprocessing.planning.instants import instant_words
     from streaming_jobs.state.slice_requests import SliceRequests
+    from streaming_jobs.text.spelling import instant_words
 
     call = invocation(context)
     found = []

@@ -237,11 +237,10 @@ def accept(
 def write_marker(context: typer.Context, name: Name) -> None:
     """Prove by table, ledger and topic which batches a topic has whose marker is lost, and write the marker again."""
     from orchestration.recoveries.request import topics_of
-    from reprocessing.topics.lost_marker import write_markers
-    from reprocessing.topics.written_topics import KafkaWrittenTopics
+    from reprocessing.plan.written_topics import WrittenTopics, write_markers
 
     call = invocation(context)
-    written = KafkaWrittenTopics(call.settings)
+    written = WrittenTopics(call.settings)
     for topic, at in write_markers(call.settings, call.topology[name], written, topics_of(call.settings)):
         say(f"written: topic {topic} has the batches of stream {name} up to {at}; {name} may start again")
 

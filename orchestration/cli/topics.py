@@ -117,7 +117,7 @@ def _void_offsets(void: list[VoidRange]) -> int:
 
 def _print_void(void: list[VoidRange]) -> None:
     """The ranges that no stream reads, with the plans that declared them."""
-    from reprocessing.planning.instants import instant_words
+    from streaming_jobs.text.spelling import instant_words
 
     if void:
         rows = [[str(v.partition), number(v.begin), number(v.end), v.plan, instant_words(v.at)] for v in void]

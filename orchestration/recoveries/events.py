@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from reprocessing.rebuild.context import StageBegun
+from reprocessing.stages.recovery import StageBegun
 
 
 @dataclass(frozen=True)

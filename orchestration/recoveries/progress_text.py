@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
-    from reprocessing.rebuild.audit import Difference
+    from reprocessing.replay.difference import Difference
 
 
 WINDOW = 60.0
@@ -47,7 +47,7 @@ def _span(seconds: float) -> str:
 
 def difference_lines(difference: Difference) -> Iterator[str]:
     """What changes in a table: the numbers, the numbers by time, and some of the rows."""
-    from reprocessing.rebuild.audit import paired
+    from reprocessing.replay.difference import paired
 
     d = difference
     if d.unknown:

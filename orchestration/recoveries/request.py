@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from reprocessing.planning.planner import Request
-    from reprocessing.plans.plan import Checks, RecoveryPlan
-    from reprocessing.rebuild.context import Recovery, RecoveryEvents
+    from reprocessing.plan.plan import Checks, RecoveryPlan
+    from reprocessing.plan.planner import Request
+    from reprocessing.stages.recovery import Recovery, RecoveryEvents
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
@@ -198,9 +198,9 @@ def make_requested(
 
     `topics` is called where the broker is needed. Raises UsageError or PreflightRefused with the ways out.
     """
-    from reprocessing.planning.downstream import Along
-    from reprocessing.planning.planner import make_plan
-    from reprocessing.planning.until import until_target
+    from reprocessing.plan.affected_streams import Along
+    from reprocessing.plan.planner import make_plan
+    from reprocessing.plan.replay_range import until_target
     from streaming_jobs.state import named_savepoints
 
     kind, value = request.target
@@ -240,7 +240,7 @@ def share_of(text: str | None) -> float | None:
 def _suites(settings: Settings, topology: Topology, request: PlanRequest, stream: Stream) -> Checks:
     """The checks of a stream that the plan takes along: its suites."""
     from orchestration.recoveries.suite_gate import suites_of
-    from reprocessing.plans.plan import Checks
+    from reprocessing.plan.plan import Checks
 
     gate = suites_of(settings, topology, stream) if request.suites else []
     return Checks(suites=tuple(suite.name for suite in gate))
@@ -251,12 +251,12 @@ def _of_stream(
 ) -> Request:
     """The request for one of the streams, as the planner takes it."""
     from orchestration.recoveries.suite_gate import condition_named, suites_of
-    from reprocessing.planning.first_bad_row import before_first_bad
-    from reprocessing.planning.offline import look_for_plan
-    from reprocessing.planning.planner import Request
-    from reprocessing.planning.targets import Target
-    from reprocessing.planning.until import until_target
-    from reprocessing.plans.plan import Checks
+    from reprocessing.plan.first_bad_row import before_first_bad
+    from reprocessing.plan.plan import Checks
+    from reprocessing.plan.planner import Request
+    from reprocessing.plan.replay_range import until_target
+    from reprocessing.plan.snapshot import look_for_plan
+    from reprocessing.plan.targets import Target
 
     kind, value = request.target
     until = None if request.until is None else until_target(request.until)
@@ -406,8 +406,8 @@ def carry_out(
 
 def make_undo(settings: Settings, topology: Topology, name: str) -> RecoveryPlan:
     """The plan that takes the published plan `name` back; raises UsageError if that cannot be done."""
-    from reprocessing.plans.plan_file import load
-    from reprocessing.undo import plan_undo
+    from reprocessing.plan.plan_file import load
+    from reprocessing.plan.undo import plan_undo
 
     plan = load(settings, name)
     streams = {stream.name: stream for stream in topology.select(plan.names)}

@@ -33,7 +33,7 @@ from orchestration.recoveries.run_page import Metadata, RunPage, RunView
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, fail_run
 from orchestration.sessions.ownership import RECOVERY_KIND, claim
-from reprocessing.plans.journal import journal_of
+from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
@@ -157,7 +157,7 @@ def _first_stream(launch: Launch) -> str:
         if not launch.request.streams:
             raise UsageError("no stream was given", "name one: streams: [...]")
         return launch.request.streams[0]
-    from reprocessing.plans.plan_file import stream_of
+    from reprocessing.plan.plan_file import stream_of
 
     return stream_of(launch.plan)
 

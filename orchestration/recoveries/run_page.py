@@ -14,7 +14,7 @@ from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, Pl
 from orchestration.recoveries.progress_text import Pace
 from orchestration.sessions.child_run import code_block, table
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG
-from reprocessing.rebuild.context import StageBegun
+from reprocessing.stages.recovery import StageBegun
 
 Metadata = dict[str, dg.MetadataValue]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quality.suite_set import SuiteSet
     from quality.suites import Suite, TableCheck
     from quality.validation import Outcome
-    from reprocessing.rebuild.context import RunSuite, Staged
+    from reprocessing.stages.recovery import RebuiltTables, RunSuite
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
     from streaming_jobs.stream import Stream
@@ -64,14 +64,14 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
     """
     from quality.engines.spark_on_demand import spark_on_demand
 
-    def run(context: Staged, name: str) -> Iterable[str]:
+    def run(context: RebuiltTables, name: str) -> Iterable[str]:
         from quality.runs.runner import RunRequest, run_suite
 
         (declared,) = _suites(settings, topology).select([name])
         suite = replace(declared, checks=_checks_of_rebuilt_rows(declared))
         request = RunRequest(slice="all", record=False, docs=False, spark=spark)
         try:
-            validation = run_suite(context.own, topology, suite, request)
+            validation = run_suite(context.replay_settings, topology, suite, request)
         except RecourseError as error:
             return [f"it could not be run: {error.found}"]
         failed = [one for one in validation.outcomes if not one.passed]

@@ -11,11 +11,11 @@ from orchestration.recoveries.progress_text import difference_lines
 from orchestration.recoveries.request import Launch, carry_out, generations, make_requested, make_undo, topics_of
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.plans.journal import journal_of
-from reprocessing.plans.plan import RecoveryPlan
-from reprocessing.plans.plan_file import folder, load, undos_of
-from reprocessing.rebuild.context import Recovery, RecoveryEvents, StageBegun
-from reprocessing.stages import AuditRefused
+from reprocessing.plan.journal import journal_of
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.plan.plan_file import folder, load, undos_of
+from reprocessing.stages.recovery import Recovery, RecoveryEvents, StageBegun
+from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 

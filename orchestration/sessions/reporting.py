@@ -26,7 +26,6 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from reprocessing.planning.instants import instant_words
 from reprocessing.timeline.marks import Mark, events_of
 from streaming_jobs.settings import DagsterSettings, Settings
 from streaming_jobs.state.deploys import Deploy
@@ -34,6 +33,7 @@ from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
+from streaming_jobs.text.spelling import instant_words
 
 if TYPE_CHECKING:
     from streaming_jobs.runtime.lag import Unread

@@ -18,7 +18,7 @@ import dagster as dg
 
 from orchestration.sessions.ownership import claim, job_tags
 from orchestration.sessions.reporting import table_key
-from reprocessing.planning.sliceable import Sliceable, sliceable, tables_with_slices
+from reprocessing.plan.sliceable import Sliceable, sliceable, tables_with_slices
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, UsageError
 from streaming_jobs.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reprocessing.planning.sliceable import sliceable
+from reprocessing.plan.sliceable import sliceable
 from reprocessing.slices.rebuild import SliceReport, Tools, Waits, rebuild
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.settings import Settings

@@ -15,6 +15,7 @@ from typing import Any
 from quality.history import make_quality_folder
 from quality.spelled import instant
 from quality.validation import Validation
+from streaming_jobs.page import colours
 from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
@@ -40,7 +41,8 @@ def _html(validation: Validation, results: Sequence[Any]) -> str:
     page = DefaultJinjaPageView(custom_views_directory=str(Path(__file__).parent))
     outcomes = sorted(validation.outcomes, key=lambda each: ("failed", "warning", "info", "ok").index(each.word))
     rendered = _rendered(validation, results)
-    html: str = page.render(rendered, template=_TEMPLATE, run=validation, facts=_facts(validation), outcomes=outcomes)
+    values = {"run": validation, "facts": _facts(validation), "outcomes": outcomes}
+    html: str = page.render(rendered, template=_TEMPLATE, colours=colours(), **values)
     return html
 
 

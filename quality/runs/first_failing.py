@@ -1,8 +1,6 @@
-"""The batch that wrote the first failing row: the row's file, the commit that added it, that commit's ledger entry.
+"""The batch that wrote the first failing row, by the row's file (`streaming_jobs/state/provenance.py`).
 
-A compaction puts the rows of several batches into one file. Then the files that it rewrote are read for the row's key,
-as long as they are on disk. A commit that the log no longer has is looked up in the ledger file beside the state, by
-the time at which the file was written: a batch's line has its end and its duration.
+Of a file that a compaction made, the files that it rewrote are read for the row's key, as long as they are on disk.
 """
 
 from __future__ import annotations
@@ -14,15 +12,13 @@ from typing import Any
 
 from quality.slice_rows import place
 from quality.slices import DataFile, Slice
-from quality.table_changes import Change, read_change
 from quality.validation import FirstFailing
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.provenance import Change, TableLog, batch_during, read_change
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
-
-_CLOCK = 0.002
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ def find_first(
     settings: Settings, stream: str, chosen: Slice, rows: Iterable[FailingRow], *, upsert: bool = False
 ) -> tuple[FirstFailing | None, str]:
     """The earliest batch among those that wrote these rows, and a note: how sure it is, or why there is none."""
-    log = _Log(chosen.table, chosen.version)
+    log = TableLog(chosen.table, chosen.version)
     found: list[tuple[LedgerEntry, FailingRow, str]] = []
     notes: list[str] = []
     for row in rows:
@@ -80,37 +76,19 @@ def newest_code(settings: Settings, stream: str, table: Path, version: int) -> s
     return str(newest[0].code) if newest is not None else ""
 
 
-class _Log:
-    """The commits of a table's log, read from a version backwards as far as they are asked for."""
-
-    def __init__(self, table: Path, version: int) -> None:
-        self.table = table
-        self._next = version
-        self._commits: list[Change] = []
-
-    def adding(self, path: str) -> Change | None:
-        """The newest commit that added a file, or rewrote others into it; None if the log no longer has it."""
-        for known in self._commits:
-            if path in known.added or path in known.rewritten:
-                return known
-        while self._next >= 0 and (change := read_change(self.table, self._next)) is not None:
-            self._next -= 1
-            self._commits.append(change)
-            if path in change.added or path in change.rewritten:
-                return change
-        return None
-
-
-def _origin(settings: Settings, stream: str, log: _Log, file: DataFile, row: FailingRow) -> Origin:
+def _origin(settings: Settings, stream: str, log: TableLog, file: DataFile, row: FailingRow) -> Origin:
     path = str(file.path.relative_to(log.table))
     change = log.adding(path)
     if change is None:
-        return _by_time(settings, stream, file)
-    if path in change.added:
-        return _of_commit(change, stream)
-    originals = _originals(log, change)
+        entry = batch_during(_ledger(settings, stream), stream, file.modified, file.rows)
+        if entry is None:
+            return Origin(None, "the table's log no longer has the version that added its file")
+        return Origin(entry, "by the time at which its file was written; the table's log no longer has it")
+    originals = log.originals(path)
     if originals is None:
         return Origin(None, f"its file was compacted in version {change.version}, of files the log no longer shows")
+    if path in change.added:
+        return _of_commit(change, stream)
     batches = {entry.txn: entry for _, added in originals if (entry := _of_commit(added, stream).entry) is not None}
     if len(batches) == 1 and len({added.version for _, added in originals}) == 1:
         return Origin(next(iter(batches.values())))
@@ -121,22 +99,6 @@ def _origin(settings: Settings, stream: str, log: _Log, file: DataFile, row: Fai
     return Origin(None, f"its file was compacted: the row came with one of the batches from {first} to {last}")
 
 
-def _originals(log: _Log, change: Change) -> list[tuple[str, Change]] | None:
-    """The files behind a compaction that batches wrote, oldest first; None if the log no longer shows all."""
-    files: list[tuple[str, Change]] = []
-    for path in change.gone:
-        added = log.adding(path)
-        if added is None:
-            return None
-        if path in added.added:
-            files.append((path, added))
-        elif (before := _originals(log, added)) is not None:
-            files += before
-        else:
-            return None
-    return sorted(files, key=lambda each: each[1].version)
-
-
 def _of_commit(change: Change, stream: str) -> Origin:
     entry = change.entry
     if entry is None or entry.stream != stream:
@@ -144,19 +106,6 @@ def _of_commit(change: Change, stream: str) -> Origin:
     if entry.kind == "batch":
         return Origin(entry)
     return Origin(entry, f"version {change.version} is a {entry.kind} up to that batch, not the batch itself")
-
-
-def _by_time(settings: Settings, stream: str, file: DataFile) -> Origin:
-    """The batch during which the file was written, by the ledger file; a compaction is between batches."""
-    at = file.modified / 1000
-    unknown = Origin(None, "the table's log no longer has the version that added its file")
-    for line in (raw.read() for day in _ledger(settings, stream).days(stream) for raw in reversed(day)):
-        if line.at + _CLOCK < at:
-            return unknown
-        begun = None if line.seconds is None else line.at - line.seconds - _CLOCK
-        if begun is not None and begun <= at and file.rows <= sum(line.entry.rows.values()):
-            return Origin(line.entry, "by the time at which its file was written; the table's log no longer has it")
-    return unknown
 
 
 def _has(file: Path, key: Mapping[str, Any]) -> bool:

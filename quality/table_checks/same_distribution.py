@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from quality.table_checks.base import Check, CheckedTable, checked_column, checked_number
-from quality.table_checks.code_of_files import LiveFile, code_versions, live_files
+from quality.table_checks.code_of_files import CodedFile, code_versions, live_files
 from quality.table_checks.distances import (
     Numbers,
     index_by_chance,
@@ -110,7 +110,7 @@ class SameDistribution(Check):
             raise UsageError(f"table {checked.declared.name} has the feature {min(hidden)}", "use another check")
         return texts
 
-    def _values(self, checked: CheckedTable, files: Sequence[LiveFile]) -> pa.ChunkedArray:
+    def _values(self, checked: CheckedTable, files: Sequence[CodedFile]) -> pa.ChunkedArray:
         """The column's values in these files, at most `at_most`."""
         kind = pa.schema(checked.table.schema().to_arrow()).field(self.column).type
         chunks: list[pa.Array] = []
@@ -123,7 +123,7 @@ class SameDistribution(Check):
                 left -= len(chunk)
         return pa.chunked_array(chunks, type=kind)
 
-    def _read(self, checked: CheckedTable, file: LiveFile, kind: pa.DataType) -> pa.ChunkedArray:
+    def _read(self, checked: CheckedTable, file: CodedFile, kind: pa.DataType) -> pa.ChunkedArray:
         path = on_disk(checked.settings.tables / checked.declared.name, file.path)
         if self.column in file.partition:
             value = pa.scalar(file.partition[self.column], type=kind)

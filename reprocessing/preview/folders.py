@@ -17,9 +17,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
+from reprocessing.replay.session import replay_settings
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, TransientError, UsageError
 from streaming_jobs.platform.files import private_folder
@@ -38,8 +38,6 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of the previews of one stream."""
-
     settings: Settings
     stream: str
 
@@ -50,7 +48,6 @@ class Folders:
 
     @property
     def tables(self) -> Path:
-        """The tables of the running preview."""
         return self.settings.tables / _NAME / checked_name("stream", self.stream)
 
     @property
@@ -58,22 +55,20 @@ class Folders:
         """One folder for each report that is kept."""
         return self.state / "reports"
 
-    def own(self) -> Settings:
+    def replay_settings(self) -> Settings:
         """The settings of the replay: its folders, one core, no savepoints and no maintenance."""
-        settings = self.settings.with_stream(self.stream, max_restarts=1, require_deploy=False)
-        spark = self.settings.spark
-        return settings.model_copy(
+        spark, table = self.settings.spark, self.settings.table
+        target = replay_settings(
+            self.settings, self.stream, self.state / "replay", self.tables / "rebuilt", max_restarts=1
+        )
+        return target.model_copy(
             update={
-                "state_dir": self.state / "replay",
-                "tables_dir": self.tables / "rebuilt",
                 "spark": spark.model_copy(update={"master": one_core(spark.master)}),
-                "savepoint": self.settings.savepoint.model_copy(update={"every": timedelta(0)}),
-                "table": self.settings.table.model_copy(update={"compact_after_files": 0}),
+                "table": table.model_copy(update={"compact_after_files": 0}),
             }
         )
 
     def with_tables(self, name: str) -> Settings:
-        """The settings with the tables in one of the preview's folders."""
         return self.settings.model_copy(update={"tables_dir": self.tables / name})
 
     def clear(self) -> None:
@@ -81,16 +76,16 @@ class Folders:
 
         The JVM of a killed preview writes on for seconds: this waits for its end.
         """
-        own = self.own()
-        if StreamFolder.of(own, self.stream).path.is_dir():
-            with lease.take(own, self.stream, purpose="clean-up", wait=_JVM_ENDS):
+        target = self.replay_settings()
+        if StreamFolder.of(target, self.stream).path.is_dir():
+            with lease.take(target, self.stream, purpose="clean-up", wait=_JVM_ENDS):
                 pass
-        for place in (own.state, self.tables):
+        for folder in (target.state, self.tables):
             for _ in range(_ATTEMPTS):
-                if place.is_dir():
-                    shutil.rmtree(place, ignore_errors=True)
-            if place.is_dir():
-                raise TransientError(f"{place} of an earlier preview cannot be removed", "remove it, and try again")
+                if folder.is_dir():
+                    shutil.rmtree(folder, ignore_errors=True)
+            if folder.is_dir():
+                raise TransientError(f"{folder} of an earlier preview cannot be removed", "remove it, and try again")
 
     def new_report(self) -> Path:
         """A new folder for a report; the oldest ones are removed."""
@@ -101,7 +96,7 @@ class Folders:
 
 
 @contextmanager
-def alone(folders: Folders) -> Iterator[None]:
+def hold_previews(folders: Folders) -> Iterator[None]:
     """Hold the lock of the stream's previews; raises UsageError while another preview of the stream runs."""
     holding = folders.settings.model_copy(update={"state_dir": folders.settings.state / _NAME})
     try:

@@ -1,21 +1,48 @@
-"""The result of a preview: the verdict, its exit code, and everything that its texts are made of."""
+"""The result of a preview: the verdict, its exit code, and the same as JSON, as text and as a page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from reprocessing.preview.compare import TableChange
-from reprocessing.preview.replay import Failure
+from reprocessing.replay.difference import Difference
+from reprocessing.replay.session import Failure
+from reprocessing.report.page import SECTIONS, difference_section
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place
+from streaming_jobs.page import macros, render_page
+from streaming_jobs.platform.files import write_atomic
+from streaming_jobs.text.spelling import counted, instant_words
+
+_SHOWN = 3
+_CHARACTERS = 200
+_COLUMNS = 8
+_PARTITIONS = 24
+_RANGES = 200
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """One table: the difference of its rows, columns that the code adds, and why its rows would not fit the table."""
+
+    difference: Difference
+    new_columns: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.difference.corrected + self.difference.new + self.difference.gone
+
+    @property
+    def equal(self) -> bool:
+        """True if the change leaves rows and columns as they are."""
+        return not self.rows and not self.new_columns and not self.misfits
 
 
 class Verdict(StrEnum):
-    """What a preview has found out about the code on disk."""
-
     equal = "equal"
     different = "different"
     broken = "broken"
@@ -113,14 +140,18 @@ class Preview:
             "to": _edge(self.end),
             "records": self.records,
             "ranges": [list(each) for each in self.ranges()],
-            "tables": [_table(each) for each in self.tables],
+            "tables": [_table_json(each) for each in self.tables],
             "counts": {name: {"published": old, "rebuilt": new} for name, old, new in self.counted()},
             "batches": {"published": self.before.batches, "rebuilt": self.after.batches},
             "suites": {name: list(failing) for name, failing in self.suites},
-            "failure": None if self.failure is None else asdict(self.failure),
+            "failure": None if self.failure is None else _failure_json(self.failure),
             "notes": list(self.notes),
             "seconds": dict(self.seconds or {}),
         }
+
+
+def _failure_json(failure: Failure) -> dict[str, Any]:
+    return {name: value for name, value in asdict(failure).items() if name != "permanent"}
 
 
 def reasons(preview: Preview) -> list[str]:
@@ -144,7 +175,7 @@ def _edge(edge: Edge) -> dict[str, Any]:
     }
 
 
-def _table(change: TableChange) -> dict[str, Any]:
+def _table_json(change: TableChange) -> dict[str, Any]:
     d = change.difference
     return {
         "table": d.table,
@@ -164,3 +195,149 @@ def _table(change: TableChange) -> dict[str, Any]:
 
 def _samples(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(row) for row in rows]
+
+
+def headline(preview: Preview) -> str:
+    if preview.verdict is Verdict.cannot_start:
+        return f"stream {preview.stream}: cannot start on today's state: {'; '.join(reasons(preview))}"
+    if preview.verdict is Verdict.broken:
+        what = "the replay failed" if preview.failure is not None else "the rebuilt rows break a suite"
+        return f"stream {preview.stream}: broken: {what}: {'; '.join(reasons(preview))}"
+    if preview.verdict is Verdict.equal:
+        return f"stream {preview.stream}: equal: the code on disk makes the same rows"
+    return f"stream {preview.stream}: different: {'; '.join(filter(None, map(_changed, preview.tables)))}"
+
+
+def text(preview: Preview, report: str = "") -> str:
+    lines = [headline(preview), *(f"  {line}" for line in _body(preview))]
+    if report:
+        lines.append(f"  report: {report}")
+    return "\n".join(lines) + "\n"
+
+
+def _body(preview: Preview) -> Iterator[str]:
+    yield code_words(preview)
+    yield f"{counted(preview.records, 'record')} replayed, {range_words(preview)}"
+    ranges = preview.ranges()
+    for topic, partition, begin, end in ranges[:_PARTITIONS]:
+        yield (
+            f"  {topic}/{partition}: offsets {begin:,} to {end - 1:,}"
+            if end > begin
+            else f"  {topic}/{partition}: none"
+        )
+    if len(ranges) > _PARTITIONS:
+        yield f"  and {counted(len(ranges) - _PARTITIONS, 'more partition')}"
+    for table in preview.tables:
+        yield from _table_text(table)
+    for name, before, after in preview.counted():
+        if before != after and not name.startswith("written"):
+            yield f"{name}: {before:,} in the published batches, {after:,} rebuilt"
+    for name, failing in preview.suites:
+        yield f"suite {name}: {'passes' if not failing else '; '.join(failing)}"
+    yield from preview.notes
+    if preview.seconds:
+        yield "took " + ", ".join(f"{seconds:.1f} s {part}" for part, seconds in preview.seconds.items())
+
+
+def code_words(preview: Preview) -> str:
+    against = ", then ".join(map(str, preview.published_code)) or "unknown code"
+    same = "; it is the same code" if preview.same_code and preview.published_code else ""
+    return f"code {preview.code} on disk against {against} that wrote the published rows{same}"
+
+
+def range_words(preview: Preview) -> str:
+    begin = preview.begin.txn
+    if begin is None:
+        start = f"from the stream's start ({preview.why})"
+    else:
+        start = f"after {begin}, savepoint {preview.savepoint} of {instant_words(preview.begin.at)} ({preview.why})"
+    return f"{start}, to {preview.end.txn} of {instant_words(preview.end.at)}"
+
+
+def _changed(table: TableChange) -> str:
+    d = table.difference
+    rows = [f"{n:,} {kind}" for n, kind in ((d.corrected, "changed"), (d.new, "new"), (d.gone, "gone")) if n]
+    parts = [f"rows: {', '.join(rows)}"] if rows else []
+    if table.new_columns:
+        parts.append(f"new column {', '.join(table.new_columns)}")
+    return f"{d.table} {'; '.join(parts)}" if parts else ""
+
+
+def _table_text(table: TableChange) -> Iterator[str]:
+    d = table.difference
+    words = _changed(table).removeprefix(d.table).strip() or "equal"
+    yield f"{d.table}: {words}, of {counted(d.old_rows, 'published row')}"
+    if table.new_columns:
+        yield f"  only the code on disk has: {', '.join(table.new_columns)}"
+    sums = [f"{name} {old} -> {new}" for name, (old, new) in d.totals.items() if old != new]
+    if table.rows and sums:
+        yield f"  sums over {d.read_words()}: {', '.join(sums[:_COLUMNS])}"
+    for row in d.sample[:_SHOWN]:
+        yield f"  {_row_text(row)}"
+
+
+def _row_text(row: Mapping[str, Any]) -> str:
+    """A row of a sample; of one that has both sides, only the columns that differ, after its keys."""
+    parts = []
+    for name, value in row.items():
+        other = name.removesuffix(" published")
+        if name.endswith(" published") and f"{other} rebuilt" in row:
+            if value != row[f"{other} rebuilt"]:
+                parts.append(f"{other} {value} -> {row[f'{other} rebuilt']}")
+        elif not (name.endswith(" rebuilt") and f"{name.removesuffix(' rebuilt')} published" in row):
+            parts.append(f"{name} {_plain(value)}")
+    line = ", ".join(parts)
+    return line if len(line) <= _CHARACTERS else line[:_CHARACTERS] + " ..."
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in list(value.items())[:_COLUMNS])
+    return str(value)
+
+
+def write_page(path: Path, preview: Preview) -> None:
+    write_atomic(path, page(preview))
+
+
+def page(preview: Preview) -> str:
+    """The report as HTML, for a reviewer of the change."""
+    title = f"Preview of stream {preview.stream}: {preview.verdict.value}"
+    return render_page(title, _sections(preview), [macros().text("As text", text(preview))])
+
+
+def _sections(preview: Preview) -> Iterator[str]:
+    parts, sections = macros(), macros(SECTIONS)
+    yield sections.paragraph(headline(preview))
+    facts = [
+        ["made", instant_words(preview.made_at)],
+        ["code", code_words(preview)],
+        ["range", range_words(preview)],
+        ["records", f"{preview.records:,}"],
+        ["published", "nothing: the stream and its tables are as they were"],
+    ]
+    yield parts.table(["", ""], facts)
+    if why := reasons(preview):
+        yield sections.reasons(why)
+    if preview.tables:
+        head = ["table", "published rows", "rebuilt rows", "changed", "new", "gone", "new columns"]
+        yield parts.table(head, [_figures(table) for table in preview.tables], numbers=True)
+    if figures := [[name, f"{before:,}", f"{after:,}"] for name, before, after in preview.counted()]:
+        yield parts.heading("Figures of the batches")
+        yield parts.table(["", "published", "rebuilt"], figures, numbers=True)
+    if preview.suites:
+        yield parts.heading("Suites")
+        outcomes = [[name, "; ".join(failing) if failing else "passes"] for name, failing in preview.suites]
+        yield parts.table(["suite", ""], outcomes)
+    yield parts.heading("Offsets")
+    ranges = [[topic, str(p), f"{begin:,}", f"{end:,}"] for topic, p, begin, end in preview.ranges()[:_RANGES]]
+    yield parts.table(["topic", "partition", "from", "to"], ranges)
+    if changed := [table for table in preview.tables if table.rows]:
+        yield parts.heading("Rows of the code on disk against the published ones")
+        yield from (difference_section(table.difference) for table in changed)
+
+
+def _figures(table: TableChange) -> list[str]:
+    d = table.difference
+    numbers = [f"{n:,}" for n in (d.old_rows, d.new_rows, d.corrected, d.new, d.gone)]
+    return [d.table, *numbers, ", ".join(table.new_columns) or "none"]

@@ -2,11 +2,13 @@
 
     1. the newest committed batch of the running stream is the border; its tables' files are linked
     2. a savepoint, or the stream's start, is chosen; state and tables of then are made in folders of the preview
-    3. an ordinary session replays from there to the border, with the code on disk
+    3. a replay runs from there to the border, with the code on disk
     4. the rebuilt tables are compared with the published ones as of the border, the stream's suites run on them
     5. all of that is removed
 
-Nothing is published. The stream is not stopped: its lease, its checkpoint and its tables are only read.
+Nothing is published. The stream is not stopped: its lease, its checkpoint and its tables are only read. The source
+reads nothing past the border, and the query is stopped there before a batch without records could close windows that
+the running stream had not closed yet.
 """
 
 from __future__ import annotations
@@ -15,24 +17,32 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from reprocessing.planning.history import in_lineage
-from reprocessing.preview.compare import TableChange, compare_tables
-from reprocessing.preview.folders import Folders, alone
-from reprocessing.preview.published import Published, published
-from reprocessing.preview.replay import Failure, prepare, replay
-from reprocessing.preview.result import Counts, Edge, Preview
-from reprocessing.preview.start import Start, View, Wanted, choose, records
-from reprocessing.rebuild.context import RunSuite, no_suites
+from reprocessing.plan.history import in_lineage
+from reprocessing.preview.folders import Folders, hold_previews
+from reprocessing.preview.result import Counts, Edge, Preview, TableChange
+from reprocessing.preview.start import NewestBatch, Start, StartView, Wanted, choose, newest_batch, records
+from reprocessing.replay.border import Border
+from reprocessing.replay.difference import compare_stored
+from reprocessing.replay.session import Failure, Outcome, Replay, missed_end
+from reprocessing.replay.staging import fill, make_empty_tables
+from reprocessing.stages.publish import misfit
+from reprocessing.stages.recovery import RunSuite, no_suites
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.tables import all_tables
+from streaming_jobs.sinks.stored import LATE
+from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
-from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.text.spelling import counted
@@ -41,25 +51,97 @@ READ = 50_000
 """Batches at most whose figures are read from a ledger, the newest ones."""
 
 
-Replay = Callable[[Folders, Stream, StreamRecord, Published, Callable[[int], None]], Failure | None]
+RunReplay = Callable[[Folders, Stream, StreamRecord, NewestBatch, Callable[[int], None]], Failure | None]
 """Runs the stream's code on the preview's folders up to the border; reports batches, returns why it failed."""
 
 
+def replay(
+    folders: Folders, stream: Stream, record: StreamRecord, until: NewestBatch, progress: Callable[[int], None]
+) -> Failure | None:
+    """Run the stream's code up to the border; returns why it failed, None if it reached the border.
+
+    `progress` is called with the number of the batch that was written last, if there is a new one, once per second.
+    Raises TransientError for a failure that may pass: Spark's JVM ended, or the broker is away.
+    """
+    reported: int | None = None
+
+    def watch(_: StreamRunner, batch: int | None) -> None:
+        nonlocal reported
+        if batch is not None and batch != reported:
+            reported = batch
+            progress(batch)
+
+    target = folders.replay_settings()
+    outcome = Replay(
+        target,
+        stream,
+        Archives(folders.settings),
+        replan=_Guard(target, stream.name, record, border(target, stream, record, until)),
+        until=until.ends,
+        topic_sinks=DiscardedTopicSinks(),
+        name=f"preview-{stream.name}",  # of Spark's log file: the stream's session has its own
+    ).run(watch)
+    return failure_at(outcome, until)
+
+
+def failure_at(outcome: Outcome, until: NewestBatch) -> Failure | None:
+    """Why a replay says that the code must not be deployed; raises TransientError if it says nothing about the code."""
+    failure = outcome.failure
+    if failure is not None and not failure.permanent:
+        raise TransientError(f"the replay failed: {failure.found}", failure.next_step or "try again")
+    if failure is None and (missed := missed_end(outcome.reached, until.ends, exactly=True)):
+        return Failure(PreflightRefused.code, missed, "see whether the topic still has these records")
+    return failure
+
+
+def border(settings: Settings, stream: Stream, record: StreamRecord, until: NewestBatch) -> Border:
+    """The end of the replay; for windows one batch of it begins where the stream's newest batch began."""
+    return Border.at(until.ends, until.begins if record.state_fingerprint else None, stream, settings, _end_here)
+
+
+def _end_here() -> None:
+    raise StopAtBorder
+
+
 @dataclass(frozen=True)
-class Asked:
-    """The request: from where, the suites that have to pass, and how records are replayed."""
+class _Guard:
+    """The check before each batch of the replay: the border, and that the state is the one that the stream keeps.
+
+    A replay from the stream's start has no state that could refuse another aggregation; the running stream has.
+    """
+
+    replay_settings: Settings
+    stream: str
+    record: StreamRecord
+    border: Border
+
+    def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
+        """As `Border` answers; raises PreflightRefused for another state than the stream's."""
+        begun = stream_record.load(self.replay_settings, self.stream)
+        assert begun is not None
+        if changes := differences(self.record.state_fingerprint, begun.state_fingerprint):
+            raise PreflightRefused(
+                f"the state of stream {self.stream} was built by another aggregation: {changes}",
+                f"take the change back, or rebuild the tables: recourse recover plan {self.stream} --to-batch -1",
+            )
+        return self.border(checkpoint, batch)
+
+
+@dataclass(frozen=True)
+class PreviewRequest:
+    """From where, the suites that have to pass, and how records are replayed."""
 
     wanted: Wanted = field(default_factory=Wanted)
     suites: tuple[str, ...] = ()
     run_suite: RunSuite = no_suites
-    replay: Replay = replay
+    replay: RunReplay = replay
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class PreviewTables:
     """The stream with the tables of the replay, as suites see it."""
 
-    own: Settings
+    replay_settings: Settings
     stream: Stream
 
 
@@ -67,7 +149,7 @@ def preview(
     settings: Settings,
     stream: Stream,
     topics: TopicReader,
-    asked: Asked,
+    request: PreviewRequest,
     *,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Preview:
@@ -93,10 +175,10 @@ def preview(
         )
     folders, clock = Folders(settings, stream.name), Clock()
     topics = Archives(settings).added_to(topics, stream)
-    with alone(folders):
+    with hold_previews(folders):
         folders.clear()
         try:
-            return _preview(folders, stream, record, topics, asked, clock, tell)
+            return _preview(folders, stream, record, topics, request, clock, tell)
         finally:
             try:
                 folders.clear()
@@ -106,8 +188,6 @@ def preview(
 
 @dataclass
 class Clock:
-    """The seconds that each part of a preview takes."""
-
     parts: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     _last: float = field(default_factory=time.monotonic)
@@ -118,7 +198,6 @@ class Clock:
         self.parts[part], self._last = round(now - self._last, 1), now
 
     def seconds(self) -> dict[str, float]:
-        """All parts, and their sum."""
         return {**self.parts, "in all": round(time.monotonic() - self.began, 1)}
 
 
@@ -127,12 +206,12 @@ def _preview(
     stream: Stream,
     record: StreamRecord,
     topics: TopicReader,
-    asked: Asked,
+    request: PreviewRequest,
     clock: Clock,
     tell: Callable[[str], None],
 ) -> Preview:
-    end = published(folders, stream, record)
-    start = choose(asked.wanted, _view(folders.settings, record, topics, end))
+    end = newest_batch(folders, stream, record)
+    start = choose(request.wanted, _view(folders.settings, record, topics, end))
     count = records(start.ends, end.ends)
     where = f"savepoint {start.savepoint.id}" if start.savepoint else "the stream's start"
     tell(f"replays {counted(count, 'record')} from {where} ({start.why}) to {end.txn}; the stream runs on")
@@ -142,15 +221,15 @@ def _preview(
     if failure is None:
         prepare(folders, stream, record, start)
         clock.done("preparation")
-        failure = asked.replay(
+        failure = request.replay(
             folders, stream, record, end, lambda batch: tell(f"  batch {batch} of the replay is written")
         )
         clock.done("session and replay")
     if failure is None:
         tables = compare_tables(folders, stream)
         clock.done("comparison")
-        rebuilt = Rebuilt(folders.own(), stream)
-        suites = tuple((name, tuple(asked.run_suite(rebuilt, name))) for name in asked.suites)
+        rebuilt = PreviewTables(folders.replay_settings(), stream)
+        suites = tuple((name, tuple(request.run_suite(rebuilt, name))) for name in request.suites)
         if suites:
             clock.done("suites")
     after = start.savepoint.txn if start.savepoint is not None else None
@@ -175,9 +254,52 @@ def _preview(
     )
 
 
-def _view(settings: Settings, record: StreamRecord, topics: TopicReader, end: Published) -> View:
+def prepare(folders: Folders, stream: Stream, record: StreamRecord, start: Start) -> None:
+    """Make the state and the tables of the replay: those of the savepoint, or empty tables with today's columns.
+
+    Raises TransientError if the savepoint is dropped meanwhile, as the running stream does with old ones.
+    """
+    target, savepoint = folders.replay_settings(), start.savepoint
+    after = (None, -1) if savepoint is None else (savepoint.generation, savepoint.batch)
+    opened = Generation(record.generation + 1, time.time(), "preview", *after)
+    try:
+        fill(folders.settings, target, stream, record, opened, savepoint, starts=start.ends, plan="preview")
+    except (FileNotFoundError, PreflightRefused) as error:
+        if savepoint is None or savepoints.find(folders.settings, stream.name, savepoint.id) is not None:
+            raise
+        raise TransientError(
+            f"savepoint {savepoint.id} of stream {stream.name} was dropped while the preview began", "try again"
+        ) from error
+    if savepoint is None:
+        make_empty_tables(folders.settings, target, stream, opened, "preview")
+
+
+def compare_tables(folders: Folders, stream: Stream) -> tuple[TableChange, ...]:
+    """Compare each table of the stream with the published one as of the border."""
+    changes = []
+    for declared, role in all_tables(stream):
+        if role in LATE:
+            continue
+        published = open_table(folders.with_tables("published"), declared, stream.name)
+        if published is None:  # a table that the stream does not have yet
+            continue
+        rebuilt = existing_table(folders.replay_settings(), declared, stream.name)
+        known = {column.name for column in published.schema.fields}
+        changes.append(
+            TableChange(
+                compare_stored(
+                    folders.settings, folders.tables / "differing", declared, stream.name, published, rebuilt
+                ),
+                tuple(column.name for column in rebuilt.schema.fields if column.name not in known),
+                tuple(misfit(published, rebuilt)),
+            )
+        )
+    return tuple(changes)
+
+
+def _view(settings: Settings, record: StreamRecord, topics: TopicReader, end: NewestBatch) -> StartView:
     held = {name: topics.offsets(name) for name in end.ends}
-    return View(
+    return StartView(
         stream=record.stream,
         generations=record.generations,
         savepoints=savepoints.savepoints(settings, record.stream),
@@ -208,7 +330,7 @@ def _published_entries(settings: Settings, record: StreamRecord, after: Txn | No
 
 
 def _rebuilt_entries(folders: Folders) -> list[LedgerEntry]:
-    lines = ledger_file(folders.own(), folders.stream).after(folders.stream, None, at_most=READ)
+    lines = ledger_file(folders.replay_settings(), folders.stream).after(folders.stream, None, at_most=READ)
     return [line.entry for line in reversed(lines)]
 
 
@@ -230,7 +352,9 @@ def _counts(entries: Sequence[LedgerEntry]) -> Counts:
     return Counts(len(entries), named)
 
 
-def _notes(start: Start, end: Published, written: Sequence[LedgerEntry], rebuilt: Sequence[SliceRequest]) -> list[str]:
+def _notes(
+    start: Start, end: NewestBatch, written: Sequence[LedgerEntry], rebuilt: Sequence[SliceRequest]
+) -> list[str]:
     notes = []
     if len(written) == READ:
         notes.append(f"only the newest {READ:,} published batches are counted")

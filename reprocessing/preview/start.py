@@ -1,22 +1,34 @@
-"""Where a preview begins: a savepoint with the state of then, or the very start of the stream. Pure."""
+"""Where a preview begins and ends: a savepoint with the state of then, and the stream's newest committed batch.
+
+The stream runs on meanwhile. Its tables' files are linked at once, so that no compaction or clean-up of the live tables
+can take them away before they are compared.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from reprocessing.planning.history import has_present_rows
-from reprocessing.planning.instants import instant_words
-from reprocessing.planning.replay_start import lost
-from streaming_jobs.errors import UsageError
+from reprocessing.plan.history import has_present_rows
+from reprocessing.plan.journal import next_step
+from reprocessing.plan.replay_range import lost
+from reprocessing.preview.folders import Folders
+from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.ledger.positions import Archived, TopicOffsets, by_place
-from streaming_jobs.state.savepoints import Savepoint
-from streaming_jobs.state.stream_record import Generation
-from streaming_jobs.text import commands
+from streaming_jobs.ledger.positions import Archived, TopicOffsets, by_place, ends_of, starts_of
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import newest
+from streaming_jobs.sinks.tables import all_tables, existing_table, open_table, store_of
+from streaming_jobs.state.savepoints import Savepoint, version_after
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import Generation, StreamRecord
+from streaming_jobs.stream import Stream
 from streaming_jobs.text.durations import format_duration
-from streaming_jobs.text.spelling import instead
+from streaming_jobs.text.spelling import instant_words, instead
+
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class View:
+class StartView:
     """What the choice depends on. `end` and `ends`: the newest committed batch, and where it ended; `now` in s."""
 
     stream: str
@@ -52,7 +64,7 @@ class Start:
     why: str
 
 
-def choose(wanted: Wanted, view: View) -> Start:
+def choose(wanted: Wanted, view: StartView) -> Start:
     """The start of the preview; raises UsageError if there is none, with what is possible instead."""
     if wanted.savepoint is not None:
         return _named(wanted.savepoint, view)
@@ -70,12 +82,11 @@ def choose(wanted: Wanted, view: View) -> Start:
 
 
 def records(begin: TopicOffsets, end: TopicOffsets) -> int:
-    """The offsets between two positions."""
     begins = by_place(begin)
     return sum(max(offset - begins.get(place, 0), 0) for place, offset in by_place(end).items())
 
 
-def _named(name: str, view: View) -> Start:
+def _named(name: str, view: StartView) -> Start:
     savepoint = next((each for each in view.savepoints if each.id == name), None)
     if savepoint is None:
         raise UsageError(
@@ -89,7 +100,7 @@ def _named(name: str, view: View) -> Start:
     return _from(savepoint, "as asked for")
 
 
-def _unusable(savepoint: Savepoint, view: View) -> str:
+def _unusable(savepoint: Savepoint, view: StartView) -> str:
     """Why a savepoint cannot be replayed from, in words; empty if it can."""
     if savepoint.txn > view.end or not has_present_rows(view.generations, savepoint.txn):
         return "a recovery has replaced what came after it"
@@ -100,7 +111,7 @@ def _from(savepoint: Savepoint, why: str) -> Start:
     return Start(savepoint, savepoint.ends, why)
 
 
-def _beginning(view: View, younger: Sequence[Savepoint], why: str) -> Start:
+def _beginning(view: StartView, younger: Sequence[Savepoint], why: str) -> Start:
     """The stream's very start, if the topics still have all records since."""
     gone = lost(view.starts, view.earliest, view.archived, view.continues)
     if not gone:
@@ -110,5 +121,87 @@ def _beginning(view: View, younger: Sequence[Savepoint], why: str) -> Start:
         f"{why}, and {gone}",
         f"the oldest savepoint is of {instant_words(oldest.taken_at)}: --from-savepoint {oldest.id}"
         if oldest is not None
-        else f"take a savepoint and let records come: {commands.take_savepoint(view.stream)}",
+        else f"take a savepoint and let records come: recourse savepoints create {view.stream}",
     )
+
+
+@dataclass(frozen=True)
+class NewestBatch:
+    """The newest committed batch of a stream: where it ended, where it began (if that is known), when it came.
+
+    `versions`: the version of each table after it. `at` in seconds since 1970. `foreign`: table -> versions of its
+    commits that are not the stream's, as far back as its log reaches.
+    """
+
+    txn: Txn
+    ends: TopicOffsets
+    begins: TopicOffsets | None
+    at: float
+    versions: Mapping[str, int]
+    foreign: Mapping[str, tuple[int, ...]]
+
+
+def newest_batch(folders: Folders, stream: Stream, record: StreamRecord) -> NewestBatch:
+    """Find the newest batch, and link the tables as they are after it into the folder `published`.
+
+    Raises UsageError before the stream's first batch, PreflightRefused while a recovery is under way, TransientError
+    if the live tables change faster than they can be linked.
+    """
+    reason: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            found = _newest(folders.settings, stream, record)
+            _link(folders, stream, found)
+        except (FileNotFoundError, PreflightRefused) as error:
+            if isinstance(error, _Recovering):
+                raise
+            reason = error  # the running stream has just removed a file or a part of its log
+            shutil.rmtree(folders.with_tables("published").tables, ignore_errors=True)
+        else:
+            return found
+    text = reason.found if isinstance(reason, RecourseError) else str(reason)
+    raise TransientError(
+        f"the tables of stream {stream.name} could not be held as they are: {text}",
+        "try again; if it stays so, a table's files or its log are not complete",
+    ) from reason
+
+
+class _Recovering(PreflightRefused):
+    """A recovery is under way; the fix is in the message."""
+
+
+def _newest(settings: Settings, stream: Stream, record: StreamRecord) -> NewestBatch:
+    primary = existing_table(settings, stream.primary, stream.name)
+    commit, _ = newest(primary.commits(), stream.name)
+    entry = commit.entry if commit is not None else None
+    if commit is None or entry is None or (entry.kind == "batch" and entry.batch < 0):
+        raise UsageError(f"stream {stream.name} has not written a batch yet", "there is nothing to compare with")
+    if entry.kind == "fence" or (entry.kind == "publish" and entry.generation > record.generation):
+        plan = entry.plan or "PLAN"
+        raise _Recovering(f"the recovery plan {plan} of table {primary.name} is under way", next_step(plan, "applying"))
+    if entry.kind == "publish" and entry.batch < 0:
+        raise UsageError(f"stream {stream.name} has not written a batch yet", "there is nothing to compare with")
+    versions, foreign = {}, {}
+    for declared, _ in all_tables(stream):
+        table = open_table(settings, declared, stream.name)
+        if table is not None:
+            versions[table.name] = version_after(table, stream.name, entry.txn)
+            foreign[table.name] = tuple(each.version for each in table.commits() if each.foreign_to(stream.name))
+    begins: TopicOffsets | None = starts_of(entry.offsets)
+    if entry.kind == "publish":  # its range is that of the whole replay
+        try:
+            checkpoint = StreamFolder.of(settings, stream.name).checkpoint(entry.generation)
+            begins = checkpoint.start(entry.batch)
+        except PreflightRefused:
+            begins = None
+    return NewestBatch(entry.txn, ends_of(entry.offsets), begins, commit.at / 1000, versions, foreign)
+
+
+def _link(folders: Folders, stream: Stream, found: NewestBatch) -> None:
+    place = folders.with_tables("published")
+    for declared, _ in all_tables(stream):
+        version = found.versions.get(declared.name)
+        if version is None:
+            continue
+        table = existing_table(folders.settings, declared, stream.name)
+        store_of(declared).create(place, declared, stream.name, table.content(version), None)

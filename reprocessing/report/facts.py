@@ -1,18 +1,109 @@
-"""What the report of a recovery shows, as data: read from its plan and its journal, and bounded in size."""
+"""What the report of a recovery shows, as data from its plan and its journal; bounded in size.
+
+The batches of a replay and those that it replaced are joined to columns, which the journal stores: the page can be made
+again when tables and ledger have moved on.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from reprocessing.plans.journal import Journal, Outcome, StreamJournal
-from reprocessing.plans.plan import RecoveryPlan, StreamPlan
-from reprocessing.rebuild.audit import Difference
-from reprocessing.report.batches import BatchSeries
+from reprocessing.plan.journal import Journal, PlanOutcome
+from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.replay.difference import Difference
 from streaming_jobs.ledger.positions import Place, by_place, decode
+
+COLUMNS = 100
+"""Columns at most."""
+READ = 50_000
+"""Batches at most that are read from a ledger, the newest ones."""
+
 
 PARTITIONS = 24
 """Partitions at most that are shown, those with the most records to replay or to skip."""
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """One batch: its time (seconds since 1970), its number, the rows written to the primary table, the records read."""
+
+    at: float
+    batch: int
+    rows: int
+    records: int
+
+
+@dataclass(frozen=True)
+class BatchColumn:
+    """Consecutive batches: times and numbers of the first and last, their rows and records, rows of the largest."""
+
+    since: float
+    until: float
+    first: int
+    last: int
+    batches: int
+    rows: int
+    records: int
+    largest: int
+
+    @property
+    def mean(self) -> float:
+        return self.rows / self.batches
+
+
+@dataclass(frozen=True)
+class BatchSeries:
+    """Batches in at most `COLUMNS` columns, oldest first; `cut` is True if older ones were left out."""
+
+    columns: tuple[BatchColumn, ...] = ()
+    cut: bool = False
+
+    @property
+    def batches(self) -> int:
+        return sum(each.batches for each in self.columns)
+
+    @property
+    def rows(self) -> int:
+        """Rows written to the primary table."""
+        return sum(each.rows for each in self.columns)
+
+    @property
+    def records(self) -> int:
+        return sum(each.records for each in self.columns)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the end of the first batch to the end of the last."""
+        return self.columns[-1].until - self.columns[0].since if self.columns else 0.0
+
+    @classmethod
+    def of(cls, batches: Sequence[BatchRows], *, cut: bool = False) -> BatchSeries:
+        """The series of batches, oldest first; each column but the last has the same number of them."""
+        size = max(math.ceil(len(batches) / COLUMNS), 1)
+        parts = [batches[begin : begin + size] for begin in range(0, len(batches), size)]
+        return cls(tuple(_column(part) for part in parts), cut)
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any]) -> BatchSeries:
+        """The series from a journal; empty if it has none."""
+        return cls(tuple(BatchColumn(**each) for each in value.get("columns", ())), bool(value.get("cut", False)))
+
+
+def _column(batches: Sequence[BatchRows]) -> BatchColumn:
+    return BatchColumn(
+        since=round(batches[0].at, 3),
+        until=round(batches[-1].at, 3),
+        first=batches[0].batch,
+        last=batches[-1].batch,
+        batches=len(batches),
+        rows=sum(each.rows for each in batches),
+        records=sum(each.records for each in batches),
+        largest=max(each.rows for each in batches),
+    )
+
 
 Span = tuple[int, int]
 """First offset, and the one after the last."""
@@ -39,7 +130,6 @@ class PartitionRanges:
 
     @property
     def moved(self) -> int:
-        """Records that are replayed or skipped."""
         return self.replayed[1] - self.replayed[0] + self.skipped[1] - self.skipped[0]
 
 
@@ -73,7 +163,7 @@ class ReportFacts:
     """One recovery: its outcome, its streams in the plan's order, and the differences of their tables."""
 
     plan: str
-    outcome: Outcome
+    outcome: PlanOutcome
     streams: tuple[StreamFacts, ...]
     differences: tuple[Difference, ...]
 
@@ -90,13 +180,13 @@ def facts_of(plan: RecoveryPlan, journal: Journal, differences: Sequence[Differe
 
 def _noted(journal: Journal) -> tuple[Difference, ...]:
     for line in reversed(journal.lines()):
-        if line.stage == "audit" and "differences" in line.found:
+        if line.is_of("audit") and "differences" in line.found:
             return tuple(Difference.decode(each) for each in line.found["differences"])
     return ()
 
 
-def _of_stream(plan: StreamPlan, journal: StreamJournal, *, aborted: bool) -> StreamFacts:
-    keep, replay = journal.done("keep") or {}, journal.done("replay")
+def _of_stream(plan: StreamPlan, journal: Journal, *, aborted: bool) -> StreamFacts:
+    keep, replay = journal.done("take_savepoint") or {}, journal.done("replay")
     published = journal.done("skip" if plan.skips else "publish") is not None and not aborted
     batches = (replay or {}).get("batches", {})
     reached = by_place(decode((replay or {}).get("ends", {})))

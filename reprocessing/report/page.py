@@ -1,42 +1,42 @@
 """The outcome of a plan, as a page that can be archived and sent: `<state>/recoveries/<plan>/report.html`.
 
-The page is self-contained: no script, nothing loaded, every text escaped. Its size is bounded: what is beyond a bound
-is left out, and the page says so.
+Its size is bounded: what is beyond a bound is left out, and the page says so. `difference_section` is shared with the
+page of a preview.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from reprocessing.planning.instants import instant_words
-from reprocessing.plans.journal import Journal, Line
-from reprocessing.plans.plan import RecoveryPlan
-from reprocessing.rebuild.audit import Difference, paired
-from reprocessing.report import difference_plots, plots
-from reprocessing.report.batches import READ, BatchSeries
-from reprocessing.report.facts import ReportFacts, Span, StreamFacts, facts_of
-from reprocessing.report.sample_rows import sample_table
-from reprocessing.report.style import STYLE
+from reprocessing.plan.journal import Journal, Line
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.plan.plan_file import folder
+from reprocessing.replay.difference import Difference, paired
+from reprocessing.report import plots
+from reprocessing.report.facts import READ, BatchSeries, ReportFacts, Span, StreamFacts, facts_of
+from streaming_jobs.page import macros, render_page
 from streaming_jobs.platform.files import write_atomic
-from streaming_jobs.text import commands
+from streaming_jobs.settings import Settings
 from streaming_jobs.text.durations import format_duration
-from streaming_jobs.text.spelling import counted
+from streaming_jobs.text.spelling import counted, instant_words
 
-_PLAN_LINES = 400
-_STEPS = 200
-_COLUMNS = 200
-_CHARACTERS = 1_400_000
-"""Characters at most before the last sections; a section that would begin after them is left out."""
+SECTIONS = Path(__file__).with_name("sections.html.j2")
+_PLAN_LINES, _STEPS, _COLUMNS, _CHARACTERS = 400, 200, 200, 120
+_PLOTTED = ("differences", "batches", "ends", "starts")
+"""Result that are shown in sections of their own."""
+
+
+def report_of(settings: Settings, plan: str) -> Path:
+    """The path of a plan's report, which is written when a stage fails or the plan is over."""
+    return folder(settings, plan) / "report.html"
 
 
 def write_report(
     path: Path, plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference], explained: str
 ) -> None:
-    """Write the page anew; only its owner can read it."""
     write_atomic(path, page(plan, journal, differences, explained))
 
 
@@ -45,57 +45,28 @@ def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]
 
     `explained` is the plan's text.
     """
-    facts = facts_of(plan, journal, differences)
-    title = escape(f"Recovery {plan.id}: {facts.outcome}")
-    body = "\n".join(
-        [
-            f"<h1>{title}</h1>",
-            *within(_sections(facts)),
-            "<h2>What was done</h2>",
-            _steps(plan, journal),
-            "<h2>The plan</h2>",
-            f"<pre>{escape(_plan_text(plan.id, explained))}</pre>",
-        ]
-    )
-    return document(title, body)
-
-
-def document(title: str, body: str) -> str:
-    """A self-contained page; both parts are HTML."""
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
-        f"<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
-
-
-def within(sections: Iterable[str]) -> Iterator[str]:
-    """Yields sections as long as the page has room for them."""
-    size = left_out = 0
-    for section in sections:
-        size += len(section.encode())
-        if size <= _CHARACTERS:
-            yield section
-        else:
-            left_out += 1
-    if left_out:
-        yield f'<p class="soft">The page would be too large: {counted(left_out, "part")} left out.</p>'
+    facts, parts = facts_of(plan, journal, differences), macros()
+    last = [
+        parts.heading("What was done"),
+        parts.table(["begun", "stage", "took", "", "found"], _steps(plan, journal)[-_STEPS:]),
+        parts.text("The plan", _plan_text(plan.id, explained)),
+    ]
+    return render_page(f"Recovery {plan.id}: {facts.outcome}", _sections(facts), last)
 
 
 def _sections(facts: ReportFacts) -> Iterator[str]:
+    parts = macros()
     if facts.differences:
         head = ["table", "published", "rebuilt", "corrected", "new", "gone"]
-        yield html_table(head, [[d.table, *_counts(d)] for d in facts.differences], numbers=True)
-    shown = [each for each in facts.streams if each.partitions]
-    if shown:
-        yield "<h2>Offsets</h2>"
+        yield parts.table(head, [[d.table, *_counts(d)] for d in facts.differences], numbers=True)
+    if shown := [each for each in facts.streams if each.partitions]:
+        yield parts.heading("Offsets")
         yield from map(_offsets, shown)
-    replayed = [each for each in facts.streams if each.replaced.columns or each.replayed.columns]
-    if replayed:
-        yield "<h2>Rows per batch</h2>"
+    if replayed := [each for each in facts.streams if each.replaced.columns or each.replayed.columns]:
+        yield parts.heading("Rows per batch")
         yield from map(_batches, replayed)
     if facts.differences:
-        yield "<h2>Rebuilt rows against the published ones</h2>"
+        yield parts.heading("Rebuilt rows against the published ones")
         yield from map(difference_section, facts.differences)
 
 
@@ -106,33 +77,16 @@ def _offsets(stream: StreamFacts) -> str:
         (doing, done if stream.done else f"to be {done}"),
         ("now", "in the tables now"),
     ]
-    rows = [
-        [
-            row.topic,
-            str(row.partition),
-            *map(_span, (row.before, row.skipped if stream.skips else row.replayed, row.now)),
-        ]
-        for row in stream.partitions
-    ]
-    parts = [
-        f"<h3>{escape(stream.stream)}</h3>",
-        f"<p>{_SCALE.format(done=done)}</p>",
-        _legend(legend),
-        _plot(plots.offsets(stream)),
-    ]
-    if stream.left_out.partitions:
-        parts.append(
-            f'<p class="soft">{counted(stream.left_out.partitions, "more partition")} with '
-            f"{counted(stream.left_out.records, 'record')} not shown: these have the fewest.</p>"
-        )
-    parts.append(_numbers(["topic", "partition", "before", done, "now"], rows))
-    return "\n".join(parts)
-
-
-_SCALE = (
-    "The records whose rows are in the tables, by partition. All bars have one scale, in offsets since the first one "
-    "that is {done}; an arrow means that the bar begins earlier."
-)
+    rows = []
+    for row in stream.partitions:
+        middle = row.skipped if stream.skips else row.replayed
+        rows.append([row.topic, str(row.partition), *map(_span, (row.before, middle, row.now))])
+    left, left_out = stream.left_out, ""
+    if left.partitions:
+        partitions = counted(left.partitions, "more partition")
+        left_out = f"{partitions} with {counted(left.records, 'record')} not shown: these have the fewest."
+    section: str = macros(SECTIONS).offsets(stream.stream, plots.offsets(stream), legend, done, left_out, rows)
+    return section
 
 
 def _span(span: Span) -> str:
@@ -141,86 +95,66 @@ def _span(span: Span) -> str:
 
 def _batches(stream: StreamFacts) -> str:
     series = (("replaced", stream.replaced), ("replay", stream.replayed))
-    joined = max(len(each.columns) and each.columns[0].batches for _, each in series) > 1
     legend = [("before", "batches that were replaced"), ("replay", "batches of the replay")]
     words = "Rows written to the primary table per batch, in the order of the batches. "
-    if joined:
+    if max(len(each.columns) and each.columns[0].batches for _, each in series) > 1:
         legend.append(("most", "rows of the largest batch in a column"))
         words += "A column joins several batches and has their mean. "
     words += "" if plots.shares_scale(stream) else "The two plots have different scales."
     rows = [
         [
             name,
-            f"{each.batches:,}",
-            f"{each.records:,}",
-            f"{each.rows:,}",
-            _per_thousand(each),
-            _duration(each.seconds),
+            *(f"{number:,}" for number in (each.batches, each.records, each.rows)),
+            f"{1_000 * each.rows / each.records:,.1f}" if each.records else "",
+            _duration(each),
         ]
         for name, each in series
     ]
-    parts = [f"<h3>{escape(stream.stream)}</h3>", f"<p>{words}</p>", _legend(legend), _plot(plots.batches(stream))]
-    if any(each.cut for _, each in series):
-        parts.append(f'<p class="soft">Only the newest {READ:,} batches are counted.</p>')
-    head = ["", "batches", "records read", "rows written", "rows per 1,000 records", "first to last batch"]
-    return "\n".join([*parts, html_table(head, rows, numbers=True)])
+    cut = f"Only the newest {READ:,} batches are counted." if any(each.cut for _, each in series) else ""
+    section: str = macros(SECTIONS).batches(stream.stream, plots.batches(stream), legend, words, cut, rows)
+    return section
 
 
-def _duration(seconds: float) -> str:
-    """A duration in text: to a tenth of a second below a minute, otherwise in whole seconds."""
+def _duration(series: BatchSeries) -> str:
+    """To a tenth of a second below a minute, otherwise in whole seconds."""
+    seconds = series.seconds
     return f"{seconds:.1f} s" if seconds < 60 else format_duration(timedelta(seconds=round(seconds)))
-
-
-def _per_thousand(series: BatchSeries) -> str:
-    return f"{1_000 * series.rows / series.records:,.1f}" if series.records else ""
 
 
 def difference_section(d: Difference) -> str:
     """One table's difference: numbers, plots by time and by key, sums, and some rows."""
-    if d.unknown:
-        return f"<h3>{escape(d.table)}</h3>\n<p>The rows were not compared: {escape(d.unknown)}</p>"
-    parts = [f"<h3>{escape(d.table)}</h3>", html_table(["published", "rebuilt", *_KINDS], [_counts(d)], numbers=True)]
-    sums = [(column, sides) for column, sides in d.totals.items() if any(side is not None for side in sides)]
-    totals = [[column, str(old), str(new)] for column, (old, new) in sums[:_COLUMNS]]
-    legend = _legend([(kind, f"{kind} rows") for kind in _KINDS])
-    if d.timeline.periods:
-        parts.append(f"<h4>By time: {escape(d.time_column)}</h4>")
-        without = d.only_old + d.only_new + d.changed - sum(sum(each[1:]) for each in d.timeline.periods)
-        if without:
-            parts.append(f'<p class="soft">{counted(without, "differing row")} without a time not shown.</p>')
-        parts += [legend, _plot(difference_plots.by_time(d))]
-    if d.by_time:
-        periods = [[since, *(f"{n:,}" for n in paired(*counts, keyed=d.keyed))] for since, *counts in d.by_time]
-        parts.append(_numbers([f"{d.time_column} from", *_KINDS], periods))
-    if d.by_key.largest:
-        parts += _keys(d, legend)
-    if totals:
-        parts += [
-            f"<h4>Sums over {d.read_words()}</h4>",
-            html_table(["sum of", "published", "rebuilt"], totals, numbers=True),
-        ]
-    if d.sample:
-        head, rows = sample_table(d.sample)
-        parts += ["<h4>Some rows that differ</h4>", html_table(head, rows, numbers=True)]
-    return "\n".join(parts)
-
-
-_KINDS = difference_plots.KINDS
-
-
-def _keys(d: Difference, legend: str) -> Iterator[str]:
     keys = d.by_key
-    rows = difference_plots.counts_rows(keys)
-    yield f"<h4>By key: {escape(', '.join(keys.columns))}</h4>"
+    differing = d.only_old + d.only_new + d.changed
+    without_time = differing - sum(sum(each[1:]) for each in d.timeline.periods) if d.timeline.periods else 0
     shown = f"the {len(keys.largest)} with most differences" if keys.groups > len(keys.largest) else "all of them"
-    unit = "rows that differ" if rows else "values that differ, as each key has one row"
-    yield f"<p>{counted(keys.groups, 'key')} with differences; {shown}, by the number of {unit}.</p>"
-    yield legend
-    yield _plot(difference_plots.by_key(d))
-    named = [
-        [key, *(f"{n:,}" for n in (changed, came, gone, values))] for key, gone, came, changed, values in keys.largest
-    ]
-    yield _numbers([", ".join(keys.columns), *_KINDS, "values that differ"], named)
+    unit = "rows that differ" if plots.counts_rows(keys) else "values that differ, as each key has one row"
+    sums = [(column, sides) for column, sides in d.totals.items() if any(side is not None for side in sides)]
+    head, rows = sample_table(d.sample)
+    section: str = macros(SECTIONS).difference(
+        {
+            "table": d.table,
+            "unknown": d.unknown,
+            "counts": _counts(d),
+            "time_column": d.time_column,
+            "without_time": f"{counted(without_time, 'differing row')} without a time not shown."
+            if without_time
+            else "",
+            "by_time_plot": plots.by_time(d) if d.timeline.periods else "",
+            "periods": [[since, *(f"{n:,}" for n in paired(*counts, keyed=d.keyed))] for since, *counts in d.by_time],
+            "by_key_plot": plots.by_key(d) if keys.largest else "",
+            "key_columns": ", ".join(keys.columns),
+            "by_key_words": f"{counted(keys.groups, 'key')} with differences; {shown}, by the number of {unit}.",
+            "key_rows": [
+                [key, *(f"{n:,}" for n in (changed, came, gone, values))]
+                for key, gone, came, changed, values in keys.largest
+            ],
+            "sums": [[column, str(old), str(new)] for column, (old, new) in sums[:_COLUMNS]],
+            "sums_over": d.read_words(),
+            "sample_head": head,
+            "sample_rows": rows,
+        }
+    )
+    return section
 
 
 def _counts(d: Difference) -> list[str]:
@@ -228,31 +162,51 @@ def _counts(d: Difference) -> list[str]:
     return ["?" if d.unknown else f"{n:,}" for n in counts]
 
 
-def _legend(entries: Iterable[tuple[str, str]]) -> str:
-    items = (f'<span><i class="{escape(kind)}"></i>{escape(words)}</span>' for kind, words in entries)
-    return f'<div class="legend">{"".join(items)}</div>'
+def sample_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Column names and the rows' values as text.
+
+    A row with the values of both sides has them as `<column> published` and `<column> rebuilt`; such a pair is left out
+    if it is equal in every row.
+    """
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    shown = [column for column in columns if not _equal(column, rows)]
+    return shown, [[_text(row[column]) if column in row else "" for column in shown] for row in rows]
 
 
-def _plot(picture: str) -> str:
-    return f'<div class="wide">{picture}</div>'
+def _equal(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """True if both sides of the column are the same in all rows."""
+    for side, other in ((" published", " rebuilt"), (" rebuilt", " published")):
+        if column.endswith(side):
+            twin = column.removesuffix(side) + other
+            return all(column in row and twin in row and row[column] == row[twin] for row in rows)
+    return False
 
 
-def _numbers(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The numbers of a plot as a table that is closed at first."""
-    return f"<details><summary>as numbers</summary>{html_table(head, rows)}</details>"
+def _text(value: object) -> str:
+    if isinstance(value, datetime):
+        text = f"{value:%Y-%m-%d %H:%M:%S}" + (f".{value:%f}" if value.microsecond else "")
+    elif isinstance(value, date):
+        text = value.isoformat()
+    else:
+        text = "null" if value is None else str(value)
+    return _cut(text, _CHARACTERS)
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[:characters] + " ..."
 
 
 def _plan_text(plan: str, explained: str) -> str:
     """The plan's text; of a very long one the beginning and the end."""
-    lines = [line if len(line) <= 1_000 else line[:1_000] + " ..." for line in explained.splitlines()]
+    lines = [_cut(line, 1_000) for line in explained.splitlines()]
     if len(lines) > _PLAN_LINES:
         half = _PLAN_LINES // 2
-        lines[half:-half] = [f"  ... {len(lines) - 2 * half:,} lines: {commands.show_plan(plan)}"]
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half:,} lines: recourse recover show {plan}"]
     return "\n".join(lines) + "\n"
 
 
-def _steps(plan: RecoveryPlan, journal: Journal) -> str:
-    """One row per attempt at a stage: its start, its duration, and its outcome; the newest, if they are too many."""
+def _steps(plan: RecoveryPlan, journal: Journal) -> list[list[str]]:
+    """One row per attempt at a stage: its start, its name, its duration, its outcome, and what it found."""
     rows: list[list[str]] = []
     begun = 0.0
     for line in journal.lines():
@@ -262,39 +216,18 @@ def _steps(plan: RecoveryPlan, journal: Journal) -> str:
             continue
         findings = "; ".join(_finding(key, value) for key, value in line.found.items() if key not in _PLOTTED)
         rows[-1:] = [[instant_words(begun), _stage(plan, line), f"{line.at - begun:.1f} s", line.state, findings]]
-    return html_table(["begun", "stage", "took", "", "found"], rows[-_STEPS:])
+    return rows
 
 
-_PLOTTED = ("differences", "batches", "ends", "starts")
-"""Findings that are shown in sections of their own."""
+def _stage(plan: RecoveryPlan, line: Line) -> str:
+    return line.stage if line.stream is None or len(plan.streams) == 1 else f"{line.stage} {line.stream}"
 
 
 def _finding(key: str, value: Any) -> str:
     if key != "tables":
-        return f"{key}: {_short(value)}"
+        return f"{key}: {_cut(str(value), 400)}"
     each = (
         f"{t['table']}: version {t['version']}, {t['came']:,} files came, {t['went']:,} went, {t['stayed']:,} stayed"
         for t in value[:_STEPS]
     )
     return "; ".join(each)
-
-
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
-    """A table; with `numbers`, all columns but those of text are aligned to the right."""
-    lines = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"]
-    lines += ["<tr>" + "".join(_cell(text, numbers=numbers) for text in row) + "</tr>" for row in rows]
-    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
-
-
-def _cell(text: str, *, numbers: bool) -> str:
-    kind = ' class="n"' if numbers and text.lstrip("-")[:1].isdigit() else ""
-    return f"<td{kind}>{escape(text)}</td>"
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 400 else text[:400] + " ..."
-
-
-def _stage(plan: RecoveryPlan, line: Line) -> str:
-    return line.stage if line.stream is None or len(plan.streams) == 1 else f"{line.stage} {line.stream}"

@@ -1,14 +1,13 @@
-"""The plots of one stream: the offsets of its partitions, and its batches. Colours are classes of the page's style."""
+"""The plots of a report: offsets and batches of a stream, differences of a table by time and by key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from reprocessing.planning.instants import instant_words
-from reprocessing.report.batches import BatchColumn, BatchSeries
-from reprocessing.report.facts import PartitionRanges, Span, StreamFacts
-from streaming_jobs.text.spelling import counted
-from streaming_jobs.text.svg import element, line, picture, rect, text, ticks
+from reprocessing.replay.difference import ByKey, Difference, minute, paired
+from reprocessing.report.facts import BatchColumn, BatchSeries, PartitionRanges, Span, StreamFacts
+from streaming_jobs.text.spelling import counted, instant_words
+from streaming_jobs.text.svg import VerticalScale, element, line, picture, rect, text, ticks
 
 WIDTH = 960
 _LEFT, _RIGHT = 190, 90
@@ -18,6 +17,12 @@ _PANEL, _PANEL_LEFT = 120, 70
 
 _KEPT = 0.3
 """Offsets from before the change that are drawn, at most, as a share of those after it; older ones are cut off."""
+
+
+KINDS = ("corrected", "new", "gone")
+"""Classes of the style, in the order of `paired`."""
+_HIGH, _TIME_LEFT, _TOP = 150, 70, 14
+_KEY_LEFT, _KEY_ROW, _KEY_CHARACTERS = 270, 22, 36
 
 
 def offsets(stream: StreamFacts) -> str:
@@ -108,7 +113,6 @@ def _totals(series: BatchSeries) -> str:
 
 
 def batch_words(count: int) -> str:
-    """A number of batches."""
     return "1 batch" if count == 1 else f"{count:,} batches"
 
 
@@ -119,20 +123,15 @@ def _panel(words: str, series: BatchSeries, kind: str, top: float, largest: floa
     if not series.columns:
         yield line(_PANEL_LEFT, bottom, WIDTH - 10, bottom, class_="axis")
         return
-    marks = ticks(largest, 3)
-    for mark in marks:
-        y = bottom - _PANEL * mark / marks[-1]
-        yield line(_PANEL_LEFT, y, WIDTH - 10, y, class_="grid")
-        yield text(_PANEL_LEFT - 8, y + 4, f"{mark:,}", class_="note", text_anchor="end")
+    scale = VerticalScale(top, _PANEL, largest)
+    yield from scale.grid(_PANEL_LEFT, WIDTH - 10)
     wide = (WIDTH - 10 - _PANEL_LEFT) / len(series.columns)
     bar = min(wide * 0.84, 60.0)
     for place, column in enumerate(series.columns):
         x = _PANEL_LEFT + wide * place + (wide - bar) / 2
-        high = _PANEL * column.mean / marks[-1]
-        yield rect(x, bottom - high, bar, high, hover=_column_words(column), class_=kind)
+        yield from scale.column(x, bar, column.mean, hover=_column_words(column), class_=kind)
         if column.batches > 1:
-            y = bottom - _PANEL * column.largest / marks[-1]
-            yield line(x, y, x + bar, y, class_="most")
+            yield line(x, scale.y(column.largest), x + bar, scale.y(column.largest), class_="most")
     yield line(_PANEL_LEFT, bottom, WIDTH - 10, bottom, class_="axis")
     yield from _times(series, bottom + 18)
 
@@ -162,3 +161,86 @@ def _column_words(column: BatchColumn) -> str:
 
 def _read(column: BatchColumn) -> str:
     return counted(column.records, "record")
+
+
+def by_time(difference: Difference) -> str:
+    """Differing rows per period of the table's time; a period without differences is a gap."""
+    seconds, periods = difference.timeline.seconds, difference.timeline.periods
+    counts = [paired(*each[1:], keyed=difference.keyed) for each in periods]
+    scale = VerticalScale(_TOP, _HIGH, max(sum(each) for each in counts))
+    first, last = periods[0][0], periods[-1][0]
+    slots = (last - first) // seconds + 1
+    wide = (WIDTH - 10 - _TIME_LEFT) / slots
+    bottom = _TOP + _HIGH
+    bar = min(max(wide * 0.86, 1.5), 60.0)
+    parts = [*scale.grid(_TIME_LEFT, WIDTH - 10)]
+    for (start, *_), each in zip(periods, counts, strict=True):
+        x = _TIME_LEFT + wide * ((start - first) // seconds) + (wide - bar) / 2
+        hover = f"{minute(start)} to {minute(start + seconds)}: {words(each)}"
+        base = 0
+        for kind, count in zip(KINDS, each, strict=True):
+            if count:
+                parts += scale.column(x, bar, count, hover=hover, class_=kind, base=base)
+            base += count
+    parts.append(line(_TIME_LEFT, bottom, WIDTH - 10, bottom, class_="axis"))
+    parts += _ends(first, last + seconds, slots, bottom + 18)
+    label = (
+        f"Differing rows of table {difference.table} by {difference.time_column}, from {minute(first)} to "
+        f"{minute(last + seconds)}: {words((difference.corrected, difference.new, difference.gone))}"
+    )
+    return picture(WIDTH, bottom + 26, parts, label=label)
+
+
+def _ends(first: int, end: int, slots: int, y: float) -> Iterator[str]:
+    yield text(_TIME_LEFT, y, minute(first), class_="note")
+    if slots > 2:
+        yield text((_TIME_LEFT + WIDTH - 10) / 2, y, minute((first + end) // 2), class_="note", text_anchor="middle")
+    if slots > 1:
+        yield text(WIDTH - 10, y, minute(end), class_="note", text_anchor="end")
+
+
+def counts_rows(keys: ByKey) -> bool:
+    """True if a key has several rows, so that rows are counted; otherwise the values that differ are."""
+    return any(gone + came + changed > 1 for _, gone, came, changed, _ in keys.largest)
+
+
+def by_key(difference: Difference) -> str:
+    """The keys with most differing rows; if each has one row, those with most differing values."""
+    keys, rows = difference.by_key, counts_rows(difference.by_key)
+    bars = [(key, _parts(counts, values, rows)) for key, *counts, values in keys.largest]
+    largest = max(sum(parts) for _, parts in bars)
+    scale = (WIDTH - 70 - _KEY_LEFT) / largest
+    drawn = []
+    for place, ((key, parts), (_, *counts, values)) in enumerate(zip(bars, keys.largest, strict=True)):
+        top = 4 + place * _KEY_ROW
+        short = key if len(key) <= _KEY_CHARACTERS else key[: _KEY_CHARACTERS - 3] + "..."
+        drawn.append(text(_KEY_LEFT - 8, top + 13, short, text_anchor="end"))
+        gone, came, changed = counts
+        hover = f"{key}: {words((changed, came, gone))}; {values:,} differing values"
+        x = float(_KEY_LEFT)
+        for kind, count in zip(KINDS, parts, strict=True):
+            if count:
+                drawn.append(rect(x, top, max(count * scale, 1.5), _KEY_ROW - 6, hover=hover, class_=kind))
+                x += count * scale
+        drawn.append(text(x + 6, top + 13, f"{sum(parts):,}", class_="note"))
+    drawn.append(line(_KEY_LEFT, 0, _KEY_LEFT, 4 + len(bars) * _KEY_ROW, class_="axis"))
+    what = "rows" if rows else "values"
+    label = (
+        f"Differing {what} of table {difference.table} by {', '.join(keys.columns)}: {len(bars)} of {keys.groups:,} "
+        f"keys; most of them, {largest:,}, at {bars[0][0]}"
+    )
+    return picture(WIDTH, 8 + len(bars) * _KEY_ROW, drawn, label=label)
+
+
+def _parts(counts: Sequence[int], values: int, rows: bool) -> tuple[int, int, int]:
+    """A bar's (corrected, new, gone) rows; or its differing values, in the place of what its one row is."""
+    gone, came, changed = counts
+    if rows:
+        return changed, came, gone
+    return values * changed, values * came, values * gone
+
+
+def words(counts: Sequence[int]) -> str:
+    """Counts of (corrected, new, gone) rows as text."""
+    each = (f"{count:,} {kind}" for count, kind in zip(counts, KINDS, strict=True) if count)
+    return ", ".join(each) or "no difference"

@@ -1,40 +1,49 @@
 """The rebuild of one slice, from the records to the commit. Read `rebuild`; it works in this order.
 
-1. The base: the table's version and the offsets that go with it (`base.py`).
+1. The base: the table's version, and the records that the stream has read up to that version; the stream adds later
+   records itself. Kafka's look-up by timestamp gives the lower bound: an event time is at most `max_ahead` after its
+   record's timestamp. If needed offsets are gone from Kafka, or a recovery has skipped them, the slice is impossible.
 2. The stream's own function on a batch read of these records; its rows are staged beside the table.
 3. The difference from the rows that are there. If there is none, or it is a dry run, it ends here.
 4. The change waits as a file beside the stream's state. The stream's driver commits it at its next batch border; if no
    driver runs, this process takes the stream's lease and commits it itself.
 5. If the table was compacted meanwhile, the slice is rebuilt on the newest version, a few times.
 
-A kill at any moment leaves the table with the old slice or with the new one; what is staged, the next rebuild removes.
+A kill at any moment leaves the table with the old slice or with the new one; the next rebuild removes staged files.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from reprocessing.planning.sliceable import Sliceable, check_plan
-from reprocessing.rebuild.audit import Difference, compare
-from reprocessing.slices.base import Base, SliceOpen, column_kind, entry_of, late_records, take_base
+from reprocessing.plan.history import in_lineage
+from reprocessing.plan.sliceable import Sliceable, check_plan
+from reprocessing.replay.difference import Difference, compare
 from streaming_jobs.declare.slices import SliceRange, slice_range
-from streaming_jobs.errors import CommitRefused, LeaseBusy, PreflightRefused, UsageError
+from streaming_jobs.errors import CommitRefused, LeaseBusy, OffsetsLost, PreflightRefused, TransientError, UsageError
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, function_raised
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.slice_commits import carry_out
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.sliced import Rebuilt, StagedSlice, sliced
-from streaming_jobs.sinks.tables import open_tables
+from streaming_jobs.sinks.stored import StoredTable, newest
+from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import client_file
+from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.text import commands
@@ -42,10 +51,206 @@ from streaming_jobs.text import commands
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
+
 _TRIES = 5
 _LOOK = 0.1
 _MARGIN = 60.0
 """Seconds after the end of the wait for which a waiting change is still valid: the wait ends, then it is withdrawn."""
+
+
+class SliceOpen(TransientError):
+    """The stream has not closed the slice yet: it will still write rows of it by itself."""
+
+
+@dataclass(frozen=True)
+class SliceBase:
+    """A version of the table, the newest entry of the batches in it, and the offsets that the slice is made from."""
+
+    table: StoredTable
+    record: StreamRecord
+    entry: LedgerEntry
+    offsets: OffsetRange
+
+    @property
+    def version(self) -> int:
+        return self.table.version
+
+
+def take_base(
+    settings: Settings, made: Sliceable, chosen: SliceRange, topics: TopicReader, *, despite_accepted: bool = False
+) -> SliceBase:
+    """The base as it is now; raises PreflightRefused, OffsetsLost or SliceOpen for a slice that cannot be made.
+
+    `despite_accepted`: a slice may bring back what somebody else has changed, if that was accepted.
+    """
+    stream = made.stream
+    topics = Archives(settings).added_to(topics, stream)
+    record = stream_record.load(settings, stream.name)
+    if record is None:
+        raise UsageError(f"stream {stream.name} has never run", "there is nothing to rebuild")
+    primary = _newest(existing_table(settings, stream.primary, stream.name), record)
+    table = existing_table(settings, made.table, stream.name)  # opened after the primary: it has all of its batches
+    own = _newest(table, record)
+    if (accepted := record.accepts(table.name)) and not despite_accepted:
+        raise PreflightRefused(
+            f"version {', '.join(map(str, sorted(accepted)))} of table {table.name} was changed by somebody else and "
+            "accepted: a slice is made from the topic, and brings rows back that were deleted or corrected there",
+            "if that is right, say --despite-accepted",
+        )
+    table.check_one_commit()
+    table.check_removable()
+    reached = [each for each in (primary, own) if each is not None and each.batch >= 0 and each.offsets]
+    if not reached:
+        raise UsageError(f"stream {stream.name} has not finished a batch yet", "there is nothing to rebuild")
+    entry = max(reached, key=lambda each: each.txn)
+    if record.state_fingerprint:
+        _refuse_open(settings, made, record, entry, chosen)
+    return SliceBase(table, record, entry, _offsets(made, chosen, record, entry, topics))
+
+
+def column_kind(settings: Settings, made: Sliceable) -> str:
+    """The type of the column of slices in the table; raises UsageError for one that it cannot have."""
+    from streaming_jobs.declare.slices import COLUMN_TYPES
+
+    table = existing_table(settings, made.table, made.stream.name)
+    kinds = {field.name: field.dataType.typeName() for field in table.schema.fields}
+    kind = kinds.get(made.slices.column, "missing")
+    if kind not in COLUMN_TYPES:
+        raise UsageError(
+            f"the column of slices of table {table.name}, {made.slices.column}, is {kind}",
+            "name a column of dates or timestamps",
+        )
+    return kind
+
+
+def late_records(settings: Settings, record: StreamRecord, offsets: OffsetRange) -> int:
+    """The records in these offsets that the stream dropped behind its watermark, by the ledger beside the state."""
+    late = 0
+    for day in ledger_file(settings, record.stream).days(record.stream):
+        for line in (each for each in day if b'"late"' in each.text and in_lineage(record.generations, each.txn)):
+            entry = line.read().entry
+            ranges = (read for read in entry.offsets if read.topic == offsets.topic)
+            if any(end > offsets.start.get(p, 0) for read in ranges for p, end in read.end.items()):
+                late += entry.rows.get("late", 0)
+    return late
+
+
+def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
+    """The stream's newest entry on a table as it was opened; refuses one that a recovery or another is changing.
+
+    The stream may commit meanwhile: what the opened version does not have is not the slice's to make.
+    """
+    commit, foreign = newest((c for c in table.commits() if c.version <= table.version), record.stream)
+    for other in foreign:
+        if other.version not in record.accepts(table.name):
+            raise PreflightRefused(
+                f"version {other.version} of table {table.name} ({other.operation}) changed rows and was not written "
+                f"by stream {record.stream}",
+                "undo it, or accept it with `recourse streams accept`",
+            )
+    entry = commit.entry if commit is not None else None
+    if entry is None:
+        return None
+    if entry.kind == "fence" or entry.generation != record.generation:
+        raise PreflightRefused(
+            f"table {table.name} is in generation {entry.generation}, stream {record.stream} in {record.generation}: "
+            f"a recovery is under way{f' (plan {entry.plan})' if entry.plan else ''}",
+            "finish it, or give it up: recourse recover list",
+        )
+    return entry
+
+
+def _refuse_open(
+    settings: Settings, made: Sliceable, record: StreamRecord, entry: LedgerEntry, chosen: SliceRange
+) -> None:
+    """Raise SliceOpen if a window of the slice may still be open: the watermark has to be past its last window."""
+    checkpoint = StreamFolder.of(settings, made.stream.name).checkpoint(record.generation)
+    passed = datetime(1970, 1, 1, tzinfo=UTC)
+    # The generation of a recovery that skipped ahead has no plan of its first position.
+    batch = entry.batch if entry.kind == "batch" else checkpoint.last_committed
+    if batch is not None:
+        passed += timedelta(milliseconds=int(checkpoint.metadata(batch).get("batchWatermarkMs", 0)))
+    if passed < chosen.end + made.slices.distance:
+        raise SliceOpen(
+            f"the slice {chosen.words} of table {made.table.name} is still open: the watermark of stream "
+            f"{made.stream.name} is {passed:%Y-%m-%d %H:%M:%S}Z, the last window of the slice may end at "
+            f"{chosen.end + made.slices.distance:%Y-%m-%d %H:%M:%S}Z",
+            "the stream writes its rows by itself; rebuild it later, or let the command wait: --wait-closed '1 hour'",
+        )
+
+
+def _offsets(
+    made: Sliceable, chosen: SliceRange, record: StreamRecord, entry: LedgerEntry, topics: TopicReader
+) -> OffsetRange:
+    name, stream = made.topic.name, made.stream.name
+    read = next((each for each in entry.offsets if each.topic == name), None)
+    bound = record.topic(name)
+    info = topics.describe(name)
+    if read is None or bound is None:
+        raise PreflightRefused(f"the ledger of stream {stream} does not name topic {name}", "start the stream once")
+    if info is None or info.id != bound.topic_id:
+        raise OffsetsLost(
+            f"topic {name} is not the one any more that stream {stream} has read", "put the topic back from a copy"
+        )
+    held = topics.offsets(name)
+    found = _found(made, chosen, topics)
+    restarted = any(generation.restarts for generation in record.generations)
+    start: dict[int, int] = {}
+    for partition, end in read.end.items():
+        begun, earliest = bound.start.get(partition, 0), held.earliest.get(partition, 0)
+        first = found.get(partition, begun)
+        if restarted and first < begun:
+            raise PreflightRefused(
+                f"a recovery of stream {stream} has begun anew at offset {begun} of topic {name}, partition "
+                f"{partition}, and the slice needs offset {first}",
+                "rebuild a slice of later records, or the whole table",
+            )
+        start[partition] = min(max(first, begun), end)
+        if begun < earliest and start[partition] <= earliest and start[partition] < end:
+            raise OffsetsLost(
+                f"the slice needs records from offset {start[partition]} of topic {name}, partition {partition}, on, "
+                f"or from before: offsets {begun} to {earliest - 1} are gone",
+                "bring them back from a copy of the topic; the table's rows stay as they are",
+            )
+    _refuse_void(record, name, start, read.end)
+    return OffsetRange(name, bound.topic_id, start, dict(read.end))
+
+
+def _found(made: Sliceable, chosen: SliceRange, topics: TopicReader) -> Mapping[int, int]:
+    """By partition the first offset that a record of the slice may have; empty where nothing bounds it."""
+    if not made.required or made.event_time != made.topic.time_column or made.topic.ahead is None:
+        return {}
+    at = chosen.begin - made.slices.distance - made.topic.ahead
+    return topics.offsets_for_time(made.topic.name, int(at.timestamp() * 1000))
+
+
+def _refuse_void(record: StreamRecord, topic: str, start: Mapping[int, int], end: Mapping[int, int]) -> None:
+    for void in record.void_ranges:
+        partition = int(void["partition"])
+        if void["topic"] != topic or partition not in end:
+            continue
+        if int(void["from"]) < end[partition] and int(void["to"]) > start[partition]:
+            raise PreflightRefused(
+                f"a recovery of stream {record.stream} has skipped offsets {void['from']} to {int(void['to']) - 1} of "
+                f"topic {topic}, partition {partition}, which the slice would be made from",
+                "rebuild a slice of other records, or the whole table with a recovery that reads them",
+            )
+
+
+def entry_of(base: SliceBase, name: str, chosen: SliceRange, code: CodeVersion, rows: Mapping[str, int]) -> LedgerEntry:
+    return LedgerEntry(
+        kind="slice",
+        stream=base.record.stream,
+        table=base.table.name,
+        generation=base.record.generation,
+        batch=base.entry.batch,
+        offsets=(base.offsets,),
+        rows=rows,
+        code=code,
+        plan=name,
+        note=chosen.words,
+    )
+
 
 Tell = Callable[[str], None]
 
@@ -130,7 +335,7 @@ class _Attempt:
     tools: Tools
     made: Sliceable
     chosen: SliceRange
-    base: Base
+    base: SliceBase
     name: str
     requests: SliceRequests
     began: float
@@ -198,7 +403,6 @@ def _mend(settings: Settings, stream: Stream) -> None:
 
 
 def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
-    """Run the function on the slice's records, and stage its rows."""
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
@@ -266,7 +470,7 @@ def _ended(at: _Attempt, request: SliceRequest) -> SliceRequest:
             time.sleep(_LOOK)
 
 
-def _closed_base(tools: Tools, made: Sliceable, chosen: SliceRange) -> Base:
+def _closed_base(tools: Tools, made: Sliceable, chosen: SliceRange) -> SliceBase:
     """The base, once the slice is closed; raises SliceOpen if that takes longer than the wait."""
     deadline, told = time.monotonic() + tools.waits.closed, False
     while True:

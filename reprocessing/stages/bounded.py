@@ -1,45 +1,245 @@
-"""The stages that only a bounded recovery has: rows after its end are added, and the stream continues after them."""
+"""The end of a bounded recovery: rebuilt rows and the rows that came after them become one content per table.
+
+With K the savepoint of the replay's start, U the last batch to correct, and L the stream's last batch, a table's new
+content is
+
+    the rows at K + the rebuilt rows of the batches up to U + the rows at L that are not among those at U
+
+as multisets. The replay has put the first two into the staging tables. Rows after U keep their files where no file
+holds both (`StoredTable.add_later_rows`). Below the folder of the staging tables are then, for the audit:
+
+    _combined/<table>    the new content, which is published
+    _until/<table>       the rows at U
+    _before/<table>      the rows at L
+
+The new generation continues after L, with the checkpoint of the old one cut there, so no later batch is read again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from reprocessing.rebuild.bounded import combine, continue_after
-from reprocessing.rebuild.context import Recovery
-from reprocessing.stages.stage import Findings, OfOneStream
+from reprocessing.plan.conditions import columns
+from reprocessing.plan.plan import Until
+from reprocessing.plan.plan_file import staging_folder
+from reprocessing.plan.replay_range import rows_of_no_batch
+from reprocessing.replay.difference import one, unequal
+from reprocessing.replay.session import last_entry
+from reprocessing.stages.publish import PublishPosition
+from reprocessing.stages.recovery import RecoveryContext
+from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.platform.files import sync_tree
+from streaming_jobs.platform.table_rows import opened
+from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.runtime import output_plans
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, open_table, store_of
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint import copy
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import Corrected, Generation
+
+_COMBINED, _UNTIL, _BEFORE = "_combined", "_until", "_before"
 
 
-@dataclass(frozen=True)
-class Combine(OfOneStream):
-    """The rebuilt rows and those that came after them, as one content per table."""
-
-    name: ClassVar[str] = "combine"
-
-    def explain(self) -> str:
-        """One line of the plan's text."""
-        assert self.plan.until is not None
-        return f"add the rows that came after batch {self.plan.until.batch}, as they are, to the rebuilt ones"
-
-    def run(self, recovery: Recovery) -> Findings:
-        """Make the tables to publish anew."""
-        return combine(recovery.of(self.stream))
+def publish_position(context: RecoveryContext) -> PublishPosition:
+    """The end of the replay, or, of a bounded recovery, the end of the stream before it."""
+    last = last_entry(context.replay_settings, context.stream)
+    begins = context.plan.base.ends  # so that the log shows the offsets from which the rows were rebuilt
+    at, ranges = last.txn, last.offsets
+    if context.plan.until is not None:
+        kept = context.kept()
+        at, ranges = Txn(context.plan.generation, kept.batch), kept.offsets
+    offsets = tuple(replace(each, start=dict(begins.get(each.topic, {}))) for each in ranges)
+    return PublishPosition(at, offsets, last.code)
 
 
-@dataclass(frozen=True)
-class ContinueGeneration(OfOneStream):
-    """The new generation continues where the one before it ended."""
+def until_savepoint(context: RecoveryContext) -> Savepoint:
+    """The savepoint with the rows as of the last batch to correct; raises PreflightRefused if it was dropped."""
+    return context.savepoint(_until(context).savepoint)
 
-    name: ClassVar[str] = "switch"
 
-    def explain(self) -> str:
-        """One line of the plan's text."""
-        opened, before = self.plan.generation, self.plan.saw.generation
-        return (
-            f"the stream continues in generation {opened}, after the last batch of generation {before}; no later "
-            "record is read again"
+def add_later_rows(context: RecoveryContext) -> Mapping[str, Any]:
+    """Make the tables below the staging folder anew; returns the findings of the stage.
+
+    Raises PreflightRefused if there are rows that are of no batch (`refuse_other_changes`).
+    """
+    refuse_other_changes(context)
+    for folder in (_COMBINED, _UNTIL, _BEFORE):
+        shutil.rmtree(_settings(context, folder).tables, ignore_errors=True)
+    before, then = (
+        savepoints.contents_of(context.settings, context.stream, savepoint)
+        for savepoint in (context.kept(), until_savepoint(context))
+    )
+    position, later_files = publish_position(context), dict[str, Any]()
+    for declared, _ in all_tables(context.stream):
+        staged = context.staged()[declared.name]
+        store, nothing = store_of(declared), staged.no_rows()  # a quarantine may be younger than a savepoint
+        now, earlier = before.get(declared.name, nothing), then.get(declared.name, nothing)
+        entry = LedgerEntry(
+            "publish",
+            context.stream.name,
+            declared.name,
+            position.at.generation,
+            position.at.batch,
+            position.offsets,
+            code=position.code,
+            plan=context.plan.id,
         )
+        combined = store.create(_settings(context, _COMBINED), declared, context.stream.name, staged.content(), entry)
+        later = combined.add_later_rows(now, earlier)
+        for folder, content in ((_UNTIL, earlier), (_BEFORE, now)):
+            store.create(_settings(context, folder), declared, context.stream.name, content, None)
+        context.crash_point("recover_add_later_rows_between")
+        later_files[declared.name] = {"whole": later.whole, "split": later.split}
+    for folder in (_COMBINED, _UNTIL, _BEFORE):
+        sync_tree(_settings(context, folder).tables)
+    return {"later_files": later_files}
 
-    def run(self, recovery: Recovery) -> Findings:
-        """Copy the checkpoint, then write the record."""
-        return continue_after(recovery.of(self.stream))
+
+def refuse_other_changes(context: RecoveryContext, *, waiting: bool = False) -> None:
+    """Raise PreflightRefused for rows that are of no batch (`rows_of_no_batch`)."""
+    end = until_savepoint(context)
+    reason = rows_of_no_batch(context.settings, context.stream, context.record, context.base(), end, waiting=waiting)
+    if reason is not None:
+        again = f"give the plan up: recourse recover abort {context.plan.id}; then plan again"
+        raise PreflightRefused(reason[0], f"{again} {'with a later end, or ' if reason[1] else ''}without --until")
+
+
+def combined(context: RecoveryContext) -> dict[str, StoredTable]:
+    """The tables that a plan publishes, by name: the combined ones, or, of an ordinary recovery, the staging tables."""
+    if context.plan.until is None:
+        return context.staged()
+    return {declared.name: _table(context, _COMBINED, declared) for declared, _ in all_tables(context.stream)}
+
+
+def combined_settings(context: RecoveryContext) -> Settings:
+    """The settings under which the tables to publish are ordinary tables."""
+    return context.replay_settings if context.plan.until is None else _settings(context, _COMBINED)
+
+
+def rows_until(context: RecoveryContext, declared: DeclaredTable) -> StoredTable:
+    return _table(context, _UNTIL, declared)
+
+
+def compared_folder(context: RecoveryContext) -> Path:
+    """The folder for tables of the pieces that a comparison reads, and for what its queries spill."""
+    return staging_folder(context.settings, context.plan) / "_compared"
+
+
+def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int:
+    """The number of rows, after the last batch to correct, that the combined table lacks or has too many of.
+
+    All rows are counted, whatever pieces hold them: combined + at U = before + staging. Pieces on both sides of the
+    equation are not read.
+    """
+    after, until = _table(context, _COMBINED, declared).content(), rows_until(context, declared).content()
+    before, staged = _table(context, _BEFORE, declared).content(), context.staged()[declared.name].content()
+    after, staged = after.without(staged), staged.without(after)
+    before, until = before.without(until), until.without(before)
+    after, before = after.without(before), before.without(after)
+    until, staged = until.without(staged), staged.without(until)
+    if not any(content.pieces for content in (after, until, before, staged)):
+        return 0
+    folder, store = compared_folder(context), store_of(declared)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        tables = {}
+        for name, content in (("combined", after), ("until", until), ("before", before), ("staged", staged)):
+            place = context.replay_settings.model_copy(update={"tables_dir": folder / name})
+            tables[name] = store.create(place, declared, context.stream.name, content, None).readable()
+        weights = {"combined": 1, "until": 1, "before": -1, "staged": -1}
+        names = list(dict.fromkeys(name for table in tables.values() for name in columns(table)))
+        sql = unequal(names, {name: (weights[name], columns(table)) for name, table in tables.items()})
+        return int(one(opened(tables, folder / "_spill"), sql, declared.name)["n"])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def continue_after(context: RecoveryContext) -> Mapping[str, Any]:
+    """Let the stream continue after its last batch, in the plan's generation; may be run again after a kill."""
+    settings, record, number = context.settings, context.record, context.plan.generation
+    if record.generation == number:
+        return {"generation": number}
+    kept, folder = context.kept(), StreamFolder.of(settings, context.stream.name)
+    target = folder.checkpoint(number).folder
+    if not target.exists():
+        copy(savepoints.checkpoint_of(settings, kept), target)
+    context.crash_point("recover_continue_generation_between")
+    ledger, line = ledger_file(settings, context.stream.name), _border_line(context, kept)
+    if not any(each.entry.txn == line.txn for each in ledger.after(line.stream, None, at_most=1)):
+        ledger.append(line, {})
+    output_plans.adopt(folder.output_plans, StreamFolder.of(context.replay_settings, context.stream.name).output_plans)
+    opened_by = Generation(
+        number,
+        time.time(),
+        f"recovery {context.plan.id}",
+        kept.generation,
+        kept.batch,
+        corrected=_corrected(context, kept),
+    )
+    stream_record.save(settings, replace(record, generations=(*record.generations, opened_by)))
+    return {"generation": number}
+
+
+def _border_line(context: RecoveryContext, kept: Savepoint) -> LedgerEntry:
+    """A batch without records after the last one, so that the ledger shows where the generation begins."""
+    at, primary = Txn(context.plan.generation, kept.batch), context.stream.primary.name
+    return LedgerEntry(
+        "batch",
+        context.stream.name,
+        primary,
+        at.generation,
+        at.batch,
+        tuple(replace(each, start=dict(each.end)) for each in kept.offsets),
+        txns={table.name: at.version for table, _ in all_tables(context.stream) if table.name != primary},
+        code=kept.code,
+    )
+
+
+def _corrected(context: RecoveryContext, kept: Savepoint) -> Corrected:
+    """What the replay has read and written, in place of the batches that it has corrected."""
+    base, until = context.plan.base, _until(context)
+    days = ledger_file(context.replay_settings, context.stream.name).days(context.stream.name)
+    # A batch that a kill has repeated has two lines, perhaps of two days.
+    lines = {line.txn: line for day in reversed(list(days)) for line in day}
+    rows = Counter[str]()
+    for line in lines.values():
+        rows.update(line.read().entry.rows)
+    offsets = (
+        OffsetRange(topic, kept.topic_ids[topic], dict(base.ends.get(topic, {})), dict(ends))
+        for topic, ends in until.ends.items()
+    )
+    after = Txn(base.generation, base.batch) if base.savepoint else Txn(0, -1)
+    return Corrected(after, until.txn, tuple(offsets), dict(rows), publish_position(context).code.hash)
+
+
+def _until(context: RecoveryContext) -> Until:
+    assert context.plan.until is not None
+    return context.plan.until
+
+
+def _settings(context: RecoveryContext, folder: str) -> Settings:
+    place: Path = staging_folder(context.settings, context.plan) / folder
+    return context.replay_settings.model_copy(update={"tables_dir": place})
+
+
+def _table(context: RecoveryContext, folder: str, declared: DeclaredTable) -> StoredTable:
+    table = open_table(_settings(context, folder), declared, context.stream.name)
+    if table is None:
+        raise PreflightRefused(
+            f"staging table {declared.name} of plan {context.plan.id} is gone",
+            f"give the plan up: recourse recover abort {context.plan.id}; then make a new one",
+        )
+    return table

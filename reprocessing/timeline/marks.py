@@ -12,20 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reprocessing.planning.instants import instant_words
-from reprocessing.plans import plan_file
-from reprocessing.plans.journal import NOT_CONFIRMED, Line, journal_of
-from reprocessing.plans.plan import RecoveryPlan
+from reprocessing.plan import plan_file
+from reprocessing.plan.journal import NOT_CONFIRMED, Line, journal_of
+from reprocessing.plan.plan import RecoveryPlan
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.session_events import SessionEvent, session_events
 from streaming_jobs.state.status import read_status
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.text.spelling import counted
+from streaming_jobs.text.spelling import counted, instant_words
 
-Kind = Literal["deploy", "code", "session", "recovery", "savepoint"]
-KINDS: tuple[Kind, ...] = ("deploy", "code", "session", "recovery", "savepoint")
+MarkKind = Literal["deploy", "code", "session", "recovery", "savepoint"]
+KINDS: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery", "savepoint")
 
 _TAIL = 1 << 20
 """Bytes at the end of the file of deploys that are read."""
@@ -37,14 +36,13 @@ class Mark:
     """One event at `at` (seconds since 1970): its kind, what it was in a word, and a line of text about it."""
 
     at: float
-    kind: Kind
+    kind: MarkKind
     what: str
     text: str
     plan: str | None = None
 
 
 def marks_of(settings: Settings, stream: str) -> list[Mark]:
-    """All marks of a stream, oldest first."""
     every = [*events_of(settings, stream), *_savepoints(settings, stream)]
     return sorted(every, key=lambda mark: mark.at)
 
@@ -153,7 +151,7 @@ def _steps(plan: RecoveryPlan, stream: str, lines: Sequence[Line]) -> Iterator[M
     def mark(line: Line, what: str, words: str) -> Mark:
         return Mark(line.at, "recovery", what, f"recovery {name} {words}", name)
 
-    if lines and lines[0].stage != "abort":
+    if lines and not lines[0].is_of("abort"):
         yield mark(lines[0], "begun", "begun: the stream stops")
     for line in lines:
         if line.stream not in (None, stream):
@@ -164,14 +162,14 @@ def _steps(plan: RecoveryPlan, stream: str, lines: Sequence[Line]) -> Iterator[M
                 yield mark(line, "waiting", "waits for confirmation")
             else:
                 yield mark(line, "failed", f"failed at {line.stage}: {error[:200]}")
-        elif line.state == "done" and line.stage == "publish":
+        elif line.state == "done" and line.is_of("publish"):
             how = f"took back {plan.undoes}" if plan.undoes else "published"
             yield mark(line, "undone" if plan.undoes else "published", f"{how}{_replayed(plan, stream)}")
-        elif line.state == "done" and line.stage == "skip":
+        elif line.state == "done" and line.is_of("skip"):
             yield mark(line, "skipped", "moved the stream forward without a replay")
-        elif line.state == "done" and line.stage == "finish":
+        elif line.state == "done" and line.is_of("clean_up"):
             yield mark(line, "finished", "finished: the stream may run")
-        elif line.state == "done" and line.stage == "abort":
+        elif line.state == "done" and line.is_of("abort"):
             yield mark(line, "aborted", "given up")
 
 
@@ -192,6 +190,5 @@ def _short(code: str) -> str:
 
 
 def as_json(mark: Mark) -> dict[str, Any]:
-    """A mark for programs."""
     value = {"kind": mark.kind, "at": mark.at, "time": instant_words(mark.at), "what": mark.what, "text": mark.text}
     return {**value, **({"plan": mark.plan} if mark.plan else {})}

@@ -1,43 +1,47 @@
-"""The picture of a timeline: rows per minute and duration of batches over time, with marks in lanes above them.
+"""A timeline in a file: the picture alone (.svg), or a page with the picture and its marks in words (.html).
 
-Plain SVG: no script, nothing loaded, all text escaped; colours for a light and a dark background.
+The picture has rows per minute and durations of batches over time, in columns of equal parts of the time, with marks in
+lanes above them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
-from reprocessing.planning.instants import instant_words
-from reprocessing.timeline.bins import Bin, bins_of, width_of
-from reprocessing.timeline.marks import KINDS, Kind, Mark
-from reprocessing.timeline.timeline import Timeline
-from streaming_jobs.text.spelling import counted
-from streaming_jobs.text.svg import element, line, rect, text, ticks, title
+from reprocessing.timeline.marks import KINDS, Mark, MarkKind
+from reprocessing.timeline.timeline import BatchPoint, Timeline
+from streaming_jobs.errors import UsageError
+from streaming_jobs.page import colours, macros, render_page
+from streaming_jobs.platform.files import write_atomic
+from streaming_jobs.text.spelling import counted, instant_words
+from streaming_jobs.text.svg import VerticalScale, element, line, rect, text, title
+
+COLUMNS = 220
+"""Columns at most."""
+_WIDTHS = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 7 * 86_400)
+
 
 WIDTH = 1100
 _LEFT, _RIGHT, _TOP = 92, 24, 64
 _INSIDE = WIDTH - _LEFT - _RIGHT
 _LANE, _PANEL, _GAP = 22, 150, 52
 _LETTER = 6.7
-_LANES: dict[Kind, str] = {
+_LANES: dict[MarkKind, str] = {
     "deploy": "deploys",
     "code": "code",
     "session": "sessions",
     "recovery": "recoveries",
     "savepoint": "savepoints",
 }
-_LINES: tuple[Kind, ...] = ("deploy", "code", "session", "recovery")
+_LINES: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery")
 """Kinds whose marks are lines through the plots."""
 _STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 2 * 86_400, 7 * 86_400, 28 * 86_400)
-
-STYLE = """
-svg.timeline { --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --back: #ffffff; --rows: #0969da; --replay: #b35900;
-  --time: #6e7781; --deploy: #1a7f37; --code: #1a7f37; --session: #9a6700; --failed: #cf222e; --recovery: #8250df;
-  --savepoint: #59636e }
-@media (prefers-color-scheme: dark) { svg.timeline { --ink: #e6edf3; --soft: #9ea7b1; --line: #3d444d;
-  --back: #0d1117; --rows: #58a6ff; --replay: #f0a04b; --time: #9ea7b1; --deploy: #3fb950; --code: #3fb950;
-  --session: #d29922; --failed: #f85149; --recovery: #bc8cff; --savepoint: #9ea7b1 } }
+STYLE = (
+    colours("svg.timeline", "ink", "soft", "line", "back", "now", "replay", "good", "warn", "bad", "recovery")
+    + """
 svg.timeline text { font: 13px system-ui, sans-serif; fill: var(--ink) }
 svg.timeline text.head { font-size: 16px; font-weight: 600 }
 svg.timeline text.note { font-size: 12px; fill: var(--soft) }
@@ -46,31 +50,74 @@ svg.timeline rect { stroke: none }
 svg.timeline .back { fill: var(--back) }
 svg.timeline .grid { stroke: var(--line); stroke-width: 1 }
 svg.timeline .axis { stroke: var(--soft); stroke-width: 1 }
-svg.timeline .rows { fill: var(--rows) } svg.timeline .replay { fill: var(--replay) }
-svg.timeline .time { fill: var(--time) } svg.timeline .most { stroke: var(--ink); stroke-width: 1.5 }
+svg.timeline .rows { fill: var(--now) } svg.timeline .replay { fill: var(--replay) }
+svg.timeline .time { fill: var(--soft) } svg.timeline .most { stroke: var(--ink); stroke-width: 1.5 }
 svg.timeline .stood { fill: var(--recovery); opacity: .13 }
 svg.timeline .deploy, svg.timeline .code, svg.timeline .session, svg.timeline .failed, svg.timeline .recovery,
 svg.timeline .savepoint { stroke-width: 1.5; fill: none }
-svg.timeline .deploy { stroke: var(--deploy) } svg.timeline .code { stroke: var(--code); stroke-dasharray: 6 3 }
-svg.timeline .session { stroke: var(--session); stroke-dasharray: 2 4 }
-svg.timeline .failed { stroke: var(--failed); stroke-dasharray: 2 4 }
+svg.timeline .deploy { stroke: var(--good) } svg.timeline .code { stroke: var(--good); stroke-dasharray: 6 3 }
+svg.timeline .session { stroke: var(--warn); stroke-dasharray: 2 4 }
+svg.timeline .failed { stroke: var(--bad); stroke-dasharray: 2 4 }
 svg.timeline .recovery { stroke: var(--recovery); stroke-dasharray: 9 4 }
-svg.timeline .savepoint { stroke: var(--savepoint) }
+svg.timeline .savepoint { stroke: var(--soft) }
 svg.timeline g.sign * { stroke-dasharray: none }
-svg.timeline g.sign .deploy { fill: var(--deploy) } svg.timeline g.sign .code { fill: var(--back) }
-svg.timeline g.sign .session { fill: var(--session) } svg.timeline g.sign .failed { fill: var(--failed) }
+svg.timeline g.sign .deploy { fill: var(--good) } svg.timeline g.sign .code { fill: var(--back) }
+svg.timeline g.sign .session { fill: var(--warn) } svg.timeline g.sign .failed { fill: var(--bad) }
 svg.timeline g.sign .recovery { fill: var(--recovery) }
 """
+)
+MOST = 500
+"""Marks at most that a page lists, the newest ones."""
+
+
+@dataclass
+class Bin:
+    """The batches that ended in one part of the time, from `since` on; those of a replay are counted apart."""
+
+    since: float
+    batches: int = 0
+    rows: int = 0
+    replayed: int = 0
+    timed: int = 0
+    seconds: float = 0.0
+    slowest: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / self.timed if self.timed else 0.0
+
+
+def width_of(since: float, until: float) -> int:
+    span = until - since
+    return next((each for each in _WIDTHS if span / each <= COLUMNS), max(int(span / COLUMNS) + 1, 1))
+
+
+def bins_of(batches: Sequence[BatchPoint], since: float, until: float) -> list[Bin]:
+    width = width_of(since, until)
+    last = int((until - since) // width)
+    bins: dict[int, Bin] = {}
+    for each in batches:
+        place = min(int((each.at - since) // width), last)  # a clock that was set back gives times after the end
+        found = bins.get(place)
+        if found is None:
+            found = bins[place] = Bin(since + place * width)
+        found.batches += 1
+        if each.replay:
+            found.replayed += each.rows
+        else:
+            found.rows += each.rows
+        if each.seconds is not None:
+            found.timed += 1
+            found.seconds += each.seconds
+            found.slowest = max(found.slowest, each.seconds)
+    return [bins[place] for place in sorted(bins)]
 
 
 def draw(timeline: Timeline) -> str:
-    """The picture as an SVG file."""
     return _Picture(timeline).svg()
 
 
 class _Picture:
-    """The places of everything in one picture."""
-
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.span = max(timeline.until - timeline.since, 1.0)
@@ -137,8 +184,8 @@ class _Picture:
         width = width_of(self.timeline.since, self.timeline.until)
         usual = max(each.rows for each in self.bins) * 60 / width
         largest = max(each.rows + each.replayed for each in self.bins) * 60 / width
-        scale = _Scale(top, *_cut(usual, largest))
-        yield from scale.grid()
+        scale = VerticalScale(top, _PANEL, *_cut(usual, largest))
+        yield from scale.grid(_LEFT, WIDTH - _RIGHT)
         if any(each.replayed for each in self.bins):
             self.titles.append(rect(_LEFT + 118, top - 24, 14, 10, class_="replay"))
             words = "of a replay, beside the tables"
@@ -156,8 +203,8 @@ class _Picture:
     def _seconds(self, top: float) -> Iterator[str]:
         width = width_of(self.timeline.since, self.timeline.until)
         usual, largest = max(each.mean for each in self.bins), max(each.slowest for each in self.bins)
-        scale = _Scale(top, *_cut(usual, largest), fine=True)
-        yield from scale.grid()
+        scale = VerticalScale(top, _PANEL, *_cut(usual, largest), fine=True)
+        yield from scale.grid(_LEFT, WIDTH - _RIGHT)
         for each in self.bins:
             x, wide = self._column(each, width)
             hover = f"{instant_words(each.since)}: {each.mean:.2f} s per batch, the slowest {each.slowest:.2f} s"
@@ -226,7 +273,7 @@ class _Picture:
                 if label and x + 9 + len(label) * _LETTER < end - 8:
                     yield text(x + 9, y + 4, label, class_="note")
 
-    def _apart(self, kind: Kind, pixels: float) -> list[Mark]:
+    def _apart(self, kind: MarkKind, pixels: float) -> list[Mark]:
         """The marks of a kind, without those that would lie upon the one before."""
         shown: list[Mark] = []
         for mark in self.timeline.marks:
@@ -240,34 +287,6 @@ class _Picture:
 def _cut(usual: float, largest: float) -> tuple[float, float]:
     """The end of a scale, and the largest value: a few that are far larger than the usual ones are cut off."""
     return (usual * 2 if 0 < usual * 5 < largest else largest), largest
-
-
-class _Scale:
-    """The vertical scale of a plot from 0 to `end`; `fine` for numbers that are often below one."""
-
-    def __init__(self, top: float, end: float, largest: float, *, fine: bool = False) -> None:
-        parts = 100 if fine and end < 4 else 1
-        self.marks = [mark / parts for mark in ticks(end * parts, 3)]
-        self.top, self.most, self.largest = top, self.marks[-1], largest
-
-    def y(self, value: float) -> float:
-        return self.top + _PANEL - _PANEL * value / self.most
-
-    def column(self, x: float, wide: float, value: float, *, hover: str, class_: str) -> Iterator[str]:
-        """A column; one that is cut off ends in a point above the plot."""
-        y = self.y(min(value, self.most))
-        yield rect(x, y, wide, self.top + _PANEL - y, hover=hover, class_=class_)
-        if value > self.most:
-            around = f"{x:.1f},{y - 2:.1f} {x + wide:.1f},{y - 2:.1f} {x + wide / 2:.1f},{y - 8:.1f}"
-            yield element("polygon", title(hover), points=around, class_=class_)
-
-    def grid(self) -> Iterator[str]:
-        for mark in self.marks:
-            yield line(_LEFT, self.y(mark), WIDTH - _RIGHT, self.y(mark), class_="grid")
-            yield text(_LEFT - 8, self.y(mark) + 4, f"{mark:,.10g}", class_="note", text_anchor="end")
-        if self.largest > self.most:
-            words = f"cut off: the largest is {self.largest:,.0f}"
-            yield text(WIDTH - _RIGHT, self.top - 14, words, class_="note", text_anchor="end")
 
 
 def _class(mark: Mark) -> str:
@@ -293,7 +312,6 @@ def _sign(mark: Mark, x: float, y: float) -> Sequence[str]:
 
 
 def _label(mark: Mark) -> str:
-    """A few words beside the sign of a mark."""
     if mark.kind in ("deploy", "code"):
         return mark.what.split(" ")[0][:8]
     if mark.kind == "recovery":
@@ -310,3 +328,30 @@ def _span(seconds: int) -> str:
         if seconds >= size and seconds % size == 0:
             return counted(seconds // size, name)
     return counted(seconds, "second")
+
+
+def write(path: Path, timeline: Timeline) -> None:
+    """Write the file anew, readable by its owner alone; raises UsageError if its folder is missing."""
+    content = draw(timeline) if path.suffix == ".svg" else page(timeline)
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "name a file in a folder of yours") from error
+
+
+def page(timeline: Timeline) -> str:
+    shown = [mark for mark in timeline.marks if mark.kind != "savepoint" or mark.what != "time"]
+    parts, notes = macros(), []
+    if len(shown) > MOST:
+        notes.append(f"{len(shown) - MOST:,} older marks are left out.")
+    if left := len(timeline.marks) - len(shown):
+        notes.append(f"{counted(left, 'savepoint')} taken by the clock not listed.")
+    rows = [[instant_words(mark.at), mark.kind, mark.text] for mark in shown[-MOST:]]
+    sections = [
+        parts.plot(draw(timeline)),
+        parts.heading("Marks"),
+        *map(parts.note, notes),
+        parts.table(["time", "kind", "what"], rows),
+    ]
+    title = f"Timeline of stream {timeline.stream}"
+    return render_page(title, (), sections, style="body { max-width: 74rem }")

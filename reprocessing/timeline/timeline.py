@@ -1,7 +1,8 @@
 """A timeline: batches joined to groups, with the marks between them, so that a day fits on a screen.
 
-A group ends with its period (an hour, for a day), with its generation or its code, and at a mark. Savepoints taken by
-the clock, and starts and ends of sessions beyond a few per period, are counted in a group instead of parting it.
+Batches come from the ledger file beside the stream's state; reading a hundred thousand of them is quick. A group ends
+with its period (an hour, for a day), with its generation or its code, and at a mark. Savepoints taken by the clock, and
+starts and ends of sessions beyond a few per period, are counted in a group instead of parting it.
 """
 
 from __future__ import annotations
@@ -9,18 +10,141 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
-from reprocessing.planning.instants import instant_words
-from reprocessing.timeline.batches import BatchPoint, read_batches
+import msgspec
+
 from reprocessing.timeline.marks import Mark, as_json, marks_of
+from streaming_jobs.ledger.entry import QUARANTINED, taken_out
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.ledger_file import RawLine
+from streaming_jobs.text.spelling import instant_words
+
+MOST = 1_000_000
+"""Batches at most that are read, the newest ones."""
+
+
+_SPARE = 1_000
+"""Lines of a day that are read beyond the batches asked for: some may be of one batch, or out of order."""
+
 
 _PERIODS = (60, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 7 * 86_400)
 _LINES = 26
 _RATE_OF = 10.0
 _SESSIONS = 4
 """Starts and ends of sessions per period that are lines of their own."""
+
+
+class _Offsets(msgspec.Struct, gc=False):
+    start: dict[str, int]
+    end: dict[str, int]
+
+
+class _Line(msgspec.Struct, gc=False):
+    g: int
+    b: int
+    t: float
+    table: str
+    versions: dict[str, int]
+    offsets: dict[str, _Offsets]
+    rows: dict[str, int]
+    code: list[str]
+    ms: int | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+class BatchPoint(msgspec.Struct, frozen=True, gc=False):
+    """One batch; `at` is the time of its end in seconds since 1970, `seconds` its duration (None: not known).
+
+    `rows` are those of the primary table, `version` is that table's after it; None for the batches of a replay, which
+    wrote beside the table.
+    """
+
+    at: float
+    generation: int
+    batch: int
+    records: int
+    rows: int
+    dead_letters: int
+    quarantined: int
+    seconds: float | None
+    version: int | None
+    code: str
+    line: RawLine
+
+    @property
+    def since(self) -> float:
+        """The time at which it began, as far as that is known."""
+        return self.at - (self.seconds or 0.0)
+
+    @property
+    def replay(self) -> bool:
+        return self.version is None
+
+    @property
+    def offsets(self) -> dict[str, Any]:
+        """Its offsets: topic -> first offset, and the one after the last, by partition."""
+        found = self.line.value()["offsets"]
+        return {topic: {"start": each["start"], "end": each["end"]} for topic, each in found.items()}
+
+
+@dataclass(frozen=True)
+class ReadBatches:
+    """Batches, oldest first; `newest` is the time of the newest one on file, also if it is before those asked for."""
+
+    batches: tuple[BatchPoint, ...]
+    newest: float | None
+
+
+def read_batches(settings: Settings, stream: str, since: float, last: int | None = None) -> ReadBatches:
+    """The batches that ended at `since` or later; with `last`, the newest of all, that many."""
+    return of_days(ledger_file(settings, stream).days(stream), since, last)
+
+
+def of_days(days: Iterable[Sequence[RawLine]], since: float, last: int | None = None) -> ReadBatches:
+    """The same from the lines of a ledger, newest day first; of a batch that was repeated, the newer line counts."""
+    points: dict[tuple[int, int], BatchPoint] = {}
+    newest: float | None = None
+    enough = last or MOST
+    for day in days:
+        latest = 0.0
+        for raw in reversed(day if last is None else day[-(last - len(points)) - _SPARE :]):
+            try:
+                line = _DECODER.decode(raw.text)
+            except msgspec.DecodeError:  # damaged
+                continue
+            latest = max(latest, line.t)
+            if (last is not None or line.t >= since) and (line.g, line.b) not in points:
+                points[line.g, line.b] = _point(line, raw)
+        newest = max(newest or 0.0, latest) if latest else newest
+        if len(points) >= enough or (last is None and latest and latest < since):
+            break
+    ordered = sorted(points.values(), key=attrgetter("at"))
+    return ReadBatches(tuple(ordered[-enough:]), newest)
+
+
+def _point(line: _Line, raw: RawLine) -> BatchPoint:
+    records = 0  # a partition that a short line leaves out has none
+    for each in line.offsets.values():
+        for partition, end in each.end.items():
+            records += end - each.start.get(partition, 0)
+    return BatchPoint(
+        line.t,
+        line.g,
+        line.b,
+        records,
+        line.rows.get("written", 0),
+        line.rows.get("dead_letters", 0),
+        taken_out(line.rows, QUARANTINED) if len(line.rows) > 1 else 0,
+        None if line.ms is None else line.ms / 1000,
+        line.versions.get(line.table),
+        line.code[0] if line.code else "",
+        raw,
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +204,6 @@ class Timeline:
         return next((each for each in _PERIODS if span / each <= _LINES), _PERIODS[-1])
 
     def items(self) -> list[Item]:
-        """Groups and marks in the order of time."""
         return list(_items(self.batches, self.marks, self.period))
 
 
@@ -95,8 +218,6 @@ def timeline_of(settings: Settings, stream: str, *, since: float, until: float, 
 
 @dataclass
 class _Open:
-    """The group that is being made."""
-
     batches: list[BatchPoint] = field(default_factory=list)
     savepoints: int = 0
     session_events: int = 0
@@ -163,7 +284,6 @@ def _together(one: BatchPoint, other: BatchPoint, period: int) -> bool:
 
 
 def group(batches: Sequence[BatchPoint], savepoints: int = 0, session_events: int = 0) -> BatchGroup:
-    """Batches in the order of time, summed up."""
     first, last = batches[0], batches[-1]
     known = [each.seconds for each in batches if each.seconds is not None]
     versions = (first.version, last.version) if first.version is not None and last.version is not None else None
@@ -189,7 +309,6 @@ def group(batches: Sequence[BatchPoint], savepoints: int = 0, session_events: in
 
 
 def item_json(item: Item) -> dict[str, Any]:
-    """A line of the timeline for programs."""
     if isinstance(item, Mark):
         return as_json(item)
     value = {"kind": "batches", "at": item.since, "time": instant_words(item.since), **asdict(item)}
@@ -198,7 +317,6 @@ def item_json(item: Item) -> dict[str, Any]:
 
 
 def batch_json(batch: BatchPoint) -> dict[str, Any]:
-    """A batch for programs."""
     return {
         "kind": "batch",
         "at": batch.at,

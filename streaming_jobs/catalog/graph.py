@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.page import colours
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.text.svg import element, picture, rect, text, title
@@ -186,18 +187,19 @@ _SWEEPS = 4
 """Times that the nodes of all columns are put in the order of their neighbours; more changes little."""
 _CORNERS: Mapping[Kind, float] = {"topic": _HEIGHT / 2, "stream": 5, "table": 0}
 
-STYLE = """
-svg { --ink: #1f2328; --soft: #59636e; --back: #ffffff; --topic: #fff3d6; --topic-line: #9a6700; --stream: #dbeafe;
-  --stream-line: #0969da; --table: #dcf5e3; --table-line: #1a7f37 }
-@media (prefers-color-scheme: dark) { svg { --ink: #e6edf3; --soft: #9ea7b1; --back: #0d1117; --topic: #3b2e0b;
-  --topic-line: #d29922; --stream: #0c2d5e; --stream-line: #58a6ff; --table: #0f3a1d; --table-line: #3fb950 } }
+STYLE = (
+    colours("svg", "ink", "soft", "back", "warn", "now", "good")
+    + """
+svg { --topic: #fff3d6; --stream: #dbeafe; --table: #dcf5e3 }
+@media (prefers-color-scheme: dark) { svg { --topic: #3b2e0b; --stream: #0c2d5e; --table: #0f3a1d } }
 text { font: 13px ui-monospace, monospace; fill: var(--ink) }
 text.note { font: 12px system-ui, sans-serif; fill: var(--soft) }
 .back { fill: var(--back) }
 .edge { fill: none; stroke: var(--soft); stroke-width: 1.5 }
-.topic { fill: var(--topic); stroke: var(--topic-line) } .stream { fill: var(--stream); stroke: var(--stream-line) }
-.table { fill: var(--table); stroke: var(--table-line) }
+.topic { fill: var(--topic); stroke: var(--warn) } .stream { fill: var(--stream); stroke: var(--now) }
+.table { fill: var(--table); stroke: var(--good) }
 """
+)
 
 
 def draw(graph: Graph) -> str:

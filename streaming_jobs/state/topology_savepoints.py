@@ -2,7 +2,7 @@
 
 Each stream's savepoint is after a batch of its own; they are not of one instant. A stream that reads a topic may so be
 ahead of the savepoint of the stream that writes it, or behind. A recovery looks up in the ledgers which records come
-after a savepoint, and takes a stream that is ahead back further (`reprocessing/planning/void_since.py`).
+after a savepoint, and takes a stream that is ahead back further (`reprocessing/plan/affected_streams.py`).
 """
 
 from __future__ import annotations

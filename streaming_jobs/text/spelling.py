@@ -1,16 +1,22 @@
-"""Words for people: the name that was probably meant, and a number with its noun."""
+"""Words for people: the name that was probably meant, a number with its noun, a time."""
 
 from __future__ import annotations
 
 import difflib
 import zoneinfo
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 
 def counted(count: int, noun: str, one: str = "", many: str = "") -> str:
     """A number with its noun, such as `1 record`, and its verb if it is given, such as `2 rows differ`."""
     verb = one if count == 1 else many
     return f"{count:,} {noun}{'' if count == 1 else 's'}{verb and ' ' + verb}"
+
+
+def instant_words(at: float) -> str:
+    """A time (seconds since 1970) in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from html import escape
 
 
@@ -47,6 +47,46 @@ def ticks(largest: float, count: int = 4) -> list[int]:
     rough = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)
     whole = max(round(rough), 1)
     return [whole * number for number in range(math.ceil(largest / whole) + 1)] if largest > 0 else [0, 1]
+
+
+class VerticalScale:
+    """A vertical axis from 0 to `end`, `high` pixels below `top`; `fine` for numbers that are often below one.
+
+    Values above the axis (up to `largest`) are cut off, and the grid says so.
+    """
+
+    def __init__(self, top: float, high: float, end: float, largest: float = 0.0, *, fine: bool = False) -> None:
+        parts = 100 if fine and end < 4 else 1
+        self.marks = [mark / parts for mark in ticks(end * parts, 3)]
+        self.top, self.high, self.most, self.largest = top, high, self.marks[-1], largest
+
+    @property
+    def bottom(self) -> float:
+        """The y of zero."""
+        return self.top + self.high
+
+    def y(self, value: float) -> float:
+        """The y of a value."""
+        return self.bottom - self.high * value / self.most
+
+    def grid(self, left: float, right: float) -> Iterator[str]:
+        """Lines with their numbers at the left."""
+        for mark in self.marks:
+            yield line(left, self.y(mark), right, self.y(mark), class_="grid")
+            yield text(left - 8, self.y(mark) + 4, f"{mark:,.10g}", class_="note", text_anchor="end")
+        if self.largest > self.most:
+            words = f"cut off: the largest is {self.largest:,.0f}"
+            yield text(right, self.top - 14, words, class_="note", text_anchor="end")
+
+    def column(
+        self, x: float, wide: float, value: float, *, hover: str, class_: str, base: float = 0.0
+    ) -> Iterator[str]:
+        """A column from `base` up; one that is cut off ends in a point above the plot."""
+        y = self.y(min(base + value, self.most))
+        yield rect(x, y, wide, self.y(base) - y, hover=hover, class_=class_)
+        if base + value > self.most:
+            points = f"{x:.1f},{y - 2:.1f} {x + wide:.1f},{y - 2:.1f} {x + wide / 2:.1f},{y - 8:.1f}"
+            yield element("polygon", title(hover), points=points, class_=class_)
 
 
 def _name(key: str) -> str:

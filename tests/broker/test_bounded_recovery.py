@@ -119,7 +119,7 @@ def test_it_equals_a_run_that_never_erred_and_later_rows_keep_their_files(story:
     says = verified(story)
     assert "wrong" not in says.values() and says["truth"] == says["row counts"] == "ok", says
     report = (story.settings.state / "recoveries" / plan / "report.html").read_text()
-    assert "until batch" in report and "combine" in report
+    assert "until batch" in report and "add_later_rows" in report
     journal = json.loads(done(story, "recover", "show", plan, "--output", "json"))["journal"]
     found = {line["stage"]: line["found"] for line in journal if line["state"] == "done"}
     assert found["replay"]["records"] == COUNT // 3, "to the end of the wrong code's last batch, and not further"
@@ -137,10 +137,20 @@ def _last_wrong(story: Story) -> int:
     return record.code[2].batch - 1
 
 
-STAGES = ("keep", "fence", "prepare", "replay", "combine", "audit", "publish", "switch", "finish")
+STAGES = (
+    "take_savepoint",
+    "fence",
+    "prepare",
+    "replay",
+    "add_later_rows",
+    "audit",
+    "publish",
+    "continue_generation",
+    "clean_up",
+)
 POINTS = [f"recover_{stage}_{moment}" for stage in STAGES for moment in ("begun", "ran")]
-POINTS += [f"recover_{stage}_between" for stage in ("combine", "publish", "switch")]
-SHORT = ("recover_combine_between", "recover_switch_between")
+POINTS += [f"recover_{stage}_between" for stage in ("add_later_rows", "publish", "continue_generation")]
+SHORT = ("recover_add_later_rows_between", "recover_continue_generation_between")
 
 
 @pytest.mark.parametrize(
@@ -160,8 +170,10 @@ def test_killed_anywhere_it_is_resumed_and_ends_the_same(story: Story, point: st
     assert rows(story) == right(story)
 
 
-PUBLISHED = [f"recover_{stage}_{moment}" for stage in ("switch", "finish") for moment in ("begun", "ran")]
-PUBLISHED += ["recover_publish_ran", "recover_switch_between"]
+PUBLISHED = [
+    f"recover_{stage}_{moment}" for stage in ("continue_generation", "clean_up") for moment in ("begun", "ran")
+]
+PUBLISHED += ["recover_publish_ran", "recover_continue_generation_between"]
 
 
 @pytest.mark.long

@@ -18,10 +18,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan_file import load
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.stock import movements
 from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
@@ -162,9 +162,15 @@ def test_the_story_as_it_is_told(broker: Broker, tmp_path: Path, story: str) -> 
     assert "done in" in done.stderr and not (tmp_path / "demo").exists()
 
 
-STAGES = ("keep", "fence", "prepare", "replay", "audit", "publish", "switch", "finish")
+STAGES = ("take_savepoint", "fence", "prepare", "replay", "audit", "publish", "switch_generation", "clean_up")
 POINTS = [f"recover_{stage}_{moment}" for stage in STAGES for moment in ("begun", "ran")]
-POINTS += ["recover_publish_between", "recover_switch_between", "staged:1", "primary_committed:1", "batch_committed:1"]
+POINTS += [
+    "recover_publish_between",
+    "recover_switch_generation_between",
+    "staged:1",
+    "primary_committed:1",
+    "batch_committed:1",
+]
 FENCED = POINTS[3:13] + POINTS[16:]
 """From the fence to the switch nobody but the plan starts the stream."""
 SHORT = ("recover_publish_between",)

@@ -18,7 +18,7 @@ from confluent_kafka import Message
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from reprocessing.topics.written_topics import KafkaWrittenTopics
+from reprocessing.plan.written_topics import WrittenTopics
 from streaming_jobs.errors import Fenced, PermanentError, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.broker import Broker
@@ -218,7 +218,7 @@ def test_a_recovery_fences_every_shard_and_knows_what_some_of_them_have(
     with_faults(monkeypatch, {1: ends})
     assert home.run(flow).status.state == "failed"
     (sink,) = flow.topic_sinks.values()
-    written, generation, position = KafkaWrittenTopics(home.settings), 2, Txn(1, 0)
+    written, generation, position = WrittenTopics(home.settings), 2, Txn(1, 0)
     newest = written.newest(flow, sink)
     assert newest is not None and (newest.kind, newest.txn) == ("batch", Txn(1, 1)), "two shards have it"
     found = written.fence(flow, sink, generation, "plan-1", position)

@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from reprocessing.topics.lost_marker import write_markers
-from reprocessing.topics.written_topics import KafkaWrittenTopics
+from reprocessing.plan.written_topics import WrittenTopics, write_markers
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.formats import Json, Raw, Text
@@ -221,7 +220,7 @@ def test_a_marker_that_is_gone_is_proved_and_written_again(made: tuple[Bench, st
     flow = to_topic(copied, source, target)
     home.run(flow)
     home.topics.delete(f"__recourse.copied.{target}")
-    written = KafkaWrittenTopics(home.settings)
+    written = WrittenTopics(home.settings)
     ((topic, at),) = write_markers(home.settings, flow, written, home.topics)
     newest = ledger(home.settings, "copied_batches")[-1]
     assert (topic, at) == (target, newest.txn)

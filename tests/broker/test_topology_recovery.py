@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from orchestration.cli import FAILED
 from orchestration.cli.demo import CHANGES, LEVELS, RIGHT_CHANGE, SHOP_STREAMS, WRONG_CHANGE, ShopStory
-from reprocessing.plans.plan_file import load, undos_of
-from reprocessing.stages import stages_of
+from reprocessing.plan.plan_file import load, undos_of
+from reprocessing.stages.stages import stages_of
 from streaming_jobs.examples.shop.streams import TOPICS
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
@@ -102,7 +102,7 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back(story: Sho
     again = [int(each["recourse.first_read"] or b"") / 1_000 for each in headers if "recourse.first_read" in each]
     assert 0 < len(again) < len(headers) and max(again) < load(story.settings, name).made_at
 
-    killed(story, "stock_changes:recover_settle_ran:0", "recover", "undo", name, "--yes")
+    killed(story, "stock_changes:recover_void_records_ran:0", "recover", "undo", name, "--yes")
     story.recourse("recover", "resume", undos_of(story.settings, name)[-1], "--yes", quiet=True)
     story.compare(COUNT, right=False)
     assert all(topic_records.load(story.settings, topic).under_way is None for topic in (CHANGES, LEVELS))  # type: ignore[union-attr]
@@ -195,7 +195,7 @@ def test_killed_at_every_border_of_every_stage_of_every_stream(story: ShopStory)
     plan = planned(story)["id"]
     stages = [(stage.name, stage.stream or SHOP_STREAMS[0]) for stage in stages_of(load(story.settings, plan))]
     borders = [f"{stream}:recover_{stage}_{side}:0" for stage, stream in stages for side in ("begun", "ran")]
-    between = ("recover_fence_topic", "recover_publish_between", "recover_switch_between")
+    between = ("recover_fence_topic", "recover_publish_between", "recover_switch_generation_between")
     borders += [f"{stream}:{point}:0" for point in between for stream in SHOP_STREAMS[:2]]
     right = False
     for point in borders:
@@ -219,7 +219,7 @@ def test_given_up_after_a_kill_at_every_border(story: ShopStory) -> None:
     before_publish = [
         (stage, stream)
         for stage, stream in stages
-        if stage in ("keep", "fence", "settle", "prepare", "replay", "audit")
+        if stage in ("take_savepoint", "fence", "void_records", "prepare", "replay", "audit")
     ]
     for stage, stream in before_publish:
         plan = planned(story)["id"]

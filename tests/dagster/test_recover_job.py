@@ -19,8 +19,8 @@ from orchestration.recoveries.definitions import run_config
 from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, TableChange, encode
 from orchestration.sessions import child_run
 from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
-from reprocessing.plans.journal import journal_of
-from reprocessing.rebuild.context import StageBegun
+from reprocessing.plan.journal import journal_of
+from reprocessing.stages.recovery import StageBegun
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.execute import execute
 from tests.dagster.fakes.recover_worker import recover

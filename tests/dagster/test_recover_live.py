@@ -18,7 +18,7 @@ from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
 from orchestration.local_dagster.processes import DagsterClient, DagsterProcesses
 from orchestration.recoveries.definitions import run_config
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG, WORKER_TAG
-from reprocessing.plans.journal import journal_of
+from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.stock import movements
 from streaming_jobs.platform.broker import Broker

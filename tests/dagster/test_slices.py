@@ -13,8 +13,8 @@ import pytest
 from orchestration.definitions import definitions
 from orchestration.slices.definitions import JOB, definitions_of, newest_closed_day, slices_key
 from orchestration.slices.definitions import definitions as slice_definitions
-from reprocessing.planning.sliceable import Sliceable, sliceable
-from reprocessing.rebuild.audit import Difference
+from reprocessing.plan.sliceable import Sliceable, sliceable
+from reprocessing.replay.difference import Difference
 from reprocessing.slices.rebuild import SliceReport
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import OffsetsLost, RecourseError, TransientError

@@ -15,14 +15,14 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from reprocessing.executor import recovery_of
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import PlanningSnapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import Checks, StreamPlan
-from reprocessing.plans.plan_file import load
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.stages.stage import Findings, OfOneStream
-from reprocessing.undo import plan_undo
+from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import PlanningSnapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.undo import plan_undo
+from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.stages.stages import OfOneStream, Result, stages_of
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import Finding
@@ -33,12 +33,19 @@ from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.stream import Stream
+from streaming_jobs.testing import MemoryDeclaration, MemoryStore
 from tests.support.life_flows import OTHERS, ROWS, STREAM, TOPIC, TOPIC_ID
 from tests.support.stream_on_disk import StreamOnDisk, append
 
 _STREAMS = {stream.name: stream for stream in (STREAM, OTHERS)}
 PLACES = ("plain", "two words", "a/b", "50%", "über:all")
 PER_BATCH = 10
+
+
+def in_memory() -> Stream:
+    """The stream with two tables in memory."""
+    store = MemoryStore()
+    return replace(STREAM, sinks={name: MemoryDeclaration(name, store) for name in ("things", "copies")})
 
 
 class Topics:
@@ -155,6 +162,12 @@ class Life(StreamOnDisk):
         found = check_start(take_snapshot(self.settings, self.stream, topics))
         return [finding for finding in found if finding.severity == "refuse"]
 
+    def forget(self, last: int) -> None:
+        """Spark's log no longer reaches back to this batch."""
+        for log in ("offsets", "commits"):
+            for number in range(last + 1):
+                (self.checkpoint().folder / log / str(number)).unlink(missing_ok=True)
+
     def rows(self, table: Path | None = None) -> list[int]:
         """The ids in a table, sorted."""
         table_rows = DeltaTable(table or self.table).to_pyarrow_table()
@@ -195,7 +208,7 @@ def recovery(life: Life, plan: str, topics: Any = None, events: RecoveryEvents |
 
 def replayed(context: RecoveryContext) -> Mapping[str, Any]:
     """Batches 3 to 5 after the savepoint, as a session with the right code would write them."""
-    staged = Life(context.own, context.stream)
+    staged = Life(context.replay_settings, context.stream)
     position = staged.at()
     assert position is not None
     for number in range(position.batch + 1, 6):
@@ -203,11 +216,22 @@ def replayed(context: RecoveryContext) -> Mapping[str, Any]:
     return {"batch": 5, "seconds": 0.1, "records": 30, "since": 0}
 
 
-def run_stage(context: RecoveryContext, kind: type[OfOneStream]) -> Findings:
+def run_stage(context: RecoveryContext, kind: type[OfOneStream]) -> Result:
     """Run a stage of the stream, as the executor does."""
     plan = load(context.settings, context.plan.id)
     whole = recovery_of(context.settings, [context.stream], context.topics, plan, context.events)
     return kind(context.plan).run(whole)
+
+
+def run_stages(whole: Recovery, until: str = "") -> RecoveryContext:
+    """The stages that are not done, up to one that is not run; each as the executor runs it. The first stream's."""
+    for stage in stages_of(whole.plan):
+        if stage.name == until:
+            break
+        if whole.journal.done(stage.name, stage.stream) is None:
+            whole.journal.write(stage.name, "begun", stream=stage.stream)
+            whole.journal.write(stage.name, "done", stage.run(whole), stream=stage.stream)
+    return whole.of(whole.plan.names[0])
 
 
 def undo_one(life: Life, plan: str, topics: Any = None) -> StreamPlan:

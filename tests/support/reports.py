@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from reprocessing.plans.journal import Journal
-from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
-from reprocessing.rebuild.audit import Difference, stored
-from reprocessing.rebuild.audit_groups import ByKey, ByTime
-from reprocessing.report.batches import BatchRows, BatchSeries
+from reprocessing.plan.journal import Journal
+from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from reprocessing.replay.difference import ByKey, ByTime, Difference, for_journal
+from reprocessing.report.facts import BatchRows, BatchSeries
 from streaming_jobs.ledger.entry import CodeVersion
 
 AT = 1_795_000_000.0
@@ -103,14 +102,14 @@ def journal_of(
     replaced: Sequence[BatchRows] = (),
     replayed: Sequence[BatchRows] = (),
     differences: Sequence[Difference] = (),
-    until: str = "finish",
+    until: str = "clean_up",
 ) -> Journal:
     """The journal of a plan that was carried out up to a stage."""
     journal = Journal(folder / "journal.jsonl")
     latest = dict(plan.streams[0].saw.topics[0].latest)
     base = plan.streams[0].base.ends[TOPIC]
     findings: dict[str, Mapping[str, Any]] = {
-        "keep": {
+        "take_savepoint": {
             "savepoint": "g0001-b000000090",
             "batch": 90,
             "position": {TOPIC: {p: base[p] if plan.skips else end - 500 for p, end in latest.items()}},
@@ -129,14 +128,14 @@ def journal_of(
                 "replayed": asdict(BatchSeries.of(replayed)),
             },
         },
-        "audit": {"differences": stored(differences)},
+        "audit": {"differences": for_journal(differences)},
         "publish": {"tables": []},
         "skip": {"generation": 2},
-        "switch": {"generation": 2},
-        "finish": {},
+        "switch_generation": {"generation": 2},
+        "clean_up": {},
     }
-    shared = ("audit", "finish")
-    left_out = ("prepare", "replay", "audit", "publish", "switch") if plan.skips else ("skip",)
+    shared = ("audit", "clean_up")
+    left_out = ("prepare", "replay", "audit", "publish", "switch_generation") if plan.skips else ("skip",)
     for stage, found in findings.items():
         for each in [None] if stage in shared else plan.names:
             if stage not in left_out:

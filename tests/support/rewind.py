@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
-from reprocessing.plans.plan_file import next_id, save, sealed
-from reprocessing.rebuild import staging
+from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from reprocessing.plan.plan_file import next_id, save, sealed
+from reprocessing.replay import staging
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.state import savepoints
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life

@@ -77,6 +77,14 @@ def test_a_compacted_row_whose_file_is_gone_has_a_reason(table: OrdersTable) -> 
     assert "from g0001 batch 0 to g0001 batch 1" in validation.first_failing_note
 
 
+def test_a_compacted_row_is_of_the_batches_of_its_partition(table: OrdersTable) -> None:
+    for number, month in enumerate((4, 4, 3, 3)):
+        table.append(order(number, month=month, amount=-1 if number == 3 else 1))
+    table.compact()
+    table.vacuum()
+    assert "from g0001 batch 2 to g0001 batch 3" in run(table).first_failing_note
+
+
 def test_a_foreign_commit_is_named(table: OrdersTable) -> None:
     import pyarrow as pa
     from deltalake import write_deltalake
@@ -106,7 +114,7 @@ def ledger(table: OrdersTable, batch: int, seconds: float) -> None:
 def test_where_the_log_ends_the_ledger_file_tells_by_the_time_of_the_file(table: OrdersTable) -> None:
     begun = time.time()
     table.append(order(1, amount=-1))
-    ledger(table, 0, time.time() - begun)
+    ledger(table, 0, time.time() - begun + 0.02)
     time.sleep(0.05)  # no other batch may be possible
     begun = time.time()
     table.append(order(2))

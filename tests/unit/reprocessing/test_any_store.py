@@ -16,23 +16,21 @@ from pyspark.sql.types import LongType
 
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.planning.first_bad_row import before_first_bad
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import Checks, RecoveryPlan
-from reprocessing.plans.plan_file import load
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.rebuild.publish import has_published, publish
-from reprocessing.rebuild.replay import last_entry
-from reprocessing.rebuild.replay_end import at_the_border, border_of, kept_table
-from reprocessing.stages import AuditRefused, stages_of
-from reprocessing.undo import plan_undo
+from reprocessing.plan.first_bad_row import before_first_bad
+from reprocessing.plan.plan import Checks, RecoveryPlan
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.undo import plan_undo
+from reprocessing.replay.session import last_entry
+from reprocessing.stages.publish import PublishPosition, has_published, publish
+from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.stages.replay import border_of, kept_table, past_the_border
+from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import Fenced, ForeignWrite, UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.stream_sinks import sinks_of, upkeep_of
 from streaming_jobs.sinks.stored import newest
@@ -41,18 +39,12 @@ from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_record import Accepted, CodeSince
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
-from tests.support.life import PER_BATCH, ROWS, STREAM, TOPIC, Life, Topics, append
+from tests.support.life import PER_BATCH, ROWS, STREAM, TOPIC, Life, Topics, append, in_memory, run_stages
 
 BATCHES, WRONG_FROM, LAST_READ = 6, 3, 90
 RIGHT = list(range(BATCHES * PER_BATCH))
 WRONG = sorted(n if n < WRONG_FROM * PER_BATCH else -n for n in RIGHT)
 CHECKS = Checks(("id >= 0", "place IS NOT NULL"), 1.0)
-
-
-def in_memory() -> Stream:
-    store = MemoryStore()
-    tables = {name: MemoryDeclaration(name, store) for name in ("things", "copies")}
-    return replace(STREAM, sinks=tables)
 
 
 def in_two_stores() -> Stream:
@@ -95,31 +87,15 @@ def recovery(
 
 def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any]:
     """As the session does it, to the topic's end; past the published tables' end what they hold is kept aside."""
-    staged, border = Life(context.own, context.stream), border_of(context)
+    staged, border = Life(context.replay_settings, context.stream), border_of(context)
     generation, first = context.plan.generation, context.plan.base.batch + 1
     for number in range(first, LAST_READ // PER_BATCH):
         staged.plan(number, generation=generation)
         assert not border(staged.checkpoint(generation), number), "these batches end where the published ones did"
         staged.batch(number, generation=generation, code="fixed", wrong=wrong)
-    last = last_entry(context.own, context.stream)
-    since = at_the_border(context, {TOPIC: {0: LAST_READ}})
+    last = last_entry(context.replay_settings, context.stream)
+    since = past_the_border(context, {TOPIC: {0: LAST_READ}})
     return {"batch": last.batch, "seconds": 0.1, "records": LAST_READ - first * PER_BATCH, "since": since}
-
-
-def run(whole: Recovery, until: str = "") -> RecoveryContext:
-    """The stages that are not done, up to one that is not run; each as the executor runs it. The stream's context."""
-    for stage in stages_of(whole.plan):
-        if stage.name == until:
-            break
-        if whole.journal.done(stage.name, stage.stream) is None:
-            whole.journal.write(stage.name, "begun", stream=stage.stream)
-            whole.journal.write(stage.name, "done", stage.run(whole), stream=stage.stream)
-    return whole.of(STREAM.name)
-
-
-def refusals(life: Life) -> list[str]:
-    findings = check_start(take_snapshot(life.settings, life.stream, topics()))
-    return [finding.found for finding in findings if finding.severity == "refuse"]
 
 
 def versions(life: Life) -> dict[str, int]:
@@ -127,7 +103,7 @@ def versions(life: Life) -> dict[str, int]:
 
 
 def test_a_stream_over_them_can_start(life: Life) -> None:
-    assert refusals(life) == [] and mend(life.settings, life.stream) == []
+    assert life.refused(topics()) == [] and mend(life.settings, life.stream) == []
     tables = open_tables(life.settings, life.stream)
     assert list(tables) == ["things", "copies", "things_dead_letters"]
     sinks = sinks_of(life.stream, tables, life.settings.for_stream(life.stream.name))
@@ -143,10 +119,10 @@ def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
     before, plan = versions(life), planned(life)
     assert "copies (append, 6 files" in explain(plan)
     whole = recovery(life, plan)
-    context = run(whole, until="publish")
+    context = run_stages(whole, until="publish")
     assert life.ids() == life.ids("copies") == WRONG and life.at() == Txn(2, -1), "readers still see the old rows"
-    assert any("fenced" in words for words in refusals(life))
-    assert context.found("replay")["since"] == LAST_READ - len(RIGHT)
+    assert any("fenced" in each.found for each in life.refused(topics()))
+    assert context.result("replay")["since"] == LAST_READ - len(RIGHT)
     compared = {d.table: (d.corrected, d.new, d.gone, d.old_rows, d.new_rows) for d in whole.differences}
     changed = (BATCHES - WRONG_FROM) * PER_BATCH
     assert compared == {
@@ -154,35 +130,37 @@ def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
         "copies": (changed, 0, 0, len(RIGHT), len(RIGHT)),
         "things_dead_letters": (0, 0, 0, 0, 0),
     }, "records that came since are no difference"
-    run(whole)
+    run_stages(whole)
     last = LAST_READ // PER_BATCH - 1
     assert life.ids() == life.ids("copies") == list(range(LAST_READ)) and life.at() == Txn(2, last)
     assert versions(life) == {name: version + 2 for name, version in before.items()}, "a fence, and one publish"
     entry = life.stored().commits().__next__().entry
     assert entry is not None and (entry.kind, entry.plan) == ("publish", plan.id)
     assert entry.txns == {"copies": Txn(2, last).version, "things_dead_letters": Txn(2, last).version}
-    done = {each["table"]: (each["came"], each["went"], each["stayed"]) for each in context.found("publish")["tables"]}
+    done = {each["table"]: (each["came"], each["went"], each["stayed"]) for each in context.result("publish")["tables"]}
     assert done["things"] == done["copies"] == (last - WRONG_FROM + 1, BATCHES - WRONG_FROM, WRONG_FROM)
-    assert life.record.generation == 2 and refusals(life) == []
+    assert life.record.generation == 2 and life.refused(topics()) == []
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "published"
 
 
 def test_it_is_taken_back_to_the_savepoint_from_before_it(life: Life) -> None:
     plan = planned(life)
-    run(recovery(life, plan))
+    run_stages(recovery(life, plan))
     undo = plan_undo(life.settings, {life.stream.name: life.stream}, topics(), plan)
     assert undo.undoes == plan.id and undo.streams[0].base.batch == BATCHES - 1
-    run(recovery(life, undo, lambda context: replay(context, wrong=True)))
+    run_stages(recovery(life, undo, lambda context: replay(context, wrong=True)))
     assert life.ids() == life.ids("copies") == sorted([*WRONG, *(-n for n in range(len(RIGHT), LAST_READ))])
-    assert life.at() == Txn(3, LAST_READ // PER_BATCH - 1) and refusals(life) == []
+    assert life.at() == Txn(3, LAST_READ // PER_BATCH - 1) and life.refused(topics()) == []
 
 
 @pytest.mark.parametrize("reached", ["prepare", "replay", "audit", "publish"])
 def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
     whole = recovery(life, planned(life))
-    run(whole, until=reached)
+    run_stages(whole, until=reached)
     executor.give_up(whole)
-    assert life.ids() == life.ids("copies") == WRONG and life.at() == Txn(3, BATCHES - 1) and refusals(life) == []
+    assert (
+        life.ids() == life.ids("copies") == WRONG and life.at() == Txn(3, BATCHES - 1) and life.refused(topics()) == []
+    )
     commit, _ = newest(life.stored("copies").commits(), life.stream.name)
     assert commit is not None and not commit.changes_data, "no row was written again"
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
@@ -191,9 +169,9 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
 @IN_BOTH
 def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> None:
     whole = recovery(life, planned(life))
-    context = run(whole, until="publish")
-    last = last_entry(context.own, context.stream)
-    contents = {name: table.content() for name, table in open_tables(context.own, context.stream).items()}
+    context = run_stages(whole, until="publish")
+    last = last_entry(context.replay_settings, context.stream)
+    contents = {name: table.content() for name, table in open_tables(context.replay_settings, context.stream).items()}
 
     def at(between: Callable[[str], None]) -> None:
         publish(
@@ -202,9 +180,7 @@ def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> Non
             contents,
             record=life.record,
             plan=context.plan.id,
-            at=last.txn,
-            offsets=last.offsets,
-            code=last.code,
+            position=PublishPosition(last.txn, last.offsets, last.code),
             between=between,
         )
 
@@ -216,9 +192,9 @@ def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> Non
     assert life.ids("copies") == list(range(LAST_READ)) and life.ids() == WRONG
     assert not has_published(life.settings, life.stream, context.plan.id)
     before = life.stored("copies").version
-    run(whole)
+    run_stages(whole)
     assert life.ids() == life.ids("copies") == list(range(LAST_READ)) and life.stored("copies").version == before
-    assert has_published(life.settings, life.stream, context.plan.id) and refusals(life) == []
+    assert has_published(life.settings, life.stream, context.plan.id) and life.refused(topics()) == []
     contents["copies"] = life.stored("copies").no_rows()
     with pytest.raises(KeyboardInterrupt, match="copies"):
         at(killed)
@@ -230,13 +206,13 @@ def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> Non
 def test_nothing_of_an_old_driver_and_nothing_over_somebody_elses_rows(life: Life) -> None:
     zombie, whole = life.stored("copies"), recovery(life, planned(life))
     rows = zombie.readable().to_pyarrow_table().slice(0, 1)
-    run(whole, until="audit")
+    run_stages(whole, until="audit")
     with pytest.raises(Fenced):
         append(zombie, rows, replace(life.entry(BATCHES), table="copies"))
     copies = life.stored("copies")
     assert isinstance(copies, MemoryTable)
     version = copies.write_as_somebody_else(rows)
-    for refused in (lambda: run(whole), lambda: executor.give_up(whole)):
+    for refused in (lambda: run_stages(whole), lambda: executor.give_up(whole)):
         with pytest.raises(ForeignWrite, match=f"version {version} of table copies"):
             refused()
     life.save(replace(life.record, accepted=(Accepted("copies", version, "right", 1.0),)))
@@ -246,9 +222,9 @@ def test_nothing_of_an_old_driver_and_nothing_over_somebody_elses_rows(life: Lif
 
 def test_what_breaks_a_rule_or_does_not_fit_is_not_published(life: Life) -> None:
     whole = recovery(life, planned(life), lambda context: replay(context, wrong=True))
-    run(whole, until="audit")
+    run_stages(whole, until="audit")
     with pytest.raises(AuditRefused, match="rows break the rule id >= 0"):
-        run(whole)
+        run_stages(whole)
     assert life.ids() == WRONG and whole.journal.done("publish", STREAM.name) is None
     executor.give_up(whole)
     unknown = planned(life, checks=Checks(("colour = 'red'",)))
@@ -263,7 +239,7 @@ def test_a_suite_judges_the_rebuilt_rows_and_what_fails_there_is_not_published(l
     failing = ["id_between fails, 3 rows of 60"]
 
     def run_suite(context: RecoveryContext, suite: str) -> list[str]:
-        judged.append((suite, Life(context.own, context.stream).ids()))
+        judged.append((suite, Life(context.replay_settings, context.stream).ids()))
         return failing
 
     said: list[str] = []
@@ -271,11 +247,11 @@ def test_a_suite_judges_the_rebuilt_rows_and_what_fails_there_is_not_published(l
         life.settings, [life.stream], topics(), made, RecoveryEvents(said.append), replay=replay, run_suite=run_suite
     )
     with pytest.raises(AuditRefused, match="suite plausible: id_between fails, 3 rows of 60"):
-        run(whole)
+        run_stages(whole)
     assert not any("passed" in line for line in said)
     assert life.ids() == WRONG and judged == [("plausible", list(range(LAST_READ)))]
     failing.clear()
-    run(whole)
+    run_stages(whole)
     assert life.ids() == list(range(LAST_READ)) and len(judged) == 2
     assert "  passed: suite plausible" in said
 
@@ -285,34 +261,34 @@ def test_a_recovery_with_a_quarantine_that_is_new_can_be_given_up_or_published(l
     aside = "things_quarantine"
     now = Life(life.settings, judged)
     whole = recovery(now, planned(now))
-    run(whole, until="audit")
+    run_stages(whole, until="audit")
     executor.give_up(whole)
     assert now.ids() == WRONG and open_tables(life.settings, judged)[aside].position == Txn(3, BATCHES - 1)
 
     def as_a_start_does(context: RecoveryContext) -> Mapping[str, Any]:
-        begin_late(context.own, context.stream, generation=context.plan.generation)
+        begin_late(context.replay_settings, context.stream, generation=context.plan.generation)
         return replay(context)
 
-    run(recovery(now, planned(now), as_a_start_does))
+    run_stages(recovery(now, planned(now), as_a_start_does))
     assert now.ids() == list(range(LAST_READ)) and aside in open_tables(life.settings, judged)
 
 
 def test_a_plan_with_suites_is_not_carried_out_by_somebody_who_cannot_run_them(life: Life) -> None:
     whole = recovery(life, planned(life, checks=Checks(suites=("plausible",))))
     with pytest.raises(UsageError, match="asks for the suite plausible, which cannot be run from here"):
-        run(whole)
+        run_stages(whole)
     assert life.ids() == WRONG
 
 
 @IN_BOTH
 def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Life) -> None:
     whole = recovery(life, planned(life))
-    context = run(whole, until="audit")
+    context = run_stages(whole, until="audit")
     for name in ("things", "copies"):
         copy = kept_table(context, life.stream.sinks[name])
         assert copy is not None and sorted(copy.readable().to_pyarrow_table()["id"].to_pylist()) == RIGHT
         assert type(copy) is type(life.stored(name))
-    assert Life(context.own, context.stream).ids("copies") == list(range(LAST_READ))
+    assert Life(context.replay_settings, context.stream).ids("copies") == list(range(LAST_READ))
     executor.give_up(whole)
     assert kept_table(context, life.stream.primary) is None
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from reprocessing import executor
-from reprocessing.planning.other_changes import rebuilt_since
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import StreamPlan
-from reprocessing.plans.plan_file import folder
-from reprocessing.rebuild.publish import fence
+from reprocessing.plan import registry
+from reprocessing.plan.plan import StreamPlan
+from reprocessing.plan.plan_file import folder
+from reprocessing.plan.replay_range import rebuilt_since
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.stages import stopped_streams
+from reprocessing.stages.publish import fence
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stop_request
@@ -26,8 +28,7 @@ from tests.support.life import STREAM, Life, Topics, plan_one, recovery, undo_on
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+def life(tmp_path: Path) -> Life:
     return Life.of_batches(tmp_path, 4)
 
 
@@ -45,11 +46,11 @@ def act(life: Life, plan: StreamPlan, what: str, topics: Topics | None = None) -
     return getattr(executor, what)(whole)
 
 
-@pytest.mark.parametrize(("stage", "what"), [("finish", "resume"), ("finish", "give_up"), ("abort", "resume")])
+@pytest.mark.parametrize(("stage", "what"), [("clean_up", "resume"), ("clean_up", "give_up"), ("abort", "resume")])
 def test_a_plan_that_is_over_stops_no_stream(life: Life, plan: StreamPlan, stage: str, what: str) -> None:
     executor.journal_of(life.settings, plan.id).write(stage, "done")
     with take(life.settings, STREAM.name, purpose="session", wait=0):
-        if (stage, what) == ("finish", "resume"):
+        if (stage, what) == ("clean_up", "resume"):
             act(life, plan, what)
         else:
             with pytest.raises(UsageError, match=f"plan {plan.id} is"):
@@ -86,7 +87,7 @@ def test_a_stream_whose_tables_cannot_be_looked_at_stays_stopped(
     def unreadable(*_: object) -> bool:
         raise OSError("no such disk")
 
-    monkeypatch.setattr(executor, "fenced_by", unreadable)
+    monkeypatch.setattr(stopped_streams, "fenced_by", unreadable)
     executor.journal_of(life.settings, plan.id).write("fence", "begun")
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
@@ -109,7 +110,7 @@ def test_a_plan_that_was_killed_before_it_began_takes_its_marker_along(life: Lif
 def test_a_stream_whose_savepoint_exists_but_no_fence_goes_on_if_the_plan_has_to_wait(
     life: Life, plan: StreamPlan
 ) -> None:
-    executor.journal_of(life.settings, plan.id).write("keep", "done")
+    executor.journal_of(life.settings, plan.id).write("take_savepoint", "done")
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
     assert not stop_of(life).exists(), "its savepoint is taken again before the fence"
@@ -131,7 +132,7 @@ def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: L
     assert not stop_of(life).exists()
 
 
-@pytest.mark.parametrize(("stage", "what"), [("finish", "resume"), ("abort", "give_up")])
+@pytest.mark.parametrize(("stage", "what"), [("clean_up", "resume"), ("abort", "give_up")])
 def test_a_marker_that_a_kill_left_after_the_end_goes(life: Life, plan: StreamPlan, stage: str, what: str) -> None:
     executor.journal_of(life.settings, plan.id).write(stage, "done")
     stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
@@ -152,12 +153,12 @@ def test_giving_up_a_plan_that_was_not_begun_stops_nothing_and_leaves_the_marker
 def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: Life, plan: StreamPlan) -> None:
     path = folder(life.settings, plan.id) / "plan.json"
     path.write_text(path.read_text().replace('"rate"', '"pace"'))
-    executor.journal_of(life.settings, plan.id).write("keep", "begun")
-    assert executor.under_way(life.settings, "others") is None
+    executor.journal_of(life.settings, plan.id).write("take_savepoint", "begun")
+    assert registry.under_way(life.settings, "others") is None
     with pytest.raises(UsageError, match="cannot be read"):
-        executor.under_way(life.settings, STREAM.name)
+        registry.under_way(life.settings, STREAM.name)
     executor.journal_of(life.settings, plan.id).write("abort", "done")
-    assert executor.under_way(life.settings, STREAM.name) is None
+    assert registry.under_way(life.settings, STREAM.name) is None
 
 
 def test_the_second_operator_is_refused(life: Life, plan: StreamPlan) -> None:
@@ -169,10 +170,10 @@ def test_the_second_operator_is_refused(life: Life, plan: StreamPlan) -> None:
 
 def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: StreamPlan) -> None:
     other = plan_one(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "0"))
-    executor.journal_of(life.settings, plan.id).write("keep", "begun")
+    executor.journal_of(life.settings, plan.id).write("take_savepoint", "begun")
     with pytest.raises(UsageError, match=f"plan {plan.id} of stream things is under way"):
         act(life, other, "resume")
-    assert executor.needed_savepoints(life.settings, STREAM.name) == {plan.base.savepoint: plan.id}
+    assert registry.needed_savepoints(life.settings, STREAM.name) == {plan.base.savepoint: plan.id}
 
 
 def test_a_plan_for_other_code_is_not_replayed_with_this(
@@ -181,7 +182,7 @@ def test_a_plan_for_other_code_is_not_replayed_with_this(
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "2")
     with pytest.raises(UsageError, match="no longer holds"):
         act(life, plan, "apply")
-    executor.journal_of(life.settings, plan.id).write("keep", "begun")
+    executor.journal_of(life.settings, plan.id).write("take_savepoint", "begun")
     with pytest.raises(UsageError, match="deploy that code again|no longer holds"):
         act(life, plan, "resume")
     assert not stop_of(life).exists()
@@ -189,7 +190,7 @@ def test_a_plan_for_other_code_is_not_replayed_with_this(
 
 @pytest.mark.parametrize("what", ["apply", "resume", "give_up"])
 def test_a_plan_that_another_process_works_on_is_waited_for(life: Life, plan: StreamPlan, what: str) -> None:
-    executor.journal_of(life.settings, plan.id).write("keep", "begun", stream=STREAM.name)
+    executor.journal_of(life.settings, plan.id).write("take_savepoint", "begun", stream=STREAM.name)
     with (folder(life.settings, plan.id) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(LeaseBusy, match="another process is working") as refused:

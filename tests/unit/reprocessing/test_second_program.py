@@ -22,12 +22,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.executor import apply, give_up, recovery_of, resume
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.journal import Journal, journal_of
-from reprocessing.plans.plan_file import load
-from reprocessing.rebuild.context import RecoveryContext, RecoveryEvents
-from reprocessing.undo import plan_undo
+from reprocessing.plan.journal import Journal, journal_of
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.undo import plan_undo
+from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from streaming_jobs.errors import LedgerConflict, RecourseError
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import walk
@@ -153,7 +153,7 @@ class Game:
         step: Callable[..., None] = apply
         for _ in range(20):
             whole = recovery_of(settings, [STREAM], TOPICS, load(settings, plan), RecoveryEvents(), replay=replay)
-            whole = dataclasses.replace(whole, journal=Seams(whole.journal.path, self.seam))
+            whole = dataclasses.replace(whole, journal=Seams(whole.journal.path, seam=self.seam))
             try:
                 step(whole)
             except Killed:

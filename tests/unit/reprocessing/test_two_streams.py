@@ -19,17 +19,18 @@ from pyspark.sql.types import LongType, StructField, StructType
 from reprocessing import executor
 from reprocessing.executor import give_up, recovery_of, resume
 from reprocessing.explainer import explain
-from reprocessing.planning.planner import Request, make_plan
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.journal import Journal, journal_of
-from reprocessing.plans.plan import RecoveryPlan
-from reprocessing.plans.plan_file import load, names_of
-from reprocessing.rebuild.context import Recovery, RecoveryEvents
+from reprocessing.plan import registry
+from reprocessing.plan.journal import Journal, journal_of
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.plan.plan_file import load, names_of
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.undo import plan_undo
 from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
-from reprocessing.stages import stages_of
-from reprocessing.undo import plan_undo
+from reprocessing.stages.recovery import Recovery, RecoveryEvents
+from reprocessing.stages.stages import stages_of
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
@@ -96,7 +97,7 @@ def recovery(
     whole = recovery_of(
         settings, BOTH, Topics(end=60), load(settings, plan), events or RecoveryEvents(), replay=replayed
     )
-    return whole if cut is None else dataclasses.replace(whole, journal=Cut(whole.journal.path, cut))
+    return whole if cut is None else dataclasses.replace(whole, journal=Cut(whole.journal.path, after=cut))
 
 
 def can_start(life: Life) -> bool:
@@ -112,14 +113,14 @@ def test_stages_go_side_by_side_and_nothing_is_published_before_everything_was_c
         "things-0001.others",
     )
     assert [(stage.name, stage.stream) for stage in stages_of(plan)] == [
-        *(("keep", name) for name in plan.names),
+        *(("take_savepoint", name) for name in plan.names),
         *(("fence", name) for name in plan.names),
         *(("prepare", name) for name in plan.names),
         *(("replay", name) for name in plan.names),
         ("audit", None),
         *(("publish", name) for name in plan.names),
-        *(("switch", name) for name in plan.names),
-        ("finish", None),
+        *(("switch_generation", name) for name in plan.names),
+        ("clean_up", None),
     ]
     text = explain(plan)
     for words in (
@@ -145,8 +146,8 @@ def test_one_stream_goes_back_and_the_other_goes_forward(both: list[Life]) -> No
         ("audit", None),
         ("publish", "things"),
         ("skip", "others"),
-        ("switch", "things"),
-        ("finish", None),
+        ("switch_generation", "things"),
+        ("clean_up", None),
     ]
     whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
     resume(whole)
@@ -169,10 +170,10 @@ def test_a_skip_that_is_refused_is_refused_before_the_other_stream_has_published
     settings, plan = both[0].settings, back_and_forward(both)
     text = explain(plan)
     assert "ask whether these 20 records may be left out" in text and "as long as the topic keeps the records" in text
-    assert "prepare  things: " in text
+    assert "prepare             things: " in text
     whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
     with pytest.raises(Killed):
-        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, ("replay", "things"))))
+        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, after=("replay", "things"))))
     write_deltalake(both[1].table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
     with pytest.raises(ForeignWrite, match="of table others"):
         resume(whole)
@@ -187,7 +188,7 @@ def test_a_stream_that_has_skipped_and_run_on_is_not_given_up(both: list[Life]) 
     plan = make_plan(settings, requests)
     whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
     with pytest.raises(Killed):
-        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, ("skip", "things"))))
+        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, after=("skip", "things"))))
     both[0].batch(6, generation=2)
     with pytest.raises(UsageError, match="can no longer be given up"):
         give_up(whole)
@@ -211,7 +212,7 @@ def test_a_stream_and_one_that_reads_its_table_are_not_in_one_plan(
     middle = Stream("middle", lambda rows: rows, {"rows": DeltaSource("things", rows)}, {"m": DeltaTable("m")})
     reader = dataclasses.replace(OTHERS, sources={"value": DeltaSource("m" if between else "things", rows)})
     monkeypatch.setattr(
-        "reprocessing.planning.downstream.Topology.load", lambda _: Topology({"middle": middle} if between else {})
+        "reprocessing.plan.affected_streams.Topology.load", lambda _: Topology({"middle": middle} if between else {})
     )
     settings = both[0].settings
     requests = [Request(planning_snapshot(settings, s, Topics(end=60)), Target("batch", "2")) for s in BOTH]
@@ -235,13 +236,13 @@ def test_a_staging_table_that_is_gone_is_not_to_be_put_back(both: list[Life]) ->
     assert f"recover abort {plan}" in refused.value.next_step
 
 
-SHORT = [("fence", "things"), ("replay", "things"), ("publish", "things"), ("switch", "things")]
+SHORT = [("fence", "things"), ("replay", "things"), ("publish", "things"), ("switch_generation", "things")]
 """Between the two streams: one is fenced, rebuilt, published, in its new generation, and the other is not."""
 STAGES = [
-    *((stage, stream.name) for stage in ("keep", "fence", "prepare", "replay") for stream in BOTH),
+    *((stage, stream.name) for stage in ("take_savepoint", "fence", "prepare", "replay") for stream in BOTH),
     ("audit", None),
 ]
-STAGES += [*((stage, stream.name) for stage in ("publish", "switch") for stream in BOTH), ("finish", None)]
+STAGES += [*((stage, stream.name) for stage in ("publish", "switch_generation") for stream in BOTH), ("clean_up", None)]
 
 
 @pytest.mark.parametrize("cut", [pytest.param(cut, marks=() if cut in SHORT else pytest.mark.long) for cut in STAGES])
@@ -254,14 +255,14 @@ def test_killed_after_any_stage_it_is_finished_by_resume(both: list[Life], cut: 
     for life in both:
         name = life.stream.name
         assert life.rows() == (RIGHT if ("publish", name) in done else WRONG)
-        assert can_start(life) == (("fence", name) not in done or ("switch", name) in done)
+        assert can_start(life) == (("fence", name) not in done or ("switch_generation", name) in done)
     resume(recovery(settings, plan.id))
     for life in both:
         assert life.rows() == RIGHT and life.record.generation == 2 and can_start(life)
     assert not (settings.tables / "_staging").exists() and journal_of(settings, plan.id).outcome == "published"
 
 
-GIVEN_UP = [("keep", "things"), ("fence", "things"), ("audit", None)]
+GIVEN_UP = [("take_savepoint", "things"), ("fence", "things"), ("audit", None)]
 GIVEN_UP += [pytest.param(cut, marks=pytest.mark.long) for cut in (("fence", "others"), ("replay", "things"))]
 
 
@@ -273,7 +274,7 @@ def test_given_up_before_the_first_publish_both_go_on_as_they_were(
     plan = back(settings).id
     with pytest.raises(Killed):
         resume(recovery(settings, plan, cut=cut))
-    fenced = {"keep": 0, "fence": BOTH.index(STREAM if cut[1] == "things" else OTHERS) + 1}.get(cut[0], 2)
+    fenced = {"take_savepoint": 0, "fence": BOTH.index(STREAM if cut[1] == "things" else OTHERS) + 1}.get(cut[0], 2)
     give_up(recovery(settings, plan))
     for number, life in enumerate(both):
         assert life.rows() == WRONG and can_start(life)
@@ -326,18 +327,18 @@ def test_both_are_undone_by_one_plan(both: list[Life]) -> None:
     assert undo.undoes == plan.id and undo.names == plan.names
     resume(dataclasses.replace(recovery(settings, undo.id), replay=lambda _: {"since": 0}))
     assert [life.rows() for life in both] == [WRONG, WRONG]
-    assert executor.undone_by(settings, plan) == undo.id
+    assert registry.undone_by(settings, plan) == undo.id
 
 
 def test_a_plan_of_both_is_in_the_way_of_another_of_either(both: list[Life]) -> None:
     settings = both[0].settings
     plan = back(settings).id
     with pytest.raises(Killed):
-        resume(recovery(settings, plan, cut=("keep", "others")))
+        resume(recovery(settings, plan, cut=("take_savepoint", "others")))
     for stream in BOTH:
-        under_way = executor.under_way(settings, stream.name)
+        under_way = registry.under_way(settings, stream.name)
         assert under_way is not None and under_way.id == plan
-        assert plan in executor.needed_savepoints(settings, stream.name).values()
+        assert plan in registry.needed_savepoints(settings, stream.name).values()
     with pytest.raises(UsageError, match="is of things and others"):
         recovery_of(settings, [STREAM], Topics(), load(settings, plan), RecoveryEvents())
 

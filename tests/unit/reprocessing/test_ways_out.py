@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from reprocessing.executor import resume
-from reprocessing.planning.offline import look_for_plan
-from reprocessing.planning.targets import Target
-from reprocessing.rebuild import staging
-from reprocessing.stages import TakeSavepoint
+from reprocessing.plan.snapshot import look_for_plan
+from reprocessing.plan.targets import Target
+from reprocessing.replay import staging
+from reprocessing.stages.stages import TakeSavepoint
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import Finding
@@ -34,8 +34,7 @@ class Grown(Topics):
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+def life(tmp_path: Path) -> Life:
     return Life.begin(tmp_path / "home")
 
 

@@ -15,7 +15,7 @@ import pytest
 from orchestration import cli
 from orchestration.cli.options import Invocation, environment_name, parse_set, parse_value
 from orchestration.recoveries import progress_text as recovery_words
-from reprocessing.rebuild.audit import Difference
+from reprocessing.replay.difference import Difference
 from streaming_jobs.errors import SetupError, UsageError
 from tests.support import ROOT
 

@@ -13,8 +13,8 @@ import pytest
 
 from orchestration import cli
 from reprocessing.preview import run as preview_run
-from reprocessing.preview.folders import Folders, alone
-from reprocessing.preview.replay import Failure
+from reprocessing.preview.folders import Folders, hold_previews
+from reprocessing.preview.run import Failure
 from streaming_jobs.state import savepoints
 from tests.support.life import STREAM, Life, Topics
 
@@ -43,11 +43,11 @@ def replay_is(monkeypatch: pytest.MonkeyPatch, *, wrong: bool = False, failure: 
 
     def replay(folders: Folders, *_: Any) -> Failure | None:
         for number in (3, 4, 5) if failure is None else ():
-            Life(folders.own()).batch(number, generation=2, code="b", wrong=wrong)
+            Life(folders.replay_settings()).batch(number, generation=2, code="b", wrong=wrong)
         return failure
 
-    asked = preview_run.Asked
-    monkeypatch.setattr(preview_run, "Asked", lambda *given: asked(*given, replay=replay))
+    asked = preview_run.PreviewRequest
+    monkeypatch.setattr(preview_run, "PreviewRequest", lambda *given: asked(*given, replay=replay))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -104,6 +104,6 @@ def test_a_wrong_request_is_usage_and_replays_nothing(
 
 
 def test_a_second_preview_of_the_stream_is_refused(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
-    with alone(Folders(life.settings, "things")):
+    with hold_previews(Folders(life.settings, "things")):
         code, _, err = run(capsys, "things")
     assert code == 2 and f"another preview of stream things is running (process {os.getpid()})" in err

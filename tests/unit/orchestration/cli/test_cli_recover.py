@@ -12,10 +12,11 @@ import pytest
 
 from orchestration import cli
 from reprocessing import executor
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.plan import Checks, StreamPlan
-from reprocessing.plans.plan_file import folder, load
+from reprocessing.plan import registry
+from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan_file import folder, load
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -67,7 +68,7 @@ def test_without_anybody_to_ask_nothing_is_replayed(
 def test_without_anybody_to_ask_nothing_is_undone(
     life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    executor.journal_of(life.settings, plan.id).write("finish", "done")
+    executor.journal_of(life.settings, plan.id).write("clean_up", "done")
     code, _, said = run(capsys, "undo", plan.id)
     assert code == 2 and "nobody to ask" in said and f"recourse recover undo {plan.id} --yes" in said
     assert not folder(life.settings, "things-0002").exists()
@@ -78,11 +79,11 @@ def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
     life: Life, plan: StreamPlan, stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = executor.journal_of(life.settings, plan.id)
-    journal.write("keep", "begun")
+    journal.write("take_savepoint", "begun")
     journal.write(stage, "failed", {"error": "REC-030 not confirmed\n  next: ..."})
     code, listed, _ = run(capsys, "list", "-o", "json")
     assert code == 0 and json.loads(listed)[0]["outcome"] == "waits for confirmation"
-    assert executor.under_way(life.settings, STREAM.name) == load(life.settings, plan.id)
+    assert registry.under_way(life.settings, STREAM.name) == load(life.settings, plan.id)
     carried = []
     monkeypatch.setattr("reprocessing.executor.stages_of", lambda plan: carried.append(plan.id) or ())
     code, _, said = run(capsys, "apply", plan.id, "--yes")
@@ -104,8 +105,8 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(
 ) -> None:
     kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = executor.journal_of(life.settings, plan.id)
-    journal.write("keep", "done", {"savepoint": kept.id})
-    journal.write("finish", "done")
+    journal.write("take_savepoint", "done", {"savepoint": kept.id})
+    journal.write("clean_up", "done")
     lives = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
     copy(
         savepoints.checkpoint_of(life.settings, kept), StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
@@ -122,7 +123,7 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(
     undo = undo_one(life, plan.id)
     outcomes = {line["plan"]: line["outcome"] for line in json.loads(run(capsys, "list", "-o", "json")[1])}
     assert outcomes == {plan.id: "published", undo.id: "planned"}
-    executor.journal_of(life.settings, undo.id).write("finish", "done")
+    executor.journal_of(life.settings, undo.id).write("clean_up", "done")
     outcomes = {line["plan"]: line["outcome"] for line in json.loads(run(capsys, "list", "-o", "json")[1])}
     assert outcomes == {plan.id: f"undone by {undo.id}", undo.id: "published"}
     assert f"It is undone by {undo.id}" in run(capsys, "show", plan.id)[1]

@@ -91,7 +91,7 @@ def test_a_recovery_under_way_lets_nobody_take_one(
     lives: list[Life], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = json.loads(run(capsys, "recover", "plan", "things", "--to-batch", "3", "-o", "json")[1])["id"]
-    executor.journal_of(lives[0].settings, plan).write("keep", "begun")
+    executor.journal_of(lives[0].settings, plan).write("take_savepoint", "begun")
     code, _, said = run(capsys, "savepoints", "create", "--name", "before-release")
     assert code == 2 and f"plan {plan} of stream things is under way" in said
     assert named_savepoints.named(lives[0].settings) == []

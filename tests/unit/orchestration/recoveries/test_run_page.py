@@ -24,7 +24,7 @@ from orchestration.recoveries.events import (
 )
 from orchestration.recoveries.run_page import Metadata, RunView
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG
-from reprocessing.rebuild.context import StageBegun
+from reprocessing.stages.recovery import StageBegun
 
 SHOWN = PlanShown("orders-0001", "Plan orders-0001: rewind\n", "batch 3", ["orders"], "/nowhere", 900)
 REPLAY = StageBegun(4, 8, "replay", "orders", "replay 900 records")

@@ -72,7 +72,7 @@ def test_critical_expectations_that_fail_on_the_rebuilt_table_are_told_with_rows
 ) -> None:
     staging = settings.model_copy(update={"tables_dir": tmp_path / "staging", "state_dir": tmp_path / "staged"})
     write_deltalake(staging.tables / "carrier_totals", pa.table(ROWS))
-    context = cast("Any", SimpleNamespace(own=staging, stream=topology["carrier_totals"]))
+    context = cast("Any", SimpleNamespace(replay_settings=staging, stream=topology["carrier_totals"]))
     with suite_runner(settings, topology) as run:
         told = list(run(context, "carrier_totals_rows"))
     assert any("no_more_cancelled_than_flights fails, 1 row of 2" in each and "carrier AA" in each for each in told)
@@ -81,7 +81,7 @@ def test_critical_expectations_that_fail_on_the_rebuilt_table_are_told_with_rows
 
 
 def test_a_rebuilt_table_that_is_not_there_is_a_refusal(settings: Settings, topology: Topology) -> None:
-    context = cast("Any", SimpleNamespace(own=settings, stream=topology["carrier_totals"]))
+    context = cast("Any", SimpleNamespace(replay_settings=settings, stream=topology["carrier_totals"]))
     with suite_runner(settings, topology) as run:
         assert "could not be run" in next(iter(run(context, "carrier_totals_rows")))
 
@@ -92,7 +92,7 @@ def test_an_expectation_that_cannot_be_evaluated_refuses_whatever_its_severity(
     staging = settings.model_copy(update={"tables_dir": tmp_path / "staging", "state_dir": tmp_path / "staged"})
     rows = {name: values for name, values in ROWS.items() if name != "flights"}
     write_deltalake(staging.tables / "carrier_totals", pa.table(rows))
-    context = cast("Any", SimpleNamespace(own=staging, stream=topology["carrier_totals"]))
+    context = cast("Any", SimpleNamespace(replay_settings=staging, stream=topology["carrier_totals"]))
     with suite_runner(settings, topology) as run:
         told = list(run(context, "carrier_totals_rows"))
     assert any(each.startswith("enough_flights_for_a_mean could not be evaluated") for each in told)

@@ -17,9 +17,9 @@ from orchestration.recoveries.request import Launch, PlanRequest
 from orchestration.recoveries.run import RecoveryProcess, recovery_command
 from orchestration.recoveries.worker import Worker
 from orchestration.sessions.bounded_log import BoundedLog
-from reprocessing.plans.journal import journal_of
-from reprocessing.plans.plan_file import load
-from reprocessing.rebuild.context import StageBegun
+from reprocessing.plan.journal import journal_of
+from reprocessing.plan.plan_file import load
+from reprocessing.stages.recovery import StageBegun
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.processes.child import ChildProcess
@@ -70,7 +70,7 @@ def test_a_plan_is_applied_and_reports_its_stages_generation_and_offsets(life: L
     plan = planned(life)
     events = work(life, Launch("apply", plan))
     stages = [(event.number, event.stages, event.name) for event in events if isinstance(event, StageBegun)]
-    assert stages == [(1, 5, "keep"), (2, 5, "fence"), (3, 5, "confirm"), (4, 5, "skip"), (5, 5, "finish")]
+    assert stages == [(1, 5, "take_savepoint"), (2, 5, "fence"), (3, 5, "confirm"), (4, 5, "skip"), (5, 5, "clean_up")]
     assert ended(events) == Ended(
         plan, "published", {STREAM.name: 2}, [OffsetSpan(STREAM.name, "things", 0, 90, 120)], skips=True
     )
@@ -92,7 +92,7 @@ def test_apply_continues_a_plan_that_was_cut_off(life: Life, monkeypatch: pytest
     assert journal_of(life.settings, plan).outcome == "applying"
     events = work(life, Launch("apply", plan))
     assert any("was begun and is not over (stage skip)" in each.text for each in events if isinstance(each, Said))
-    assert [each.name for each in events if isinstance(each, StageBegun)] == ["skip", "finish"]
+    assert [each.name for each in events if isinstance(each, StageBegun)] == ["skip", "clean_up"]
     assert ended(events).outcome == "published"
 
 

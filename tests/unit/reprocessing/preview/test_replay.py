@@ -11,12 +11,13 @@ import pytest
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from reprocessing.preview.folders import Folders
-from reprocessing.preview.published import Published, published
-from reprocessing.preview.replay import _failure, _Guard, border, prepare
-from reprocessing.preview.start import Start
+from reprocessing.preview.run import _Guard, border, failure_at, prepare
+from reprocessing.preview.start import NewestBatch, Start, newest_batch
+from reprocessing.replay.session import Failure, Outcome, failure_of
 from streaming_jobs.errors import OutputMismatch, PreflightRefused, RuleBroken, TransientError
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.state import stream_record
 from streaming_jobs.stream import KafkaTopic
@@ -26,9 +27,9 @@ TIMED = StructType([StructField("at", TimestampType(), False)])
 AGGREGATE = {"0": "Aggregate [place#1], [place#1, sum(id) AS total]"}
 
 
-def until(begin: int | None, end: int) -> Published:
+def until(begin: int | None, end: int) -> NewestBatch:
     """A newest batch with these offsets."""
-    return Published(Txn(1, 1), {TOPIC: {0: end}}, None if begin is None else {TOPIC: {0: begin}}, 0.0, {}, {})
+    return NewestBatch(Txn(1, 1), {TOPIC: {0: end}}, None if begin is None else {TOPIC: {0: begin}}, 0.0, {}, {})
 
 
 def windows(life: Life) -> Any:
@@ -72,9 +73,9 @@ def test_for_windows_a_batch_begins_where_the_newest_one_began(life: Life) -> No
 
 def test_state_that_the_running_stream_does_not_keep_is_refused_also_without_a_savepoint(life: Life) -> None:
     folders = Folders(life.settings, "things")
-    found = published(folders, STREAM, life.record)
+    found = newest_batch(folders, STREAM, life.record)
     prepare(folders, STREAM, life.record, Start(None, life.record.starts, ""))
-    own = folders.own()
+    own = folders.replay_settings()
     staged = Life(own)
     staged.plan(0, generation=2)
     guard = _Guard(own, "things", life.record, border(own, STREAM, life.record, found))
@@ -87,21 +88,30 @@ def test_state_that_the_running_stream_does_not_keep_is_refused_also_without_a_s
     assert "recourse recover plan things --to-batch -1" in refused.value.next_step
 
 
-def failed(code: str, *, began: bool, permanent: bool = True) -> Any:
-    """A session whose only stream has failed."""
+def failed(code: str, *, began: bool, permanent: bool = True) -> Failure:
+    """The failure of a session whose only stream has failed."""
     error = {"code": code, "found": "it is wrong", "next": "correct it", "permanent": permanent}
-    status = SimpleNamespace(error=error)
-    return SimpleNamespace(running=[SimpleNamespace(status=status, pipeline=object() if began else None)])
+    status: Any = SimpleNamespace(error=error)
+    return failure_of(SimpleNamespace(status=status, pipeline=object() if began else None))  # type: ignore[arg-type]
 
 
 def test_a_refusal_means_that_the_stream_could_not_start_a_failure_in_a_batch_that_the_replay_failed() -> None:
-    assert _failure(failed(RuleBroken.code, began=True)).starts
-    assert not _failure(failed(RuleBroken.code, began=False)).starts
-    assert not _failure(failed(PreflightRefused.code, began=True)).starts
-    assert not _failure(failed(OutputMismatch.code, began=True)).starts
-    assert _failure(failed(RuleBroken.code, began=True)).next_step == "correct it"
+    assert failed(RuleBroken.code, began=True).starts
+    assert not failed(RuleBroken.code, began=False).starts
+    assert not failed(PreflightRefused.code, began=True).starts
+    assert not failed(OutputMismatch.code, began=True).starts
+    assert failed(RuleBroken.code, began=True).next_step == "correct it"
 
 
 def test_what_may_pass_is_no_verdict_about_the_code() -> None:
     with pytest.raises(TransientError, match="the replay failed: it is wrong"):
-        _failure(failed("REC-010", began=True, permanent=False))
+        failure_at(Outcome(None, failed("REC-010", began=True, permanent=False)), until(0, 10))
+
+
+def test_a_replay_that_ends_elsewhere_is_no_comparison() -> None:
+    ended = LedgerEntry("batch", "things", "things", 2, 1, (OffsetRange(TOPIC, "", {0: 0}, {0: 9}),))
+    failure = failure_at(Outcome(ended), until(0, 10))
+    assert failure is not None and "ended at 9 of topic" in failure.found
+    assert failure_at(Outcome(ended), until(0, 9)) is None
+    beyond = failure_at(Outcome(ended), until(0, 8))
+    assert beyond is not None and "after where it was to end, 8" in beyond.found

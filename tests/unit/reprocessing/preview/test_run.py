@@ -14,14 +14,10 @@ from deltalake import write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType
 
 from reprocessing.preview import folders as preview_folders
-from reprocessing.preview.folders import Folders, alone
-from reprocessing.preview.page import page
-from reprocessing.preview.published import Published
-from reprocessing.preview.replay import Failure
-from reprocessing.preview.result import Preview, Verdict
-from reprocessing.preview.run import Asked, preview
-from reprocessing.preview.start import Start, Wanted, choose
-from reprocessing.preview.words import headline, text
+from reprocessing.preview.folders import Folders, hold_previews
+from reprocessing.preview.result import Preview, Verdict, headline, page, text
+from reprocessing.preview.run import Failure, PreviewRequest, preview
+from reprocessing.preview.start import NewestBatch, Start, Wanted, choose
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.preflight.rules import check_start
@@ -32,15 +28,9 @@ from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import DeltaTable, Stream
-from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from tests.support.life import PER_BATCH, ROWS, STREAM, Life, Topics
+from tests.support.life import PER_BATCH, ROWS, STREAM, Life, Topics, in_memory
 
 BATCHES, SAVED = 6, 2
-
-
-def in_memory() -> Stream:
-    store = MemoryStore()
-    return replace(STREAM, sinks={name: MemoryDeclaration(name, store) for name in ("things", "copies")})
 
 
 @pytest.fixture(params=[lambda: STREAM, in_memory])
@@ -59,9 +49,9 @@ def replaying(
 ) -> Callable[..., Failure | None]:
     """The replay that a session would make, to the border."""
 
-    def replay(folders: Folders, stream: Stream, record: StreamRecord, until: Published, _: Any) -> Failure | None:
-        staged, generation = Life(folders.own(), stream), record.generation + 1
-        findings = check_start(take_snapshot(folders.own(), stream, Topics()))  # type: ignore[arg-type]
+    def replay(folders: Folders, stream: Stream, record: StreamRecord, until: NewestBatch, _: Any) -> Failure | None:
+        staged, generation = Life(folders.replay_settings(), stream), record.generation + 1
+        findings = check_start(take_snapshot(folders.replay_settings(), stream, Topics()))  # type: ignore[arg-type]
         assert [each.found for each in findings if each.severity == "refuse"] == []
         at = staged.at()
         assert at is not None and at.generation == generation
@@ -79,7 +69,7 @@ def run(life: Life, wanted: Wanted = Wanted(), *, asked: dict[str, Any] | None =
         life.settings,
         life.stream,
         Topics(),  # type: ignore[arg-type]
-        Asked(wanted, **{"replay": replaying(**how), **(asked or {})}),
+        PreviewRequest(wanted, **{"replay": replaying(**how), **(asked or {})}),
     )
 
 
@@ -95,7 +85,7 @@ def files(root: Path) -> dict[str, tuple[int, int]]:
 
 def test_a_preview_tries_code_that_nobody_has_deployed(life: Life) -> None:
     settings = life.settings.with_stream(life.stream.name, require_deploy=True)
-    assert not Folders(settings, life.stream.name).own().for_stream(life.stream.name).require_deploy
+    assert not Folders(settings, life.stream.name).replay_settings().for_stream(life.stream.name).require_deploy
 
 
 def test_the_same_rows_are_equal_and_nothing_of_the_stream_is_changed(life: Life) -> None:
@@ -151,7 +141,7 @@ def test_a_batch_that_comes_while_the_tables_are_looked_at_is_no_difference(
         life.batch(BATCHES, wrong=True)
         return found
 
-    monkeypatch.setattr("reprocessing.preview.published.newest", find_and_write)
+    monkeypatch.setattr("reprocessing.preview.start.newest", find_and_write)
     made = run(life)
     assert made.verdict is Verdict.equal and made.end.txn == Txn(1, BATCHES - 1)
     assert life.at() == Txn(1, BATCHES)
@@ -183,7 +173,9 @@ def test_a_new_column_is_a_difference_also_if_all_rows_are_equal(life: Life) -> 
 
 def test_failing_suites_are_broken_whatever_the_rows_are(life: Life) -> None:
     def suite(subject: Any, name: str) -> list[str]:
-        assert Life(subject.own, subject.stream).ids()[-1] == BATCHES * PER_BATCH - 1, "it sees the rebuilt rows"
+        assert Life(subject.replay_settings, subject.stream).ids()[-1] == BATCHES * PER_BATCH - 1, (
+            "it sees the rebuilt rows"
+        )
         return ["id_positive fails, 3 rows"] if name == "bad" else []
 
     made = run(life, asked={"suites": ("good", "bad"), "run_suite": suite})
@@ -201,7 +193,7 @@ def test_failing_suites_are_broken_whatever_the_rows_are(life: Life) -> None:
 )
 def test_a_replay_that_fails_is_a_verdict_with_the_fix(life: Life, starts: bool, verdict: Verdict, words: str) -> None:
     def fails(*_: Any) -> Failure:
-        return Failure("REC-021", "it is <wrong>", "correct it", starts)
+        return Failure("REC-021", "it is <wrong>", "correct it", starts=starts)
 
     made = run(life, asked={"replay": fails, "suites": ("never",)})
     assert (made.verdict, made.verdict.exit_code) == (verdict, 1) and words in headline(made)
@@ -227,7 +219,7 @@ def test_a_table_that_is_no_longer_declared_cannot_start(tmp_path: Path) -> None
 def test_what_there_is_nothing_of_is_refused(tmp_path: Path) -> None:
     settings = Settings.load({"home": tmp_path})
     with pytest.raises(UsageError, match="has never run"):
-        preview(settings, STREAM, Topics(), Asked())  # type: ignore[arg-type]
+        preview(settings, STREAM, Topics(), PreviewRequest())  # type: ignore[arg-type]
     life = Life.begin(tmp_path)
     with pytest.raises(UsageError, match="has not written a batch yet"):
         run(life)
@@ -240,9 +232,12 @@ def test_while_a_recovery_is_under_way_it_is_refused(life: Life) -> None:
 
 
 def test_two_previews_of_a_stream_are_one_too_many(life: Life) -> None:
-    with alone(Folders(life.settings, "things")), pytest.raises(UsageError, match="another preview of stream things"):
+    with (
+        hold_previews(Folders(life.settings, "things")),
+        pytest.raises(UsageError, match="another preview of stream things"),
+    ):
         run(life)
-    with alone(Folders(life.settings, "others")):
+    with hold_previews(Folders(life.settings, "others")):
         assert run(life).verdict is Verdict.equal
 
 
@@ -298,7 +293,7 @@ def test_only_the_newest_reports_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_replay_takes_one_core_and_keeps_no_savepoints(tmp_path: Path) -> None:
     settings = Settings.load({"home": tmp_path, "spark.master": "local[*]", "streams.things.lateness": "5 minutes"})
-    own = Folders(settings, "things").own()
+    own = Folders(settings, "things").replay_settings()
     assert own.spark.master == "local[1]" and not own.savepoint.every and own.table.compact_after_files == 0
     assert own.for_stream("things").max_restarts == 1 and own.for_stream("things").lateness is not None
     assert own.state.is_relative_to(settings.state) and own.tables.is_relative_to(settings.tables)

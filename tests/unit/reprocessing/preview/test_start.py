@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from reprocessing.preview.start import View, Wanted, choose, records
+from reprocessing.preview.start import StartView, Wanted, choose, records
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import NO_CODE, Txn
 from streaming_jobs.state.savepoints import Savepoint
@@ -23,7 +23,7 @@ def saved(batch: int, hours_ago: float, generation: int = 1) -> Savepoint:
     return Savepoint("things", generation, batch, NOW - hours_ago * HOUR, "time", "", ends, {}, NO_CODE, {}, ())
 
 
-VIEW = View(
+VIEW = StartView(
     stream="things",
     generations=[Generation(1, 0.0, "first start")],
     savepoints=[saved(2, 5), saved(5, 2), saved(7, 1), saved(9, 0.1)],

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reprocessing.report.batches import BatchColumn, BatchRows, BatchSeries
-from reprocessing.report.facts import LeftOut, PartitionRanges, facts_of
+from reprocessing.report.facts import BatchColumn, BatchRows, BatchSeries, LeftOut, PartitionRanges, facts_of
 from tests.support.reports import TOPIC, batches_of, difference, journal_of, plan_of
 
 
@@ -30,7 +29,7 @@ def test_without_a_savepoint_rows_from_before_the_replay_are_no_longer_held(tmp_
     assert (ranges.before, ranges.now) == ((0, 29_500), (15_000, 30_100))
 
 
-@pytest.mark.parametrize("until", ["keep", "prepare", "replay", "audit"])
+@pytest.mark.parametrize("until", ["take_savepoint", "prepare", "replay", "audit"])
 def test_before_the_publish_the_tables_hold_what_they_held(tmp_path: Path, until: str) -> None:
     facts = facts_of(plan_of(1), journal_of(tmp_path, plan_of(1), until=until))
     ranges = only(facts.streams[0].partitions)

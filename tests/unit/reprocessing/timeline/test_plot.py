@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import xml.etree.ElementTree as ET
 
-from reprocessing.timeline.batches import of_days
-from reprocessing.timeline.bins import COLUMNS, bins_of
 from reprocessing.timeline.marks import KINDS, Mark
-from reprocessing.timeline.page import page
-from reprocessing.timeline.plot import draw
-from reprocessing.timeline.timeline import Timeline
+from reprocessing.timeline.plot import COLUMNS, bins_of, draw, page
+from reprocessing.timeline.timeline import Timeline, of_days
 from streaming_jobs.state.ledger_file import lines_of
 from tests.support.timelines import MONDAY, ledger_line
 

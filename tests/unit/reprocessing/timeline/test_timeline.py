@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reprocessing.plans import plan_file
-from reprocessing.timeline.batches import of_days, read_batches
+from reprocessing.plan import plan_file
 from reprocessing.timeline.marks import Mark, marks_of
-from reprocessing.timeline.timeline import BatchGroup, Timeline, item_json, timeline_of
+from reprocessing.timeline.timeline import BatchGroup, Timeline, item_json, of_days, read_batches, timeline_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoints, session_events, stream_record
 from streaming_jobs.state.ledger_file import lines_of
@@ -172,7 +171,13 @@ def test_a_recovery_is_planned_begun_published_and_finished(settings: Settings) 
     one = replace(plan.streams[0], stream=STREAM, id="parity-0001", staging="parity-0001")
     plan = plan_file.sealed(replace(plan, id="parity-0001", streams=(one,), made_at=MONDAY + 1))
     plan_file.save(settings, plan)
-    steps = [("keep", "begun"), ("keep", "done"), ("confirm", "failed"), ("publish", "done"), ("finish", "done")]
+    steps = [
+        ("take_savepoint", "begun"),
+        ("take_savepoint", "done"),
+        ("confirm", "failed"),
+        ("publish", "done"),
+        ("clean_up", "done"),
+    ]
     found = {"error": "the plan is not confirmed"}
     lines = [
         {"stage": stage, "state": state, "at": MONDAY + 10 * n + 10, "found": found if state == "failed" else {}}

@@ -13,13 +13,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import executor
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.plans.journal import Journal, Line
-from reprocessing.plans.plan import Checks, StreamPlan
-from reprocessing.plans.plan_file import load
-from reprocessing.rebuild import staging
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.plan.journal import Journal, Line
+from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.replay import staging
+from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
@@ -58,7 +58,7 @@ def power(life: Life, monkeypatch: pytest.MonkeyPatch) -> Iterator[Power]:
 
 def replayed(context: RecoveryContext) -> dict[str, Any]:
     """The batches after the savepoint, as the session would write them, into the workshop."""
-    staged = Life(context.own)
+    staged = Life(context.replay_settings)
     at = staged.at()
     assert at is not None
     for number in range(at.batch + 1, 6):
@@ -113,7 +113,7 @@ def test_what_a_recovery_has_journaled_as_done_survives_a_power_cut(
         cuts = cut_after_each_line(power, tmp_path, patched)
         act(life.settings, plan, "resume")
     assert life.rows() == RIGHT
-    assert [(line.stage, line.state) for line, _ in cuts if line.state == "done"][-1] == ("finish", "done")
+    assert [(line.stage, line.state) for line, _ in cuts if line.state == "done"][-1] == ("clean_up", "done")
     for line, settings in cuts:
         lines = Journal(settings.state / "recoveries" / plan / "journal.jsonl").lines()
         assert lines and lines[-1] == line, f"the journal itself lost {line.stage} {line.state}"
@@ -121,7 +121,7 @@ def test_what_a_recovery_has_journaled_as_done_survives_a_power_cut(
         done = {one.stage for one in lines if one.state == "done"}
         left = Life(settings)
         assert left.rows() == (RIGHT if "publish" in done else WRONG), f"after {line.stage} {line.state}"
-        assert left.record.generation == (2 if "switch" in done else 1)
+        assert left.record.generation == (2 if "switch_generation" in done else 1)
         if line.state == "done":
             act(settings, plan, "resume")
             assert left.rows() == RIGHT and left.record.generation == 2
@@ -342,7 +342,7 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
     """Its file is damaged once the record is in its generation, or the journal has it as done."""
     plan = planned(life).id
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.stages.SwitchGeneration.run", lambda *_: 1 / 0)
+        patched.setattr("reprocessing.stages.stages.SwitchGeneration.run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             act(life.settings, plan, "resume")
     published = next(life.table.rglob(f"r-{plan}/**/*.parquet"))
@@ -366,7 +366,7 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
 def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(life).id
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.rebuild.publish.Published", lambda table, *_: 1 / (table != "things"))
+        patched.setattr("reprocessing.stages.publish.PublishedTable", lambda table, *_: 1 / (table != "things"))
         with pytest.raises(ZeroDivisionError):
             act(life.settings, plan, "resume")
     log = life.table / "_delta_log"

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from reprocessing.rebuild.publish import misfit
+from reprocessing.stages.publish import misfit
 from streaming_jobs.declare.table import DeclaredTable, is_declared_table
 from streaming_jobs.errors import Fenced, ForeignWrite, OutputMismatch, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn

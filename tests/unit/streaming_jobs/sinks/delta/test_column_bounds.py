@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 from pyspark.sql.types import DecimalType, LongType, StringType, StructField, StructType
 
-from reprocessing.rebuild.publish import _publish
+from reprocessing.stages.publish import _publish
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import column_bounds

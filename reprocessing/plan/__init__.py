@@ -1,0 +1,1 @@
+"""From a request to a frozen plan on disk, with its journal. Read `planner.py` first."""

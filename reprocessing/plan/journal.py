@@ -1,0 +1,144 @@
+"""The journal of a recovery: one line per step, on disk before the next begins.
+
+`<state>/recoveries/<plan>/journal.jsonl`. A stage is begun, then done; a kill leaves a stage begun, and each stage may
+be run again from its beginning. A line that a kill cut off is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from reprocessing.plan.plan_file import folder
+from streaming_jobs.platform.files import private_folder, sync
+from streaming_jobs.settings import Settings
+
+State = Literal["begun", "done", "failed"]
+PlanOutcome = Literal["planned", "applying", "waits for confirmation", "published", "aborting", "aborted", "refused"]
+
+OVER = ("planned", "published", "aborted")
+"""Outcomes of a plan that stops no stream."""
+NOT_CONFIRMED = "not confirmed"
+"""The error in the journal if publishing was not confirmed."""
+
+_FORMER_NAMES = {
+    "take_savepoint": "keep",
+    "void_records": "settle",
+    "add_later_rows": "combine",
+    "switch_generation": "switch",
+    "continue_generation": "switch",
+    "clean_up": "finish",
+}
+"""Names of stages in journals of earlier versions, which a home may still have."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One step: its stage, its state, its time (seconds since 1970), its findings (`found`), and its stream.
+
+    A line without a stream is of all streams of the plan: of a stage that they share, or of a plan with only one.
+    """
+
+    stage: str
+    state: State
+    at: float
+    found: Mapping[str, Any]
+    stream: str | None = None
+
+    def is_of(self, *stages: str) -> bool:
+        return any(self.stage in (stage, _FORMER_NAMES.get(stage)) for stage in stages)
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The journal of one plan; with `stream`, of the stages of one of its streams."""
+
+    path: Path
+    stream: str | None = None
+
+    def lines(self) -> list[Line]:
+        """All complete lines of the plan, oldest first."""
+        try:
+            texts = self.path.read_text(encoding="utf-8").split("\n")
+        except FileNotFoundError:
+            return []
+        lines = []
+        for text in texts:
+            try:
+                lines.append(Line(**json.loads(text)))
+            except ValueError:  # cut off by a kill
+                continue
+        return lines
+
+    def write(
+        self, stage: str, state: State, findings: Mapping[str, Any] | None = None, *, stream: str | None = None
+    ) -> None:
+        """Add a line; it is on disk when this returns."""
+        line = {"stage": stage, "state": state, "at": round(time.time(), 3), "found": dict(findings or {})}
+        if (stream := stream or self.stream) is not None:
+            line["stream"] = stream
+        private_folder(self.path.parent)
+        with self.path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                truncated = file.read(1) != b"\n"
+            else:
+                truncated = False
+            file.write((b"\n" if truncated else b"") + json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        sync(self.path.parent)
+
+    def done(self, stage: str, stream: str | None = None) -> Mapping[str, Any] | None:
+        """The findings of a stage of a stream that is done; None if it is not."""
+        return next((line.found for line in reversed(self._of(stage, stream)) if line.state == "done"), None)
+
+    def begun(self, stage: str, stream: str | None = None) -> bool:
+        return bool(self._of(stage, stream))
+
+    def _of(self, stage: str, stream: str | None) -> list[Line]:
+        streams = (None, stream or self.stream)
+        return [line for line in self.lines() if line.is_of(stage) and line.stream in streams]
+
+    def of(self, stream: str) -> Journal:
+        return Journal(self.path, stream)
+
+    @property
+    def outcome(self) -> PlanOutcome:
+        plan = Journal(self.path)
+        if plan.done("abort") is not None:
+            return "aborted"
+        if plan.begun("abort"):
+            return "aborting"
+        if plan.done("clean_up") is not None:
+            return "published"
+        lines = self.lines()
+        if not lines:
+            return "planned"
+        last = lines[-1]
+        if last.is_of("audit", "confirm") and last.state == "failed":
+            return "waits for confirmation" if NOT_CONFIRMED in str(last.found.get("error")) else "refused"
+        return "applying"
+
+
+def journal_of(settings: Settings, plan: str) -> Journal:
+    return Journal(folder(settings, plan) / "journal.jsonl")
+
+
+def next_step(plan: str, outcome: PlanOutcome) -> str:
+    """The commands that are possible for a plan."""
+    abort = f"give it up: recourse recover abort {plan}"
+    return {
+        "planned": f"apply it: recourse recover apply {plan}",
+        "applying": f"continue it: recourse recover resume {plan}, or {abort}",
+        "waits for confirmation": f"confirm it: recourse recover apply {plan} --yes, or {abort}",
+        "refused": f"check again: recourse recover resume {plan}, or {abort}",
+        "published": f"take it back: recourse recover undo {plan}",
+        "aborting": f"finish that: recourse recover abort {plan}",
+        "aborted": "make a new plan",
+    }[outcome]

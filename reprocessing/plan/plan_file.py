@@ -1,0 +1,207 @@
+"""Plans on disk: `<state>/recoveries/<plan>/plan.json`, and the folders of a plan's other files.
+
+The fingerprint is checked when a plan is read, so a file that was edited by hand is refused. `about.json` beside a plan
+says whose it is, so that nobody has to read all plans in full to find those of a stream.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, Until
+from streaming_jobs.declare.names import checked_name
+from streaming_jobs.errors import LeaseBusy, UsageError
+from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.ledger.positions import decode, decode_partitions
+from streaming_jobs.platform.files import private_folder, remove_files, sync, write_json
+from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
+
+_FORMAT = 2
+_ABOUT = "about.json"
+_HOUR = 3600.0
+_ID = re.compile(r"[a-z][a-z0-9_]*-\d{4,}")
+
+
+def folder(settings: Settings, plan: str) -> Path:
+    """A plan's folder; raises UsageError for a name that no plan has."""
+    stream_of(plan)
+    return settings.state / "recoveries" / plan
+
+
+def stream_of(plan: str) -> str:
+    """The first stream of a plan, which its id begins with; raises UsageError for a name that no plan has."""
+    if not _ID.fullmatch(plan):
+        raise UsageError(f"'{plan}' is not the name of a plan", f"see `{commands.plans()}`")
+    return plan.rpartition("-")[0]
+
+
+@contextmanager
+def only_operator(settings: Settings, plan: str) -> Iterator[None]:
+    """Hold a plan; raises LeaseBusy if another process works on it."""
+    with (private_folder(folder(settings, plan)) / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LeaseBusy(f"another process is working on plan {plan}", "wait until it has ended") from error
+        yield
+
+
+def staging_folder(settings: Settings, plan: StreamPlan) -> Path:
+    """The folder of the staging tables of a plan's stream: beside the tables, on the same file system."""
+    return settings.tables / "_staging" / plan.staging
+
+
+def next_id(settings: Settings, stream: str) -> str:
+    """A name that no plan has yet; its folder is made, so that two planners never get the same."""
+    root = private_folder(settings.state / "recoveries")
+    checked_name("stream", stream)
+    taken = [int(p.name.rpartition("-")[2]) for p in root.glob(f"{stream}-*") if _ID.fullmatch(p.name)]
+    number = max(taken, default=0) + 1
+    while True:
+        try:
+            (root / f"{stream}-{number:04d}").mkdir(mode=0o700)
+            return f"{stream}-{number:04d}"
+        except FileExistsError:
+            number += 1
+
+
+def save(settings: Settings, plan: RecoveryPlan) -> Path:
+    """Write the plan; it is on disk when this returns."""
+    path = private_folder(folder(settings, plan.id)) / "plan.json"
+    # First, so that a plan never lacks it.
+    write_json(path.with_name(_ABOUT), {"streams": list(plan.names), "undoes": plan.undoes})
+    write_json(path, {"format": _FORMAT, **asdict(plan)})
+    sync(path.parent.parent)
+    return path
+
+
+def load(settings: Settings, name: str) -> RecoveryPlan:
+    """The plan of that name; raises UsageError if there is none or its file was changed by hand."""
+    path = folder(settings, name) / "plan.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value.pop("format") != _FORMAT:
+            raise UsageError(f"{path} was written by another version", "use the version that wrote it, or plan anew")
+        streams = tuple(_stream_plan(each) for each in value["streams"])
+        plan = RecoveryPlan(**{**value, "streams": streams, "left": tuple(value.get("left", ()))})
+    except FileNotFoundError:
+        raise UsageError(f"there is no plan {name}", f"see `{commands.plans()}`") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"plan {name} cannot be read: {error}", "make a new plan") from error
+    if plan != sealed(plan) or plan.id != name:
+        raise UsageError(f"plan {name} was changed by hand after it was made", "make a new plan")
+    return plan
+
+
+def names(settings: Settings) -> list[str]:
+    """All plans, oldest first."""
+    place = settings.state / "recoveries"
+    paths = [p for p in place.glob("*/plan.json") if _ID.fullmatch(p.parent.name)] if place.is_dir() else []
+    return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
+
+
+def forget(settings: Settings, plan: str) -> None:
+    """Remove plan.json, so that there is no such plan; on disk when this returns. Its other files stay for now.
+
+    A plan without its journal would look as if it was never applied, so plan.json is the first to go.
+    """
+    for _ in remove_files(folder(settings, plan) / "plan.json"):
+        pass
+
+
+def unfinished(settings: Settings) -> list[str]:
+    """Folders without a plan that are an hour old: their making, or their removal, was killed."""
+    place = settings.state / "recoveries"
+    folders = [p for p in place.iterdir() if _ID.fullmatch(p.name)] if place.is_dir() else []
+    old = time.time() - _HOUR
+    return [p.name for p in folders if not (p / "plan.json").exists() and p.stat().st_mtime < old]
+
+
+def names_of(settings: Settings, stream: str) -> list[str]:
+    """The plans with a stream, oldest first; a plan that cannot be read counts for the stream in its name."""
+    return [name for name in names(settings) if stream in _about(settings, name)["streams"]]
+
+
+def undos_of(settings: Settings, plan: str) -> list[str]:
+    """The plans that were made to undo a plan, oldest first, whatever has become of them."""
+    return [name for name in names(settings) if _about(settings, name)["undoes"] == plan]
+
+
+def sealed(plan: RecoveryPlan) -> RecoveryPlan:
+    return replace(plan, fingerprint=_fingerprint(plan))
+
+
+def _about(settings: Settings, name: str) -> dict[str, Any]:
+    """The streams of a plan, and the plan that it undoes; if its file does not say so, the stream in its name."""
+    try:
+        about = json.loads((folder(settings, name) / _ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        about = None
+    if isinstance(about, dict) and isinstance(about.get("streams"), list) and "undoes" in about:
+        return about
+    return {"streams": [name.rpartition("-")[0]], "undoes": None}
+
+
+def _fingerprint(plan: RecoveryPlan) -> str:
+    """A hash of the fields; a field that came with a later version counts only if it says something."""
+    value = {**_without_empty(asdict(plan), "left"), "fingerprint": "", "streams": []}
+    for each in asdict(plan)["streams"]:
+        stream = _without_empty(each, "until", "wrong_from", "ends_written", "void")
+        saw, code = each["saw"], each["saw"]["code"]
+        topics = [_without_empty(topic, "archive", "continues") for topic in saw["topics"]]
+        for topic in topics:
+            if "archive" not in topic:
+                del topic["first"]
+        stream["saw"] = {**saw, "code": code if len(code) < 3 or code[2] else code[:2], "topics": topics}
+        stream["checks"] = _without_empty(each["checks"], "suites")
+        value["streams"].append(stream)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_empty(value: dict[str, Any], *later: str) -> dict[str, Any]:
+    return {key: each for key, each in value.items() if each or key not in later}
+
+
+def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
+    saw, base, checks, until = value["saw"], value["base"], value["checks"], value.get("until")
+    return StreamPlan(
+        **{
+            **value,
+            "notes": tuple(value["notes"]),
+            "wanted": decode(value["wanted"]),
+            "wrong_from": decode(value.get("wrong_from", {})),
+            "ends_written": decode(value.get("ends_written", {})),
+            "saw": PlannedAgainst(
+                generation=saw["generation"],
+                batch=saw["batch"],
+                code=CodeVersion(*saw["code"]),
+                tables=tuple(SawTable(**table) for table in saw["tables"]),
+                topics=tuple(
+                    SawTopic(
+                        t["name"],
+                        t["topic_id"],
+                        decode_partitions(t["earliest"]),
+                        decode_partitions(t["latest"]),
+                        t.get("archive", ""),
+                        decode_partitions(t.get("first", {})),
+                        decode_partitions(t.get("continues", {})),
+                    )
+                    for t in saw["topics"]
+                ),
+            ),
+            "base": Base(**{**base, "ends": decode(base["ends"])}),
+            "until": None if until is None else Until(**{**until, "ends": decode(until["ends"])}),
+            "checks": Checks(tuple(checks["rules"]), checks["max_changed"], tuple(checks.get("suites", ()))),
+        }
+    )

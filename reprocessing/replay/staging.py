@@ -1,0 +1,140 @@
+"""The folders of a replay: a state folder and tables, on which an ordinary session runs.
+
+Of a recovery:
+
+    <state>/recoveries/<plan>/state/<stream>/     stream.json, the new generation's checkpoint, its ledger
+    <tables>/_staging/<plan>/<table>/             ordinary tables; only the audit reads them
+
+The tables begin with the content of a savepoint (of Delta tables, hard links), and with a ledger entry at its batch; so
+the replay is simply this stream, started again from there, with today's code.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+from reprocessing.plan.plan import StreamPlan, opened_by
+from reprocessing.plan.plan_file import folder, staging_folder
+from reprocessing.replay.session import replay_settings
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import TopicOffsets
+from streaming_jobs.platform.files import private_folder, sync, sync_tree
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.tables import all_tables, open_table, store_of
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint import copy
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord
+from streaming_jobs.stream import Stream
+
+
+def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
+    """The settings of a recovery's replay."""
+    return replay_settings(settings, plan.stream, folder(settings, plan.id) / "state", staging_folder(settings, plan))
+
+
+def prepare(
+    settings: Settings, stream: Stream, plan: StreamPlan, record: StreamRecord, savepoint: Savepoint | None
+) -> None:
+    """Make the staging folders anew; what a kill has left in them is removed."""
+    clear(settings, plan)
+    target = settings_of(settings, plan)
+    fill(settings, target, stream, record, opened_by(plan), savepoint, starts=plan.base.ends, plan=plan.id)
+
+
+def fill(
+    settings: Settings,
+    target: Settings,
+    stream: Stream,
+    record: StreamRecord,
+    opened: Generation,
+    savepoint: Savepoint | None,
+    *,
+    starts: TopicOffsets,
+    plan: str,
+) -> None:
+    """Make the tables and the state of a replay below the folders of its settings `target`, which must be empty.
+
+    They are those of the savepoint; without one, the replay makes the tables, and begins at `starts`. `opened` is its
+    generation; if that restarts, state begins empty at `starts` too. `plan` is named by the tables' entries.
+    """
+    private_folder(target.tables)  # also where the replay makes the tables: `sync_all` comes before it
+    begun = replace(record, generations=(*record.generations, opened), tables=(), accepted=())
+    if savepoint is None or opened.restarts:
+        topics = tuple(replace(topic, start=starts.get(topic.name, topic.start)) for topic in record.topics)
+        begun = replace(begun, topics=topics, state_fingerprint={})
+    if savepoint is None:
+        stream_record.save(target, begun)
+        return
+    contents = savepoints.contents_of(settings, stream, savepoint)
+    declared = {table.name: table for table, _ in all_tables(stream)}
+    roles = {table.name: table.role for table in record.tables}
+    bound = []
+    for saved in savepoint.tables:
+        entry = _up_to(plan, opened, savepoint, saved.name, primary=roles[saved.name] == "primary")
+        table = store_of(declared[saved.name]).create(
+            target, declared[saved.name], stream.name, contents[saved.name], entry
+        )
+        bound.append(BoundTable(saved.name, table.table_id, roles[saved.name]))
+    if not opened.restarts:
+        begun = replace(begun, state_fingerprint=dict(savepoint.state_fingerprint))
+        copy(
+            savepoints.checkpoint_of(settings, savepoint),
+            StreamFolder.of(target, stream.name).make().checkpoint(opened.number).folder,
+        )
+    stream_record.save(target, replace(begun, tables=tuple(bound)))
+
+
+def make_empty_tables(settings: Settings, target: Settings, stream: Stream, opened: Generation, plan: str) -> None:
+    """Make the stream's tables without rows after `fill`, so that the code meets the columns that it would meet."""
+    bound = []
+    for declared, role in all_tables(stream):
+        live = open_table(settings, declared, stream.name)
+        if live is not None:
+            entry = LedgerEntry("publish", stream.name, declared.name, opened.number, -1, plan=plan)
+            made = store_of(declared).create(target, declared, stream.name, live.no_rows(), entry)
+            bound.append(BoundTable(declared.name, made.table_id, role))
+    begun = stream_record.load(target, stream.name)
+    assert begun is not None
+    stream_record.save(target, replace(begun, tables=tuple(bound)))
+
+
+def sync_all(settings: Settings, plan: StreamPlan) -> None:
+    """Sync the staging folders: state, tables, and the folders above them."""
+    target = settings_of(settings, plan)
+    for root in (target.state, target.tables):
+        sync_tree(root)
+    for above in (target.tables.parent, target.tables.parent.parent):
+        sync(above)
+
+
+def clear(settings: Settings, plan: StreamPlan) -> None:
+    """Remove the staging folders, durably."""
+    state = folder(settings, plan.id) / "state"
+    shutil.rmtree(StreamFolder.of(settings_of(settings, plan), plan.stream).path, ignore_errors=True)
+    shutil.rmtree(staging_folder(settings, plan), ignore_errors=True)
+    parent = staging_folder(settings, plan).parent
+    for shared in (state, parent):  # with other streams of the plan, or with other plans
+        if shared.is_dir() and not any(shared.iterdir()):
+            shared.rmdir()
+    for changed in (state, folder(settings, plan.id), parent, parent.parent):
+        if changed.is_dir():
+            sync(changed)
+
+
+def _up_to(plan: str, opened: Generation, savepoint: Savepoint, table: str, *, primary: bool) -> LedgerEntry:
+    """The ledger entry of a staging table with the rows up to the savepoint's batch, in the replay's generation."""
+    at = Txn(opened.number, opened.first_batch - 1)
+    return LedgerEntry(
+        kind="publish",
+        stream=savepoint.stream,
+        table=table,
+        generation=at.generation,
+        batch=at.batch,
+        offsets=savepoint.offsets,
+        txns={other.name: at.version for other in savepoint.tables if other.name != table} if primary else {},
+        plan=plan,
+        note=f"the files of savepoint {savepoint.id}",
+    )

@@ -1,0 +1,168 @@
+"""The objects that stages work with: a recovery, one of its streams, and the functions that report progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from reprocessing.plan.journal import Journal
+from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.plan.written_topics import WrittenTopics
+from reprocessing.replay import staging
+from reprocessing.replay.difference import Difference
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
+
+
+@dataclass(frozen=True)
+class StageBegun:
+    """A stage that begins: its place among all stages of the plan (from 1), and what it will do, in words."""
+
+    number: int
+    stages: int
+    name: str
+    stream: str | None
+    words: str
+
+
+@dataclass(frozen=True)
+class RecoveryEvents:
+    """A recovery's output: text lines, stages that begin, a replay's progress (records done, total), the question
+    before publishing. Without `stage`, stages are text lines."""
+
+    tell: Callable[[str], None] = lambda _: None
+    progress: Callable[[int, int], None] = lambda *_: None
+    confirm: Callable[[Recovery], bool] = lambda _: True
+    stage: Callable[[StageBegun], None] | None = None
+
+
+class RebuiltTables(Protocol):
+    """A stream with rebuilt tables that are not published: those of a recovery, or of a preview."""
+
+    @property
+    def replay_settings(self) -> Settings:
+        """The settings under which the rebuilt tables are the stream's tables."""
+
+    @property
+    def stream(self) -> Stream: ...
+
+
+RunSuite = Callable[[RebuiltTables, str], Iterable[str]]
+"""Runs a suite on rebuilt tables: the critical expectations that fail, in words. Suites live in a higher layer, so the
+caller passes this function in."""
+
+
+def no_suites(rebuilt: RebuiltTables, suite: str) -> Iterable[str]:
+    raise UsageError(
+        f"the plan of stream {rebuilt.stream.name} asks for the suite {suite}, which cannot be run from here",
+        "carry it out with the command `recourse recover`",
+    )
+
+
+@dataclass
+class Recovery:
+    """A recovery that is being carried out; `differences` are those of the audit, once it has run."""
+
+    settings: Settings
+    streams: Mapping[str, Stream]
+    plan: RecoveryPlan
+    topics: TopicReader
+    journal: Journal
+    events: RecoveryEvents
+    replay: Callable[[RecoveryContext], Mapping[str, Any]]
+    """Runs a stream on its staging tables to its topics' ends; returns the findings of the stage."""
+    run_suite: RunSuite = no_suites
+    written: WrittenTopics | None = None
+    """The topics that streams write; None: those of the settings' broker."""
+    patience: float = 30.0
+    """Seconds to wait for a stream to stop, beyond the stop deadline of its settings."""
+    differences: list[Difference] = field(default_factory=list)
+
+    def of(self, stream: str) -> RecoveryContext:
+        return RecoveryContext(
+            self.settings,
+            self.streams[stream],
+            self.plan.of(stream),
+            self.topics,
+            self.journal.of(stream),
+            self.events,
+            self.plan,
+            self.written or self._of_the_broker,
+        )
+
+    @cached_property
+    def _of_the_broker(self) -> WrittenTopics:
+        return WrittenTopics(self.settings)
+
+    def each(self) -> list[RecoveryContext]:
+        return [self.of(name) for name in self.plan.names]
+
+
+@dataclass(frozen=True)
+class RecoveryContext:
+    settings: Settings
+    stream: Stream
+    plan: StreamPlan
+    topics: TopicReader
+    journal: Journal
+    events: RecoveryEvents
+    whole: RecoveryPlan
+    written: WrittenTopics
+
+    @property
+    def record(self) -> StreamRecord:
+        record = stream_record.load(self.settings, self.stream.name)
+        assert record is not None
+        return record
+
+    @property
+    def replay_settings(self) -> Settings:
+        return staging.settings_of(self.settings, self.plan)
+
+    def published(self) -> dict[str, StoredTable]:
+        """The stream's tables by name; raises PreflightRefused if one is gone."""
+        name = self.stream.name
+        return {each.name: existing_table(self.settings, each, name) for each, _ in all_tables(self.stream)}
+
+    def staged(self) -> dict[str, StoredTable]:
+        tables = {
+            each.name: open_table(self.replay_settings, each, self.stream.name) for each, _ in all_tables(self.stream)
+        }
+        if gone := [name for name, table in tables.items() if table is None]:
+            raise PreflightRefused(
+                f"staging table {', '.join(gone)} of plan {self.plan.id} is gone",
+                f"give the plan up: {commands.abort(self.plan.id)}; then make a new one",
+            )
+        return {name: table for name, table in tables.items() if table is not None}
+
+    def base(self) -> Savepoint | None:
+        """The savepoint at which the replay starts; raises PreflightRefused if it was dropped."""
+        return None if self.plan.base.savepoint is None else self.savepoint(self.plan.base.savepoint)
+
+    def kept(self) -> Savepoint:
+        return self.savepoint(self.result("take_savepoint")["savepoint"])
+
+    def result(self, stage: str) -> Mapping[str, Any]:
+        result = self.journal.done(stage)
+        assert result is not None
+        return result
+
+    def savepoint(self, name: str) -> Savepoint:
+        savepoint = savepoints.find(self.settings, self.stream.name, name)
+        if savepoint is None:
+            raise PreflightRefused(f"savepoint {name} of stream {self.stream.name} is gone", "make a new plan")
+        return savepoint
+
+    def crash_point(self, point: str) -> None:
+        crash_point(point, self.stream.name, 0)

@@ -1,0 +1,317 @@
+"""The replay of a recovery: the stream's ordinary session on the staging tables, and where it can be compared.
+
+Before the batch after the border, the content of the staging tables is copied to tables beside them. The audit compares
+these, so that records which arrived since the stream stopped are no part of the difference.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import structlog
+
+from reprocessing.plan.conditions import refuse_unaskable
+from reprocessing.plan.history import lineage
+from reprocessing.plan.plan import StreamPlan
+from reprocessing.plan.plan_file import staging_folder
+from reprocessing.replay.border import Border, RowByRow
+from reprocessing.replay.session import Failure, Replay, missed_end
+from reprocessing.report.facts import READ, BatchRows, BatchSeries
+from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
+from reprocessing.stages.void_ranges import border_offsets, lagged, void_for
+from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused, RecourseError, TransientError
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of
+from streaming_jobs.platform.files import sync, sync_tree
+from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import Content, StoredTable
+from streaming_jobs.sinks.tables import all_tables, existing_table, open_table, store_of
+from streaming_jobs.sources.void_ranges import VoidRanges
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.table_sources.topics import versions_of
+from streaming_jobs.table_sources.versions import replaced_since
+from streaming_jobs.text.spelling import counted
+
+log = structlog.get_logger()
+
+_PATIENCE = 15.0
+"""Seconds without progress after which a replay says what it waits for."""
+_FOLDER = "_at_the_border"
+
+
+def replay(context: RecoveryContext) -> Mapping[str, Any]:
+    """Replay to the topics' end, or to the end of a bounded recovery and not further; returns the stage's findings.
+
+    Raises PermanentError or TransientError, as the failure of the session was, and PermanentError for a replay that
+    ended before the stream's last batch.
+    """
+    began, plan, until = time.monotonic(), context.plan, context.plan.until
+    # The replay has folders of its own; archives are where the stream's tables are.
+    archives = Archives(context.settings, void_for(context))
+    topics = (topic for topic in plan.saw.topics if not topic.continues)
+    void = {topic.name: archives.void_of(context.stream, topic.name, topic.topic_id) for topic in topics}
+    outcome = Replay(
+        context.replay_settings,
+        context.stream,
+        archives,
+        replan=border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
+        until=None if until is None else until.ends,
+    ).run(_Watch(context, void))
+    if outcome.failure is not None:
+        raise _error(outcome.failure, plan.id)
+    check_end(plan, outcome.reached, context.kept().ends)
+    assert outcome.last is not None
+    return {
+        "batch": outcome.last.batch,
+        "seconds": round(time.monotonic() - began, 1),
+        "records": _read(plan, void, outcome.reached),
+        "since": past_the_border(context, outcome.reached) if until is None else 0,
+        "ends": {topic: dict(ends) for topic, ends in outcome.reached.items()},
+    }
+
+
+def _error(failure: Failure, plan: str) -> RecourseError:
+    found = f"the replay failed: {failure.code} {failure.found}"
+    if failure.permanent:
+        return PermanentError(found, f"recourse recover abort {plan}, correct it, and plan again")
+    return TransientError(found, f"continue it: recourse recover resume {plan}")
+
+
+def check_end(plan: StreamPlan, reached: TopicOffsets, before: TopicOffsets) -> None:
+    """Raise PermanentError if a replay ended before the stream's last batch, `before`.
+
+    A bounded recovery has to end exactly at its end: a later record would be in the tables twice.
+    """
+    wanted = before if plan.until is None else plan.until.ends
+    if missed := missed_end(reached, wanted, exactly=plan.until is not None):
+        short = missed_end(reached, wanted, exactly=False)
+        raise PermanentError(
+            missed,
+            f"{'records are missing from the topic; ' if short else ''}abort: recourse recover abort {plan.id}",
+        )
+
+
+class _Watch:
+    """Reports a replay's progress, and refuses rules that cannot be evaluated on the table that it writes."""
+
+    def __init__(self, context: RecoveryContext, void: Mapping[str, VoidRanges]) -> None:
+        planned = context.plan.records
+        self.context, self.void, self.rules_checked = context, void, False
+        self.progress = ReplayProgress(context.events, planned, max(planned, _present(context, void)))
+
+    def __call__(self, running: StreamRunner, batch: int | None) -> None:
+        if not self.rules_checked:
+            self.rules_checked = True
+            table = existing_table(running.settings, running.stream.primary, running.stream.name)
+            refuse_unaskable(table.readable(), self.context.plan.checks.rules)
+        if batch is None or running.pipeline is None:
+            return
+        try:
+            reached = running.pipeline.files.checkpoint.end(batch)
+        except RecourseError:  # Spark is writing it
+            return
+        self.progress.reached(_read(self.context.plan, self.void, reached), batch)
+
+
+@dataclass
+class ReplayProgress:
+    """Reports the records that a replay has read when they become more; if they do not, once what it waits for.
+
+    `planned` were there when the plan was made, `total` are there now; `clock` gives seconds.
+    """
+
+    events: RecoveryEvents
+    planned: int
+    total: int
+    clock: Callable[[], float] = time.monotonic
+    _done: int = -1
+    _moved: float = 0.0
+    _waits: bool = False
+
+    def reached(self, done: int, batch: int) -> None:
+        if self._done < 0 and self.total > self.planned:
+            more = counted(self.total - self.planned, "record", "has", "have")
+            self.events.tell(f"  replay: {more} come since the plan was made, and are read too")
+        if done != self._done:
+            self._done, self._moved, self._waits = done, self.clock(), False
+            self.events.progress(done, max(self.total, done))
+        elif not self._waits and self.clock() - self._moved >= _PATIENCE:
+            self._waits = True
+            what = f"the commit of batch {batch + 1}" if done < self.total else "the end of its session"
+            self.events.tell(f"  replay: it waits for {what}")
+
+
+def _present(context: RecoveryContext, void: Mapping[str, VoidRanges]) -> int:
+    """The records that the replay will read, as its topics end now; 0 if that is not known, or bounded by the plan."""
+    saw = context.plan.saw.topics
+    if context.plan.until is not None or any(topic.continues for topic in saw):
+        return 0
+    try:
+        return _read(context.plan, void, {topic.name: context.topics.latest(topic.name) for topic in saw})
+    except RecourseError as error:  # the session meets it too, and says so
+        log.info("the ends of the topics are not known", reason=error.found)
+        return 0
+
+
+def _read(plan: StreamPlan, void: Mapping[str, VoidRanges], reached: TopicOffsets) -> int:
+    """The offsets from the replay's start to where it is, without void ones."""
+    begins = {(topic, p): begin for topic, p, begin, _ in plan.ranges()}
+    spans = {t: {p: (begins.get((t, p), 0), end) for p, end in each.items()} for t, each in reached.items()}
+    return sum(end - begin for each in spans.values() for begin, end in each.values()) - sum(
+        void[topic].count(each) for topic, each in spans.items() if topic in void
+    )
+
+
+def border_of(context: RecoveryContext) -> Border | None:
+    """The border of a plan's replay: the end of the published tables, and for windows the start of their last batch.
+
+    None if the replay cannot end there: it reads the content of a table from the beginning, and the table's log no
+    longer shows what the content was then, or a recovery, a rebuilt slice or another program has replaced rows since.
+    """
+    savepoint, stopped = context.kept(), context.result("take_savepoint")
+    before: TopicOffsets | None = None if context.whole.upstream(context.stream.name) else savepoint.ends
+    if before is not None and stopped["batch"] == savepoint.batch:
+        try:
+            before = Checkpoint(savepoints.checkpoint_of(context.settings, savepoint)).start(savepoint.batch)
+        except PreflightRefused:  # the savepoint's log does not reach back to the batch's beginning
+            before = None
+    border = Border.at(
+        border_offsets(context),
+        before if context.plan.stateful else None,
+        context.stream,
+        context.replay_settings,
+        lambda: keep_tables(context),
+    )
+    return border if all(_can_end_at(context, step) for step in border.steps) else None
+
+
+def _can_end_at(context: RecoveryContext, step: TopicOffsets) -> bool:
+    for table in context.stream.tables_read:
+        end = step.get(table.name, {}).get(0, 0)
+        if context.plan.base.ends.get(table.name, {}).get(0, 0) == 0 < end:
+            versions = versions_of(context.settings, context.stream, table.name)
+            if replaced_since(versions.table, versions.writer, end):
+                return False
+            try:
+                versions.content(end - 1)
+            except OffsetsLost:
+                return False
+    return True
+
+
+def kept_table(context: RecoveryContext, declared: DeclaredTable) -> StoredTable | None:
+    """A staging table as it was at the border; None if there is no border, or nothing was read past it."""
+    folder = staging_folder(context.settings, context.plan) / _FOLDER
+    return open_table(_with_tables(context, folder.name), declared, context.stream.name)
+
+
+def keep_tables(context: RecoveryContext) -> None:
+    """Copy the staging tables as they are now; an existing copy stays."""
+    folder = staging_folder(context.settings, context.plan) / _FOLDER
+    if folder.is_dir():
+        return
+    partial = folder.with_name(f"{_FOLDER}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    for declared, _ in all_tables(context.stream):
+        table = open_table(context.replay_settings, declared, context.stream.name)
+        if table is not None:
+            copies = _with_tables(context, partial.name)
+            store_of(declared).create(copies, declared, context.stream.name, table.content(), None)
+    partial.mkdir(parents=True, exist_ok=True)
+    sync_tree(partial)  # every resume relies on what is there under the final name
+    partial.replace(folder)
+    sync(folder.parent)
+
+
+def _with_tables(context: RecoveryContext, folder: str) -> Settings:
+    tables = staging_folder(context.settings, context.plan) / folder
+    return context.replay_settings.model_copy(update={"tables_dir": tables})
+
+
+def past_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None:
+    """Records that the replay has read past the border; None if no tables were copied there."""
+    border = by_place(border_offsets(context))
+    since = {place: offset - border.get(place, 0) for place, offset in by_place(reached).items()}
+    if not any(since.values()):
+        return 0
+    return sum(since.values()) if kept_table(context, context.stream.primary) is not None else None
+
+
+def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dict[str, Content]:
+    """By table, the pieces of the staging tables that came after the border; without tables where that is not known.
+
+    It is not known for a table that has a batch from after the border: a kill came between it and the primary table.
+    """
+    known = context.journal.done("take_savepoint") is not None and not lagged(context)
+    past = past_the_border(context, reached) if known else None
+    if past is None:
+        return {}
+    beyond = _with_rows_past_the_border(context)
+    staged = {name: table for name, table in context.staged().items() if name not in beyond}
+    if past == 0:
+        return {name: table.no_rows() for name, table in staged.items()}
+    contents = {}
+    for declared, _ in all_tables(context.stream):
+        kept = kept_table(context, declared)
+        if declared.mode == "append" and declared.name in staged:
+            content = staged[declared.name].content()
+            contents[declared.name] = content if kept is None else content.without(kept.content())
+    return contents
+
+
+def _with_rows_past_the_border(context: RecoveryContext) -> set[str]:
+    """The published tables whose own newest batch ends past the border."""
+    border = by_place(border_offsets(context))
+    names = set()
+    for declared, _ in all_tables(context.stream):
+        commits = store_of(declared).commits(context.settings, declared)
+        read = (c.entry for c in commits if c.moves(context.stream.name) and c.entry and c.entry.kind != "fence")
+        newest = next(read, None)
+        ends = {} if newest is None else by_place(ends_of(newest.offsets))
+        if any(end > border.get(place, 0) for place, end in ends.items()):
+            names.add(declared.name)
+    return names
+
+
+def replay_batches(context: RecoveryContext) -> dict[str, Any]:
+    """The findings of a replay about batches: `replaced`, those after the plan's base, and `replayed`, its own."""
+    base, kept = context.plan.base, context.journal.done("take_savepoint") or {}
+    after = Txn(base.generation, base.batch) if base.batch >= 0 else Txn(0, -1)
+    up_to = Txn(context.plan.saw.generation, kept.get("batch", context.plan.saw.batch))
+    up_to = up_to if context.plan.until is None else context.plan.until.txn
+    own = ledger_file(context.replay_settings, context.plan.stream)
+    replayed = own.after(context.plan.stream, None, at_most=READ + 1)
+    return {
+        "replaced": asdict(_series(_replaced(context, after, up_to))),
+        "replayed": asdict(_series(_batch(line.at, line.entry) for line in replayed)),
+    }
+
+
+def _replaced(context: RecoveryContext, after: Txn, up_to: Txn) -> Iterable[BatchRows]:
+    days = ledger_file(context.settings, context.plan.stream).days(context.plan.stream)
+    generations = [each for each in context.record.generations if each.number <= up_to.generation]
+    for batch in lineage(generations, days).newest_first():
+        if batch.txn <= after:
+            return
+        if batch.txn <= up_to:
+            yield BatchRows(batch.at, batch.txn.batch, batch.rows, batch.records)
+
+
+def _batch(at: float, entry: LedgerEntry) -> BatchRows:
+    records = entry.records
+    return BatchRows(at, entry.batch, entry.rows.get("written", 0), records)
+
+
+def _series(newest_first: Iterable[BatchRows]) -> BatchSeries:
+    batches = list(islice(newest_first, READ + 1))
+    return BatchSeries.of(batches[:READ][::-1], cut=len(batches) > READ)

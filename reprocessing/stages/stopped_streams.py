@@ -1,0 +1,80 @@
+"""The streams of a plan while somebody works on it: stopped, their leases held, truncated files repaired."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from reprocessing.plan.journal import OVER
+from reprocessing.plan.plan_file import only_operator
+from reprocessing.stages.bounded import publish_position
+from reprocessing.stages.publish import fenced_by
+from reprocessing.stages.recovery import Recovery, RecoveryContext
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.lease import take
+
+
+@contextmanager
+def stopped_streams(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
+    """Hold the plan and its streams. `check` may refuse before the streams are stopped, and again under their leases.
+
+    At the end the plan's stop requests are removed if no stream was fenced, or if the plan is over.
+    """
+    settings, plan = recovery.settings, recovery.plan
+    with only_operator(settings, plan.id):
+        check()
+        try:
+            for name in plan.names:
+                stop_request.ask_for(settings, name, plan.id)
+            with _leases(recovery):
+                for context in recovery.each():
+                    mend(settings, context.stream, _reached(context))
+                check()
+                yield
+        finally:
+            if recovery.journal.outcome in OVER or not _has_fenced(recovery):
+                let_start(recovery)
+
+
+def let_start(recovery: Recovery) -> None:
+    """Remove the plan's stop requests, so that its streams may start."""
+    for name in recovery.plan.names:
+        stop_request.clear_for(recovery.settings, name, recovery.plan.id)
+
+
+@contextmanager
+def _leases(recovery: Recovery) -> Iterator[None]:
+    """Hold the leases of all streams, taken in the order of their names, so that no two recoveries block each other."""
+    settings, plan = recovery.settings, recovery.plan
+    began = time.monotonic()
+    with ExitStack() as leases:
+        for name in sorted(plan.names):
+            patience = settings.for_stream(name).stop_deadline.total_seconds() + recovery.patience
+            left = max(patience - (time.monotonic() - began), 0.0)
+            leases.enter_context(take(settings, name, purpose=f"recovery {plan.id}", wait=left))
+        yield
+
+
+def _has_fenced(recovery: Recovery) -> bool:
+    """True if a table of the plan's streams is fenced, or if that cannot be told: then the streams stay stopped."""
+    try:
+        return any(
+            recovery.journal.begun("fence", context.stream.name)
+            and fenced_by(recovery.settings, context.stream, recovery.plan.id)
+            for context in recovery.each()
+        )
+    except Exception as error:  # noqa: BLE001 - the error that has brought us here is the one to be raised
+        recovery.events.tell(f"the streams stay stopped, since their tables cannot be looked at: {error}")
+        return True
+
+
+def _reached(context: RecoveryContext) -> Txn:
+    """The position that every table has reached, by the journal and the stream's record."""
+    journal, plan, generation = context.journal, context.plan, context.record.generation
+    if generation < plan.generation and journal.done("publish") is not None:
+        return publish_position(context).at
+    fenced = generation < plan.generation and journal.done("fence") is not None
+    return Txn(plan.generation if fenced else generation, -1)

@@ -1,0 +1,242 @@
+"""The streams that read what a recovery changes: which they are, and where each goes back to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql.types import LongType, StructField, StructType
+
+from reprocessing.explainer import explain
+from reprocessing.plan import planner
+from reprocessing.plan.affected_streams import (
+    Along,
+    left_out,
+    refuse_in_first_batch,
+    refuse_others,
+    refuse_undeclared,
+    through_tables,
+    through_topics,
+)
+from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.plan.targets import Target
+from reprocessing.plan.void_records import NOTHING_WRITTEN, WrittenAtPlanning
+from streaming_jobs.catalog.archive import archive
+from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.errors import UsageError
+from streaming_jobs.examples.shop.streams import LEVELS, availability, stock, stock_changes
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.preflight.snapshot import take_snapshot
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stream_record, topic_records
+from streaming_jobs.state.lease import take
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import BoundTopic
+from streaming_jobs.state.topic_records import VoidRange
+from streaming_jobs.stream import DeltaTable, Stream
+from tests.support.life import OTHERS, STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.stream_on_disk import lay_offsets
+
+Planned = Callable[..., RecoveryPlan]
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Life:
+    """`things` reads what `others` is taken to write: both have six batches of the topic."""
+    Life.of_batches(tmp_path, 6)
+    others = Life.begin(tmp_path, OTHERS)
+    for number in range(6):
+        others.batch(number)
+    return Life(others.settings)
+
+
+@pytest.fixture
+def planned(reader: Life, monkeypatch: pytest.MonkeyPatch) -> Planned:
+    """Plan `others` back to batch 4; from offset 30 on, what it has written becomes void."""
+
+    def written(snapshot: PlanningSnapshot, *_: Any, **__: Any) -> WrittenAtPlanning:
+        is_writer = snapshot.stream.name == OTHERS.name
+        return WrittenAtPlanning({TOPIC: {0: 30}}, {TOPIC: {0: 60}}) if is_writer else NOTHING_WRITTEN
+
+    monkeypatch.setattr(planner, "written_topics", written)
+    monkeypatch.setattr(planner, "all_streams", lambda *_: {each.name: each for each in (OTHERS, STREAM)})
+    monkeypatch.setattr(planner, "through_topics", lambda *_: [OTHERS.name, STREAM.name])
+
+    def plan(topics: Topics, **choice: set[str]) -> RecoveryPlan:
+        snapshot = planning_snapshot(reader.settings, OTHERS, topics)
+        along = Along(**{name: frozenset(streams) for name, streams in choice.items()})
+        made = make_plan(reader.settings, [Request(snapshot, Target("batch", "4"))], along=along)
+        assert load(reader.settings, made.id) == made
+        return made
+
+    return plan
+
+
+def test_without_a_choice_it_goes_back_to_before_the_first_wrong_record(planned: Planned) -> None:
+    plan = planned(Topics(end=60))
+    assert plan.names == ("others", "things") and plan.of("things").base.batch == 2 and plan.left == ()
+
+
+def test_a_stream_that_cannot_go_along_has_three_ways(reader: Life, planned: Planned) -> None:
+    gone = Topics(first=35, end=60)
+    with pytest.raises(
+        UsageError, match="takes stream things along, and cannot: .* cannot go back that far"
+    ) as refused:
+        planned(gone)
+    for option in ("--rebuild things", "--discard-state-of things", "--leave things"):
+        assert option in refused.value.next_step
+
+    left = planned(gone, leave={"things"})
+    assert left.names == ("others",) and left.left == ("things",)
+    assert "stream things is left as it is: it keeps what it made of the wrong records" in explain(left)
+
+    assert planned(Topics(end=60), rebuild={"things"}).of("things").base.savepoint is None
+
+    reader.save(replace(reader.record, state_fingerprint={"0": "Aggregate"}))
+    empty = planned(gone, discard_state={"things"}).of("things")
+    assert empty.discards_state and empty.base.ends == {TOPIC: {0: 35}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"rebuild": {"others"}}, "stream others is not taken along"),
+        ({"leave": {"things"}, "rebuild": {"things"}}, "stream things is named by two options"),
+    ],
+)
+def test_a_choice_is_for_one_stream_that_goes_along(planned: Planned, choice: dict[str, set[str]], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        planned(Topics(end=60), **choice)
+
+
+def test_a_stream_that_was_left_may_start(reader: Life) -> None:
+    def void_since(*left: str) -> int:
+        void = VoidRange(0, 30, 60, "others-0001", 2, 1e12, left)
+        topic_records.declare_void(reader.settings, TOPIC, TOPIC_ID, writer="others", path=(1, 2), ranges=[void])
+        (topic,) = take_snapshot(reader.settings, STREAM, Topics(end=60)).topics
+        return len(topic.void_since)
+
+    assert (void_since(), void_since("things")) == (1, 0)
+
+
+SCHEMA = StructType([StructField("pieces", LongType())])
+
+
+def same(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+REPORT = Stream("report", same, {"rows": DeltaSource("availability", schema=SCHEMA)}, {"r": DeltaTable("report")})
+COPY = Stream("copy", same, {"rows": LEVELS}, {"c": DeltaTable("copy")})
+STREAMS = {each.name: each for each in (REPORT, archive(LEVELS), COPY, availability, stock, stock_changes)}
+
+
+def test_the_readers_of_topics_are_taken_along_in_the_order_of_records() -> None:
+    assert through_topics(STREAMS, ["stock_changes"]) == ["stock_changes", "stock", "copy", "availability"]
+    assert through_topics(STREAMS, ["availability"]) == ["availability"]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Settings:
+    """Settings with a state folder of their own."""
+    return Settings.load({"home": tmp_path})
+
+
+def refuse(settings: Settings) -> None:
+    refuse_others(settings, {"copy": COPY}, [LEVELS.name], [])
+
+
+def test_a_reader_that_did_not_begin_is_left_out(read: Settings) -> None:
+    refuse(read)
+    refuse_in_first_batch(read, COPY)
+
+
+def test_a_reader_that_runs_is_not_left_out_also_before_its_first_batch(read: Settings) -> None:
+    with take(read, "copy", purpose="session"):
+        with pytest.raises(UsageError, match="has routed records"):
+            refuse(read)
+        with pytest.raises(UsageError, match="runs, and has finished no batch"):
+            refuse_in_first_batch(read, COPY)
+    refuse(read)
+
+
+def test_a_reader_that_was_ended_in_its_first_batch_repeats_it_past_the_void_ranges(
+    read: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = stream_record.first("copy")
+    stream_record.save(read, record)
+    offsets = StreamFolder.of(read, "copy").checkpoint(record.generation).folder / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text("v1\n{}\n{}\n")
+    refuse(read)
+    refuse_in_first_batch(read, COPY)
+    for position in (Txn(1, -1), Txn(1, 0)):
+        tables = {"letters": SimpleNamespace(position=position)}
+        monkeypatch.setattr("reprocessing.plan.affected_streams.open_tables", lambda *_, tables=tables: tables)
+        if position.batch < 0:
+            refuse_in_first_batch(read, COPY)
+            continue
+        with pytest.raises(UsageError, match="ended in its first batch, which some of its tables"):
+            refuse_in_first_batch(read, COPY)
+        with pytest.raises(UsageError, match="has routed records"):
+            refuse(read)
+
+
+def test_a_topic_may_have_the_first_batch_of_a_reader_that_was_ended(read: Settings) -> None:
+    record = stream_record.first(stock.name)
+    stream_record.save(read, record)
+    offsets = StreamFolder.of(read, stock.name).checkpoint(record.generation).folder / "offsets"
+    offsets.mkdir(parents=True)
+    refuse_in_first_batch(read, stock)
+    (offsets / "0").write_text("v1\n{}\n{}\n")
+    with pytest.raises(UsageError, match="start the stream over: move"):
+        refuse_in_first_batch(read, stock)
+
+
+def test_the_readers_of_tables_are_another_matter() -> None:
+    assert through_tables(STREAMS, ["stock_changes"]) == ["report"]
+    assert through_tables(STREAMS, ["copy"]) == []
+
+
+def begun(read: Settings, name: str, topic_id: str = TOPIC_ID) -> None:
+    """A stream of this home has planned a batch of the topic, whether or not it is declared now."""
+    topic = BoundTopic(LEVELS.name, topic_id, {0: 0})
+    stream_record.save(read, replace(stream_record.first(name), topics=(topic,)))
+    lay_offsets(
+        StreamFolder.of(read, name).checkpoint(1).folder, 0, {LEVELS.name: {0: 9}}, starts={LEVELS.name: {0: 0}}
+    )
+
+
+def test_a_reader_that_is_not_declared_now_is_found_by_its_record(read: Settings) -> None:
+    begun(read, "copy")
+    refuse_undeclared(read, ["copy"], [LEVELS.name], Topics())
+    refuse_undeclared(read, [], ["another"], Topics())
+    with pytest.raises(UsageError, match=f"stream copy has read topic {LEVELS.name}, .* not declared now") as refused:
+        refuse_undeclared(read, ["stock"], [LEVELS.name], Topics())
+    assert "declare it again" in refused.value.next_step and "its tables stay" in refused.value.next_step
+
+
+def test_a_record_of_an_earlier_topic_of_the_name_or_without_a_batch_is_no_reader(read: Settings) -> None:
+    begun(read, "copy", topic_id="the one before")
+    topic = BoundTopic(LEVELS.name, TOPIC_ID, {0: 0})
+    stream_record.save(read, replace(stream_record.first("fresh"), topics=(topic,)))
+    refuse_undeclared(read, [], [LEVELS.name], Topics())
+
+
+def test_an_undeclared_reader_that_has_begun_since_the_plan_ends_it(
+    read: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reprocessing.plan.affected_streams.all_streams", lambda *_: {})
+    writer = cast("StreamPlan", SimpleNamespace(wrong_from={LEVELS.name: {0: 3}}))
+    plan = cast("RecoveryPlan", SimpleNamespace(streams=(writer,), names=("stock",), left=()))
+    assert left_out(read, plan, [], Topics()) == []
+    begun(read, "copy")
+    assert left_out(read, plan, [], Topics()) == ["copy"]
