@@ -31,6 +31,7 @@ from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 
 def recovery_of(
@@ -145,7 +146,7 @@ def give_up(recovery: Recovery) -> None:
                 table = context.stream.primary.name
                 raise UsageError(
                     f"plan {plan.id} has published table {table}, so it can no longer be given up",
-                    f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
+                    f"finish it: {commands.resume(plan.id)}; then take it back: {commands.undo(plan.id)}",
                 )
 
     with only_operator(settings, plan.id):
@@ -178,7 +179,7 @@ def _refuse_other_code(context: RecoveryContext) -> None:
     if context.journal.done("replay") is None and now != context.plan.saw.code:
         raise UsageError(
             f"plan {context.plan.id} no longer holds: the code is {now.hash}, not {context.plan.saw.code.hash}",
-            f"deploy that code again, or give the plan up: recourse recover abort {context.plan.id}",
+            f"deploy that code again, or give the plan up: {commands.abort(context.plan.id)}",
         )
 
 

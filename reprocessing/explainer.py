@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from reprocessing.plan.plan import RecoveryPlan, StreamPlan
 from reprocessing.stages.stages import stages_of
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instant_words
 
 _COMMITS = 2
@@ -135,9 +136,9 @@ def _steps(plan: RecoveryPlan) -> Iterator[str]:
 
 def _after(plan: RecoveryPlan) -> Iterator[str]:
     done = "skipped" if plan.skips else "published"
-    yield f"  Apply:  recourse recover apply {plan.id}"
-    yield f"  Before it has {done} it can be given up: recourse recover abort {plan.id}"
-    yield f"  After that it can be taken back, as long as its savepoint is kept: recourse recover undo {plan.id}"
+    yield f"  Apply:  {commands.apply(plan.id)}"
+    yield f"  Before it has {done} it can be given up: {commands.abort(plan.id)}"
+    yield f"  After that it can be taken back, as long as its savepoint is kept: {commands.undo(plan.id)}"
     if any(each.skips for each in plan.streams):
         yield "  Lost for good: nothing, as long as the topic keeps the records: undo reads them"
     if not plan.skips:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from reprocessing.plan.plan_file import folder
 from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
 
 State = Literal["begun", "done", "failed"]
 PlanOutcome = Literal["planned", "applying", "waits for confirmation", "published", "aborting", "aborted", "refused"]
@@ -132,13 +133,13 @@ def journal_of(settings: Settings, plan: str) -> Journal:
 
 def next_step(plan: str, outcome: PlanOutcome) -> str:
     """The commands that are possible for a plan."""
-    abort = f"give it up: recourse recover abort {plan}"
+    abort = f"give it up: {commands.abort(plan)}"
     return {
-        "planned": f"apply it: recourse recover apply {plan}",
-        "applying": f"continue it: recourse recover resume {plan}, or {abort}",
-        "waits for confirmation": f"confirm it: recourse recover apply {plan} --yes, or {abort}",
-        "refused": f"check again: recourse recover resume {plan}, or {abort}",
-        "published": f"take it back: recourse recover undo {plan}",
-        "aborting": f"finish that: recourse recover abort {plan}",
+        "planned": f"apply it: {commands.apply(plan)}",
+        "applying": f"continue it: {commands.resume(plan)}, or {abort}",
+        "waits for confirmation": f"confirm it: {commands.apply(plan, yes=True)}, or {abort}",
+        "refused": f"check again: {commands.resume(plan)}, or {abort}",
+        "published": f"take it back: {commands.undo(plan)}",
+        "aborting": f"finish that: {commands.abort(plan)}",
         "aborted": "make a new plan",
     }[outcome]

@@ -63,6 +63,7 @@ from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.table_sources.versions import replaced_since
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import instant_words
 
 _ONE_DEPLOY = 900.0
@@ -373,7 +374,7 @@ def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str 
         return
     if words := differences(saved.state_fingerprint, record.state_fingerprint):
         ways = (
-            f"deploy code {saved.code.hash} again, then: recourse recover undo {undoes}"
+            f"deploy code {saved.code.hash} again, then: {commands.undo(undoes)}"
             if undoes
             else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
         )
@@ -470,8 +471,8 @@ def same_deploy(settings: Settings, plans: Sequence[StreamPlan]) -> Iterator[str
             stream, code, mine = near[-1]
             yield (
                 f"stream {name}, which is not in the plan, got new code ({code.hash}) when {stream} did, on "
-                f"{instant_words(mine.at)}: if that is wrong too, plan for it as well: recourse recover plan {name} "
-                f"--before-code {code.hash}"
+                f"{instant_words(mine.at)}: if that is wrong too, plan for it as well: "
+                f"{commands.plan(name, before_code=code.hash)}"
             )
 
 

@@ -60,6 +60,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.versions import gone_words
+from streaming_jobs.text import commands
 
 Start = tuple[Base, list[str], bool]
 """The base, notes about it, and True if state is discarded."""
@@ -441,10 +442,7 @@ def slices_command(snapshot: PlanningSnapshot, after: Txn | None, end: Txn) -> s
     if after is not None and (before := _watermark_until(snapshot, after)):
         begin = (_moment(before) - reach).astimezone(zone).date().isoformat()
     last = (_moment(_watermark_since(snapshot, end)) + delay).astimezone(zone).date() + timedelta(days=1)
-    return (
-        f"recourse slices rebuild {snapshot.stream.name} --table {made.table.name} --from {begin} "
-        f"--to {last.isoformat()}"
-    )
+    return commands.rebuild_slice(snapshot.stream.name, made.table.name, begin, last.isoformat())
 
 
 def _watermark_until(snapshot: PlanningSnapshot, txn: Txn) -> int:

@@ -18,6 +18,7 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import instant_words
 
 
@@ -33,9 +34,7 @@ def plan_undo(
         refuse_if_held(settings, plan)
         raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", next_step(plan.id, journal.outcome))
     if (undo := undone_by(settings, plan)) is not None:
-        raise UsageError(
-            f"plan {plan.id} was undone by {undo} already", f"to have it again: recourse recover undo {undo}"
-        )
+        raise UsageError(f"plan {plan.id} was undone by {undo} already", f"to have it again: {commands.undo(undo)}")
     requests = []
     for name in plan.names:
         before = _savepoint_before(settings, plan, name)

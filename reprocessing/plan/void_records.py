@@ -34,6 +34,7 @@ from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.state.topic_records import TopicRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 
 BEFORE_ALL = Txn(0, -1)
 _NEWEST = 500
@@ -349,8 +350,8 @@ def _compacted(snapshot: PlanningSnapshot, start: Base, wrong: TopicOffsets, end
             raise UsageError(
                 f"topic {name} of stream {stream} is compacted: its cleaner removes records before the replay's start "
                 "because of wrong ones with the same key, and no replay from there brings them back",
-                f"let stream {stream} write all its records anew, with the code that is right: recourse recover plan "
-                f"{stream} --to-batch -1",
+                f"let stream {stream} write all its records anew, with the code that is right: "
+                f"{commands.plan(stream, to_batch=-1)}",
             )
         yield (
             f"topic {name} is compacted: consumers that are not ours keep the wrong value of each key that the replay "

@@ -45,6 +45,7 @@ from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 READ = 50_000
@@ -122,7 +123,7 @@ class _Guard:
         if changes := differences(self.record.state_fingerprint, begun.state_fingerprint):
             raise PreflightRefused(
                 f"the state of stream {self.stream} was built by another aggregation: {changes}",
-                f"take the change back, or rebuild the tables: recourse recover plan {self.stream} --to-batch -1",
+                f"take the change back, or rebuild the tables: {commands.plan(self.stream, to_batch=-1)}",
             )
         return self.border(checkpoint, batch)
 

@@ -25,6 +25,7 @@ from streaming_jobs.state.savepoints import Savepoint, version_after
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 from streaming_jobs.text.spelling import instant_words, instead
 
@@ -121,7 +122,7 @@ def _beginning(view: StartView, younger: Sequence[Savepoint], why: str) -> Start
         f"{why}, and {gone}",
         f"the oldest savepoint is of {instant_words(oldest.taken_at)}: --from-savepoint {oldest.id}"
         if oldest is not None
-        else f"take a savepoint and let records come: recourse savepoints create {view.stream}",
+        else f"take a savepoint and let records come: {commands.take_savepoint(view.stream)}",
     )
 
 

@@ -20,6 +20,7 @@ from reprocessing.report.facts import READ, BatchSeries, ReportFacts, Span, Stre
 from streaming_jobs.page import macros, render_page
 from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.settings import Settings
+from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 from streaming_jobs.text.spelling import counted, instant_words
 
@@ -201,7 +202,7 @@ def _plan_text(plan: str, explained: str) -> str:
     lines = [_cut(line, 1_000) for line in explained.splitlines()]
     if len(lines) > _PLAN_LINES:
         half = _PLAN_LINES // 2
-        lines[half:-half] = [f"  ... {len(lines) - 2 * half:,} lines: recourse recover show {plan}"]
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half:,} lines: {commands.show_plan(plan)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -146,7 +146,7 @@ def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
             raise PreflightRefused(
                 f"version {other.version} of table {table.name} ({other.operation}) changed rows and was not written "
                 f"by stream {record.stream}",
-                "undo it, or accept it with `recourse streams accept`",
+                f"undo it, or accept it: {commands.accept(record.stream, table.name, other.version)}",
             )
     entry = commit.entry if commit is not None else None
     if entry is None:
@@ -155,7 +155,7 @@ def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
         raise PreflightRefused(
             f"table {table.name} is in generation {entry.generation}, stream {record.stream} in {record.generation}: "
             f"a recovery is under way{f' (plan {entry.plan})' if entry.plan else ''}",
-            "finish it, or give it up: recourse recover list",
+            f"finish it, or give it up: {commands.plans()}",
         )
     return entry
 

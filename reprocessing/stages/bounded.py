@@ -49,6 +49,7 @@ from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Corrected, Generation
+from streaming_jobs.text import commands
 
 _COMBINED, _UNTIL, _BEFORE = "_combined", "_until", "_before"
 
@@ -113,7 +114,7 @@ def refuse_other_changes(context: RecoveryContext, *, waiting: bool = False) -> 
     end = until_savepoint(context)
     reason = rows_of_no_batch(context.settings, context.stream, context.record, context.base(), end, waiting=waiting)
     if reason is not None:
-        again = f"give the plan up: recourse recover abort {context.plan.id}; then plan again"
+        again = f"give the plan up: {commands.abort(context.plan.id)}; then plan again"
         raise PreflightRefused(reason[0], f"{again} {'with a later end, or ' if reason[1] else ''}without --until")
 
 
@@ -240,6 +241,6 @@ def _table(context: RecoveryContext, folder: str, declared: DeclaredTable) -> St
     if table is None:
         raise PreflightRefused(
             f"staging table {declared.name} of plan {context.plan.id} is gone",
-            f"give the plan up: recourse recover abort {context.plan.id}; then make a new one",
+            f"give the plan up: {commands.abort(context.plan.id)}; then make a new one",
         )
     return table

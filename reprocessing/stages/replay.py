@@ -40,6 +40,7 @@ from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.table_sources.versions import replaced_since
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 log = structlog.get_logger()
@@ -83,8 +84,8 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
 def _error(failure: Failure, plan: str) -> RecourseError:
     found = f"the replay failed: {failure.code} {failure.found}"
     if failure.permanent:
-        return PermanentError(found, f"recourse recover abort {plan}, correct it, and plan again")
-    return TransientError(found, f"continue it: recourse recover resume {plan}")
+        return PermanentError(found, f"{commands.abort(plan)}, correct it, and plan again")
+    return TransientError(found, f"continue it: {commands.resume(plan)}")
 
 
 def check_end(plan: StreamPlan, reached: TopicOffsets, before: TopicOffsets) -> None:
@@ -97,7 +98,7 @@ def check_end(plan: StreamPlan, reached: TopicOffsets, before: TopicOffsets) -> 
         short = missed_end(reached, wanted, exactly=False)
         raise PermanentError(
             missed,
-            f"{'records are missing from the topic; ' if short else ''}abort: recourse recover abort {plan.id}",
+            f"{'records are missing from the topic; ' if short else ''}abort: {commands.abort(plan.id)}",
         )
 
 

@@ -68,6 +68,7 @@ from streaming_jobs.sinks.stored import Content
 from streaming_jobs.sinks.tables import begin_late
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 Result = Mapping[str, Any]
@@ -160,7 +161,7 @@ class TakeSavepoint(OfOneStream):
         ):
             raise UsageError(
                 f"stream {self.stream} has read past the plan's offsets since",
-                f"there is nothing left to skip: recourse recover abort {self.plan.id}",
+                f"there is nothing left to skip: {commands.abort(self.plan.id)}",
             )
         return {
             "savepoint": taken.id,
@@ -176,7 +177,7 @@ class TakeSavepoint(OfOneStream):
         if changes := [*changes, *rebuilt_since(snapshot.settings, snapshot.stream, self.plan)]:
             raise PreflightRefused(
                 f"plan {self.plan.id} no longer holds: {'; '.join(changes)}",
-                f"give it up, it has done nothing: recourse recover abort {self.plan.id}; then make a new plan",
+                f"give it up, it has done nothing: {commands.abort(self.plan.id)}; then make a new plan",
             )
         committed = snapshot.preflight.checkpoint.committed
         keeps_the_last = (
@@ -189,8 +190,8 @@ class TakeSavepoint(OfOneStream):
             raise UsageError(
                 f"{snapshot.planned_against.txn} is in the tables, and the "
                 f"{'state' if self.plan.stateful else 'checkpoint'} does not know it yet",
-                f"let the stream finish it (recourse streams run {self.stream} --trigger available-now), then "
-                f"resume; if it cannot start, abort, and make a plan that {way_out}",
+                f"let the stream finish it ({commands.run(self.stream, trigger='available-now')}), then resume; if it "
+                f"cannot start, abort, and make a plan that {way_out}",
             )
         if committed is None:
             raise UsageError(f"stream {self.stream} has not finished a batch yet", "there is nothing to put right")
@@ -332,7 +333,7 @@ class Audit:
         if refusals:
             raise AuditRefused(
                 "; ".join(refusals),
-                f"give it up, correct the function and plan again: recourse recover abort {recovery.plan.id}",
+                f"give it up, correct the function and plan again: {commands.abort(recovery.plan.id)}",
             )
         _ask(recovery)
         return {"differences": for_journal(recovery.differences)}
@@ -501,9 +502,9 @@ class CleanUp:
 
     def explain(self) -> str:
         removal = "" if all(each.skips for each in self.plans) else "remove staging; "
-        streams = " ".join(each.stream for each in self.plans)
+        start = commands.run(*(each.stream for each in self.plans))
         what = "the stream" if len(self.plans) == 1 else "the streams"
-        return f"{removal}start {what} again: recourse streams run {streams}, or Dagster does"
+        return f"{removal}start {what} again: {start}, or Dagster does"
 
     def run(self, recovery: Recovery) -> Result:
         for each in self.plans:
