@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 from streaming_jobs.declare.format import Refused, read_one
 from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.json_columns import is_possible_name
+from streaming_jobs.formats.json_records import is_possible_name
 
 if TYPE_CHECKING:
     from streaming_jobs.formats.json_reader import JsonReader

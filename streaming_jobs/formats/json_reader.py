@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from streaming_jobs.declare.format import Block, Refusal, checked_fields, record_batch
-from streaming_jobs.formats.json_columns import Column, Fault, attribute, blank, field_column, record_class
+from streaming_jobs.formats.json_columns import Column, Fault, field_column
+from streaming_jobs.formats.json_records import attribute, blank, record_class
 from streaming_jobs.formats.utf8 import joined, not_utf8, utf8_refusal
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs import Json, Raw, Text
-from streaming_jobs.formats.json_columns import INTEGER_BITS
+from streaming_jobs.formats.json_records import INTEGER_BITS
 from tests.support.json_corpus import RICH
 
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
