@@ -51,7 +51,6 @@ def test_a_process_of_another_container_with_the_same_name_of_the_host_cannot_be
     name, _, _ = host.partition("/")
     assert ownership.is_running(f"{name}/1:{pid}:{mark_}") is None
     assert ownership.is_running(f"elsewhere:{pid}:{mark_}") is None
-    assert ownership.is_running(f"{name}:{pid}:{mark_}") is True, "as an earlier version wrote it"
 
 
 def test_a_running_broker_is_found_after_the_clock_was_set(
