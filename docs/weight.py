@@ -2,7 +2,7 @@
 
 An edge leads from a file to each module of ours that an import statement of the file names; the `__init__` of the
 packages above, which the import runs too, is no edge. Imports at the top of a file, imports for types only and imports
-inside functions are counted apart: only the first can break a program at its start, and a test allows no circle of them.
+inside functions are counted apart: only the first kind can break a program at its start; a test allows no circle of it.
 """
 
 from __future__ import annotations
