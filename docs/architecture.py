@@ -156,8 +156,8 @@ def sentence(room: str) -> str:
 
 def first_file(room: str) -> str:
     """The file to read first, as the room's docstring says."""
-    if room == SESSION:
-        return "session.py"
+    if not is_package(room):  # a module of the root
+        return f"{room.rpartition('.')[2]}.py"
     found = re.search(r"(?:Read|Open) `([^`]+)`", ast.get_docstring(modules()[room]) or "")
     return found.group(1) if found else ""
 

@@ -1,1 +1,1 @@
-"""What a user declares: topics, tables, rules, slices, truths, archives. Read `topic.py` and `table.py` first."""
+"""What a user declares: topics, tables, rules, slices. Read `topic.py` and `table.py` first."""

@@ -1,1 +1,1 @@
-"""What a batch did: the entry of each commit, positions, and the file that keeps entries. Read `entry.py` first."""
+"""What a batch did: the entry of each commit and positions. Read `entry.py` first."""

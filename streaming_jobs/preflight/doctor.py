@@ -27,7 +27,7 @@ from streaming_jobs.platform.jars import JarSet, cache, examine, locked
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.table_sources.archives import TableArchive
+from streaming_jobs.table_sources.table_archive import TableArchive
 from streaming_jobs.text import commands
 
 DISTRIBUTION = "recourse-streams"

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from streaming_jobs.sources.record_blocks import RECORD
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -434,6 +432,8 @@ def _nothing_decided(session: SparkSession) -> Iterator[None]:
 
 def used_in(plan: str, source: str, fields: Sequence[str]) -> frozenset[str] | None:
     """The columns of one source, from the text of a plan; None: all."""
+    from streaming_jobs.sources.record_blocks import RECORD  # here: a session imports NumPy while Spark starts
+
     lines = plan.split("\n")  # a name may have other characters that end a line
     (at, *further) = [i for i, line in enumerate(lines) if f", {source}, " in line] or [0]
     output = _OUTPUT.search(lines[at])

@@ -341,8 +341,9 @@ def _not_running(seen: Seen) -> str:
     if status is None:
         switch = f"; start it: {commands.up()}, or in your Dagster the sensor keepalive of its job"
         return f"it should run, and never did{_supervised(seen) or switch}"
+    again = f"; start it: {commands.up()}, or your Dagster"
     ended = f"it ended {_when(seen.at, status.heartbeat)}, nobody asked for that, and no driver runs it"
-    return f"{ended}{_supervised(seen) or '; start it: {commands.up()}, or your Dagster'}"
+    return f"{ended}{_supervised(seen) or again}"
 
 
 def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:

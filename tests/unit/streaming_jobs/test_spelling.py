@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestration.cli.invocation import Invocation
+from orchestration.cli.options import Invocation
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.catalog.topology import Topology

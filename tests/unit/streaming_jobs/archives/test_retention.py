@@ -9,7 +9,7 @@ import pytest
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.doctor import archive_checks, check
 from streaming_jobs.settings import Settings
-from streaming_jobs.table_sources.archives import TableArchive
+from streaming_jobs.table_sources.table_archive import TableArchive
 from tests.unit.streaming_jobs.archives.test_table_archive import KEEPER, Kafka, Keeper
 
 ARCHIVE = TableArchive("a", "things", "x", Path("/nowhere"), Path("/nowhere"))

@@ -388,7 +388,7 @@ def test_the_verifier_knows_nothing_of_the_code_it_judges() -> None:
     program = """
 import sys
 import streaming_jobs.verification.verifier, streaming_jobs.verification.version_reader
-judged = ("ledger", "preflight", "runtime", "session", "sinks", "state")
+judged = ("ledger.entry", "preflight", "runtime", "session", "sinks", "state")
 print([name for name in sys.modules if name.startswith(tuple(f"streaming_jobs.{part}" for part in judged))])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
