@@ -3,7 +3,8 @@
 # make test-unit  the unit tests alone
 # make long    what of the tests takes long, such as a kill at every border of a recovery's stages
 # make setup   .venv with `recourse` in it, the jars, and what makes Java start fast; quick when nothing changed
-# make check   the checks without the tests
+# make check   the checks without the tests, and the size of the code
+# make format  rewrite the files as the checks want them
 # make lock    a maintainer's: resolve the packages anew
 # make clean   remove .venv and caches; the home folder .recourse stays
 #
@@ -11,7 +12,7 @@
 # Java is one of the packages; JAVA_HOME, if it is set, names another one (17, 21 or 25).
 
 .DEFAULT_GOAL := setup
-.PHONY: setup up test test-unit check tests long lock clean again
+.PHONY: setup up test test-unit check format tests long lock clean again
 
 BIN := .venv/bin
 STAMP := .venv/.set-up
@@ -36,7 +37,12 @@ test: setup
 	@$(EACH); $(CHECKS); $(TESTS); $(VERDICT)
 
 check: setup
-	@$(EACH); $(CHECKS); $(VERDICT)
+	@$(EACH); $(CHECKS); $(BIN)/python docs/weight.py; $(VERDICT)
+
+# Imports are sorted by the linter, so it comes first.
+format: setup
+	$(BIN)/ruff check --fix-only --select I .
+	$(BIN)/ruff format .
 
 tests: setup
 	@$(EACH); $(TESTS); $(VERDICT)

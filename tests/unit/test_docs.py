@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 from types import ModuleType
 
+import yaml
 from pydantic import BaseModel
 
 from streaming_jobs.errors import PermanentError, UsageError
 from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.text.durations import parse_duration
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
+PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+SECONDS_TO_STOP = StreamSettings().stop_deadline.total_seconds() + 15 + 60
+"""For the streams, the driver, and Spark."""
 
 
 def script(name: str) -> ModuleType:
@@ -29,7 +35,7 @@ def test_every_link_to_a_file_of_the_project_leads_to_one() -> None:
     root = DOCS.parent
     dead = [
         f"{page.name}: {target}"
-        for page in (root / "README.md", *sorted(DOCS.glob("*.md")), root / "benchmarks" / "README.md")
+        for page in (*sorted(root.glob("*.md")), *sorted(DOCS.rglob("*.md")), root / "benchmarks" / "README.md")
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
         if not (page.parent / target).exists()
     ]
@@ -42,7 +48,8 @@ def test_every_module_that_docs_and_docstrings_name_is_there() -> None:
     there = {str(path.relative_to(root)) for package in packages for path in (root / package).rglob("*.py")}
     own = {"docs/streams.md": {"my_flows.py"}, "docs/testing.md": {"my_flows.py"}}
     gone = []
-    for path in (root / "README.md", *DOCS.glob("*.md"), *(root / file for file in there if file[:5] != "tests")):
+    pages = (root / "README.md", root / "CONTRIBUTING.md", root / "SECURITY.md", *DOCS.rglob("*.md"))
+    for path in (*pages, *(root / file for file in there if file[:5] != "tests")):
         name = str(path.relative_to(root))
         for module in re.findall(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`", path.read_text(encoding="utf-8")):
             known = any(f"/{file}".endswith(f"/{module}") for file in there)
@@ -89,4 +96,25 @@ def test_the_unit_of_systemd_stops_a_session_at_a_batch_border_and_starts_it_aga
     assert set(service["RestartPreventExitStatus"].split()) == {
         str(code) for code in (UsageError.exit_code, PermanentError.exit_code)
     }
-    assert int(service["TimeoutStopSec"]) >= StreamSettings().stop_deadline.total_seconds() + 15 + 60
+    assert int(service["TimeoutStopSec"]) >= SECONDS_TO_STOP
+
+
+def test_the_container_has_what_the_wheel_is_made_of_shows_its_ui_on_loopback_alone_and_is_given_time_to_stop() -> None:
+    service = yaml.safe_load((DOCS / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"]["recourse"]
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"]) and service["init"] is True
+    assert parse_duration(service["stop_grace_period"]).total_seconds() >= SECONDS_TO_STOP
+    assert (DOCS / "docker" / service["build"]["context"]).resolve() == DOCS.parent
+    assert (DOCS.parent / service["build"]["dockerfile"]).is_file()
+    image = (DOCS / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    copied = {name for line in re.findall(r"^COPY (?!--)(.+) \S+$", image, re.M) for name in line.split()}
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], *PROJECT["project"]["license-files"], "requirements.lock"}
+    assert needed | {"pyproject.toml", PROJECT["project"]["readme"]} == copied
+    assert all((DOCS.parent / name).exists() for name in copied)
+
+
+def test_the_hosted_ci_calls_the_script_that_anybody_can_run_on_every_python_that_the_project_names() -> None:
+    [job] = yaml.safe_load((DOCS.parent / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"].values()
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
+    assert job["strategy"]["matrix"]["python"] == named
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestration.cli.options import Invocation
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from orchestration.cli.options import Invocation
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.formats import Json
