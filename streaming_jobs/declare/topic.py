@@ -45,7 +45,6 @@ class _Epoch:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The one field."""
         return (self.field,)
 
     def check(self, source: str, schema: StructType) -> None:
@@ -171,7 +170,6 @@ class TimedFormat:
 
     @property
     def reasons(self) -> frozenset[str]:
-        """Every reason of a refusal."""
         return frozenset({*self.format.reasons, OUT_OF_RANGE})
 
     def __reduce__(self) -> tuple[type[TimedFormat], tuple[Format, EventTime]]:
@@ -311,7 +309,6 @@ class KafkaTopic:
 
     @property
     def time_column(self) -> str | None:
-        """The column of the event time."""
         return self.event_time.column if isinstance(self.event_time, EventTime) else self.event_time
 
     @property

@@ -95,7 +95,6 @@ class Retries:
         self.next_at = None
 
     def started(self, now: float) -> None:
-        """Note that the stream runs again."""
         self._healthy_since, self.lasting = now, False
 
     def batch_done(self) -> None:

@@ -64,7 +64,6 @@ class _Lines:
     _full: tuple[int, dict[str, Any]] = (-1, {})
 
     def text(self, at: int) -> bytes:
-        """The line that begins there."""
         self.file.seek(at)
         return self.file.readline()
 
@@ -96,7 +95,6 @@ class RawLine:
         return line if self._on is None else completed(line, self._lines.full(self._on))
 
     def read(self) -> LedgerLine:
-        """The whole line."""
         line = self.value()
         seconds = line["ms"] / 1000 if "ms" in line else None
         return LedgerLine(_entry(self.stream, line), float(line["t"]), line["versions"], seconds)

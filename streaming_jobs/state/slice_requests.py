@@ -55,7 +55,6 @@ class SliceRequest:
 
     @property
     def ledger(self) -> LedgerEntry:
-        """The ledger entry of its commit."""
         entry = LedgerEntry.decode(self.entry)
         assert entry is not None, "it was encoded by us"
         return entry
@@ -73,7 +72,6 @@ class SliceRequests:
 
     @classmethod
     def of(cls, settings: Settings, stream: str) -> SliceRequests:
-        """The folder in the stream's state."""
         return cls(StreamFolder.of(settings, stream).slices)
 
     @property

@@ -147,7 +147,6 @@ class Version:
 
     @property
     def rows(self) -> int:
-        """Their number."""
         return sum(file.rows for file in self.files)
 
     @property
@@ -170,7 +169,6 @@ class TableVersions:
 
     @property
     def name(self) -> str:
-        """The table's name."""
         return self.table.name
 
     def newest(self) -> int | None:
@@ -189,7 +187,6 @@ class TableVersions:
         return sorted(int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
 
     def has(self, number: int) -> bool:
-        """True if that version's commit is there."""
         name = f"_delta_log/{number:020d}.json"
         return any((root / name).exists() for root in self._roots)
 

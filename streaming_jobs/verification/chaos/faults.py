@@ -124,7 +124,6 @@ class Schedule:
 
     @property
     def faults(self) -> Iterator[Fault]:
-        """All faults, phase by phase."""
         return (fault for phase in self.phases for lane in phase.lanes for fault in lane.faults)
 
 

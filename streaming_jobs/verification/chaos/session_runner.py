@@ -170,7 +170,6 @@ class LaneRunner:
             self._expect(not late, f"did not come to '{fault}' within {_FAULT_WITHIN:.0f} s")
 
     def end(self) -> None:
-        """End all drivers."""
         for driver in (self.driver, self.dying):
             if driver is not None:
                 driver.end()
