@@ -232,8 +232,6 @@ def _check_fields(source: str, fields: Sequence[str], schema: StructType) -> Non
             raise UsageError(f"{source}: event_time: '{field}' is not a field of its value", instead(field, names))
 
 
-# The declaration of a Kafka topic as a source of a stream.
-
 MAX_AHEAD = "1 day"
 """The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
 

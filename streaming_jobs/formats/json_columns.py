@@ -229,7 +229,7 @@ def _wrong(position: int, name: str, text: str) -> Fault:
 
 # Arrow columns from decoded records, one class per shape of column.
 #
-# `checked` is true of a column in which values can still be refused; the others cannot have faults any more.
+# `checked` is true of a column in which values can still be refused; other columns have no faults.
 
 _PLAIN: dict[type[DataType], pa.DataType] = {
     BooleanType: pa.bool_(),

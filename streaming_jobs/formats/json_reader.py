@@ -133,7 +133,7 @@ class JsonReader:
         while len(rows) < len(values):
             try:
                 # The loop of a good block runs in C. An error leaves in the list what came before it, and the next
-                # round goes on after the value that raised it.
+                # round continues after the value that raised it.
                 rows.extend(decoded)
             except (ValueError, RecursionError, TypeError) as error:
                 value = values[len(rows)]

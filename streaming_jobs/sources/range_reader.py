@@ -49,7 +49,7 @@ class KafkaConsumer(Protocol):
         """Read these partitions no longer."""
 
     def seek(self, partition: TopicPartition) -> None:
-        """Go on from another offset."""
+        """Continue from another offset."""
 
     def close(self) -> None:
         """Leave the cluster."""

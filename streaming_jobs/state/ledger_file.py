@@ -219,7 +219,7 @@ class LedgerFile:
             self._append(datetime.now(UTC), [{**line.value(), "versions": {}} for line in new.values()], sync=True)
 
     def _roll_aside(self, today: Path) -> None:
-        """Roll the files before today's in a thread, which ends by itself; a kill in it leaves them to the next driver.
+        """Roll the files before today's in a thread; after a kill, the next driver rolls the rest.
 
         It is no daemon: an interpreter that ends in order waits for it.
         """

@@ -60,7 +60,7 @@ class SliceRequest:
         return entry
 
     def ended(self, state: State, *, version: int | None = None, reason: str = "") -> SliceRequest:
-        """The request with its outcome; the files of the change are not needed any more."""
+        """The request with its outcome, without the files of the change."""
         return replace(self, state=state, version=version, reason=reason, at=round(time.time(), 3), change={})
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]:
     """The files that other programs removed after a version and before the writer's next commit; True if it came.
 
-    Compaction removes no rows, and upkeep goes on also while the writer waits for a person.
+    Compaction removes no rows, and upkeep continues while the writer waits for a person.
     """
     removed: set[str] = set()
     while commit := _commit(table, number := number + 1):
@@ -334,7 +334,7 @@ class TableVersions:
         return [add for add in adds if name_on_disk(add["path"]) in wanted]
 
     def _read_before(self, number: int, stream: str) -> dict[Place, int] | None:
-        """The offsets up to which the writer had read before a publish; None if the log does not show it any more."""
+        """The offsets up to which the writer had read before a publish; None if the log no longer shows it."""
         for commit in whole_walk(self.table, number - 1):
             entry = commit.entry
             if entry is not None and entry.stream == stream and entry.kind in ("batch", "publish"):

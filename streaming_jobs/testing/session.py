@@ -61,7 +61,7 @@ class MemoryRuntime:
         return self.failed
 
     def stop(self) -> None:
-        """Record the call; nothing runs in the process any more."""
+        """Record the call; afterwards nothing runs in the process."""
         self.ends.append("stop")
         self.jvm = None
 

@@ -120,7 +120,7 @@ class CommittedBefore:
     judged: ClassVar[Judged] = NOTHING_BROKEN
 
     def commit(self, entry: LedgerEntry) -> None:
-        """Have the earlier commit on disk; raises LedgerConflict if the table does not have the batch any more."""
+        """Have the earlier commit on disk; raises LedgerConflict if the table has lost the batch."""
         if not self.sink.holds(entry):
             raise LedgerConflict(
                 f"table {self.sink.name} had {entry.txn} when the batch was computed, and is at {self.sink.position}",
