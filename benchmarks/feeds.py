@@ -81,7 +81,6 @@ class YearByYear:
         self._sender.start()
 
     def burst(self, records: int) -> None:
-        """Send this many records more, at once."""
         self._more += records
 
     def stop(self) -> None:

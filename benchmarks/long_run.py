@@ -96,17 +96,14 @@ class LongRun:
             time.sleep(max(0.0, every - (time.monotonic() - began - at)))
 
     def read_statuses(self, settings: Settings, streams: Sequence[str]) -> None:
-        """Keep the streams' statuses."""
         self.statuses |= {name: status for name in streams if (status := read_status(settings, name)) is not None}
 
     def verdicts(self, bounds: Sequence[Bound]) -> list[Row]:
-        """A row for everything that is judged."""
         applied = [bound for bound in bounds if self.times.whole >= bound.minutes * 60]
         rows = [self._judged(name, bound) for bound in applied for name in self.names(bound.figures) or [bound.figures]]
         return rows + [self._stream(name, status) for name, status in self.statuses.items()]
 
     def names(self, prefix: str) -> list[str]:
-        """The figures whose names begin so."""
         return sorted({name for sample in self.samples for name in sample.figures if name.startswith(prefix)})
 
     def _judged(self, name: str, bound: Bound) -> Row:

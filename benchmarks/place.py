@@ -43,7 +43,6 @@ class Place:
     bootstrap: str
 
     def settings(self, flags: Mapping[str, Any] = MappingProxyType({})) -> Settings:
-        """Settings of the home in this folder."""
         return Settings.load({"home": self.folder / "home", "kafka.bootstrap_servers": self.bootstrap, **flags})
 
     def environment(self, flows: Sequence[str], **variables: str) -> dict[str, str]:
@@ -115,7 +114,6 @@ class Workshop:
     spark: SparkSession
 
     def connection(self) -> Connection:
-        """The connection of a session."""
         kafka, bootstrap = self.settings.kafka, self.place.bootstrap
         quick = Topics(client_config(kafka, bootstrap), timedelta(seconds=2))
         return Connection(client_file(self.settings, bootstrap), Topics.of(kafka, bootstrap), quick)
@@ -130,7 +128,6 @@ class Workshop:
         return Started(running)
 
     def wait(self, started: Started, seconds: float) -> None:
-        """Let a stream run for some seconds."""
         until = time.monotonic() + seconds
         look = partial(started.look, self.spark)
         wait_until(lambda: time.monotonic() > until, seconds + 60, "the time of a stream", check=look)

@@ -166,7 +166,6 @@ class Usage:
         self.start, self.stop = self._follower.start, self._follower.stop
 
     def now(self) -> Reading:
-        """Look at once."""
         self._look()
         times = psutil.cpu_times()
         busy = sum(times[:8]) - times.idle - times.iowait

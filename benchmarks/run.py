@@ -102,17 +102,14 @@ def progress(text: str) -> None:
 
 
 def verdict(good: bool) -> str:
-    """The word in the column `verdict`."""
     return "good" if good else "NOT GOOD"
 
 
 def bad(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose verdict is not good."""
     return [row for row in rows if row.get("verdict", "good") != "good"]
 
 
 def seconds_of(task: Callable[[], object]) -> float:
-    """How long a task takes."""
     began = time.perf_counter()
     task()
     return time.perf_counter() - began

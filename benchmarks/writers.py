@@ -33,7 +33,6 @@ class Writer:
     batches: list[dict[str, float]] = field(default_factory=list)
 
     def run(self, frame: DataFrame, batch: int) -> None:
-        """One batch, measured."""
         used, began = _cpu_seconds(), time.perf_counter()
         further = self.write(frame, batch)
         ms = 1000 * (time.perf_counter() - began)

@@ -196,7 +196,6 @@ def validated_before(settings: Settings, table: str) -> bool:
 
 
 def folder(settings: Settings) -> Path:
-    """The table's folder."""
     return quality_folder(settings) / "validations"
 
 

@@ -32,7 +32,6 @@ class TimeRange:
 
     @property
     def words(self) -> str:
-        """The range in words."""
         begin = f" from {self.begin:%Y-%m-%d %H:%M:%S}" if self.begin else ""
         end = f" to before {self.end:%Y-%m-%d %H:%M:%S}" if self.end else ""
         return f"{self.column}{begin}{end} UTC"

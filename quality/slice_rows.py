@@ -33,7 +33,6 @@ class SliceReader:
 
     @classmethod
     def of(cls, chosen: Slice) -> SliceReader:
-        """The reader of a slice."""
         return cls(chosen.table.name, chosen.version, chosen.files, plain(chosen.schema), chosen.times)
 
     def file(self, number: int) -> pa.Table:

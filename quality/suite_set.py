@@ -50,7 +50,6 @@ class SuiteSet:
 
     @classmethod
     def of_settings(cls, settings: Settings, topology: Topology) -> SuiteSet:
-        """The suites of the settings' modules."""
         suites = {id(suite): suite for name in _modules(settings) for suite in _declared_in(name)}
         return cls.of(suites.values(), topology)
 

@@ -81,7 +81,7 @@ def _let_go(lease: Lease, runner: StreamRunner | None, runtime: Runtime) -> None
     if runner is not None and runner.in_batch:
         return
     if runner is not None and not runner.detached and runtime.jvm is None:
-        lease.unlock()  # nothing of the stream is in a JVM any more, even if the JVM runs on
+        lease.unlock()  # the stream has left the JVM, even if the JVM runs on
     lease.release()
 
 

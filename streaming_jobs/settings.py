@@ -150,17 +150,14 @@ class Settings(BaseSettings):
 
     @property
     def tables(self) -> Path:
-        """Folder of the Delta tables."""
         return _absolute(self.tables_dir or self.home / "tables")
 
     @property
     def logs(self) -> Path:
-        """Folder of log files."""
         return _absolute(self.home / "logs")
 
     @property
     def dagster_home(self) -> Path:
-        """DAGSTER_HOME of this project."""
         return _absolute(self.home / "dagster")
 
     @property

@@ -260,7 +260,6 @@ class Stream:
         return tuple(table for sink in self.sinks.values() if (table := sink.deletes) is not None)
 
     def rules_of(self, table: str) -> RowRules:
-        """The row rules of one of its tables."""
         rules = (self.rules.get(name, ()) for name, sink in self.sinks.items() if sink.name == table)
         return RowRules(tuple(next(rules, ()))) or NO_RULES
 

@@ -132,7 +132,6 @@ class GrownHome:
         return {p: (whole + (p < rest)) * PER_MOVE for p in range(self.partitions)}
 
     def entry(self, batch: int) -> LedgerEntry:
-        """The ledger entry of a batch."""
         offsets = (OffsetRange(TOPIC, TOPIC_ID, self.ends(batch - 1), self.ends(batch)),)
         return LedgerEntry("batch", NAME, NAME, 1, batch, offsets, {"written": MOVED * PER_MOVE}, code=self.code)
 

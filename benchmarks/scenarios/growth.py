@@ -86,7 +86,7 @@ def burst_every(times: Times) -> float:
 
 
 def watch(here: Place, minutes: float, rate: float, streams: Sequence[str] = STREAMS) -> LongRun:
-    """A session from its start to its end; raises ChildFailed if it ends by itself."""
+    """A session from its start to its end; raises ChildFailed if the session ends unasked."""
     times = Times.of(minutes, WARM_UP_SHARE)
     growth, settings, next_burst = LongRun(times, rate * BEHIND_S + BURST), here.settings(), 0.0
     create_topic(here.bootstrap, TOPIC, PARTITIONS)

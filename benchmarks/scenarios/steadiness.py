@@ -108,7 +108,6 @@ class Bench:
         return bench
 
     def run(self, count: int) -> list[Commit]:
-        """So many batches; what each took."""
         for _ in range(count):
             batch = len(self.done) + 1
             self.commit(_rows(batch * 37 if self.upsert else batch * ROWS, ROWS))

@@ -132,7 +132,6 @@ def spark_merge(spark: SparkSession, path: Path) -> Write:
 
 
 def _written(path: Path) -> Row:
-    """What the newest merge added."""
     for log in sorted((path / "_delta_log").glob("*.json"), reverse=True):
         actions = [json.loads(line) for line in log.read_text().splitlines()]
         if any(action.get("commitInfo", {}).get("operation") == "MERGE" for action in actions):

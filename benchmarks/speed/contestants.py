@@ -89,7 +89,6 @@ class Contestant:
         raise NotImplementedError
 
     def watch(self, assignment: Assignment) -> Watch:
-        """What looks at its output."""
         raise NotImplementedError
 
 

@@ -106,7 +106,6 @@ class Attempt:
 
 @contextmanager
 def _attempt(contestant: Contestant, assignment: Assignment) -> Iterator[Attempt]:
-    """The contestant from its start to its end."""
     assignment.folder.mkdir(parents=True)
     watch = contestant.watch(assignment)
     watch.start()

@@ -54,7 +54,6 @@ class Records:
         return self.account % PARTITIONS
 
     def encoded(self) -> list[bytes]:
-        """The value of each record."""
         times = np.datetime_as_string(self.at_ms.astype("datetime64[ms]"), unit="ms")
         names = ["test" if test else _KINDS[kind] for test, kind in zip(self.dropped, self.kind, strict=True)]
         each = zip(self.account.tolist(), self.amount.tolist(), times.tolist(), names, strict=True)
@@ -70,7 +69,6 @@ class Records:
 
 
 def account_name(number: int) -> str:
-    """The name of an account."""
     return f"a{number:06d}"
 
 

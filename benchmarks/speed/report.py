@@ -37,7 +37,6 @@ def save(path: Path, runs: Sequence[Run]) -> None:
 
 
 def select(runs: Sequence[Run], **wanted: str) -> list[Run]:
-    """The runs with these values."""
     return [run for run in runs if all(run.get(key) == value for key, value in wanted.items())]
 
 

@@ -87,7 +87,6 @@ class TableWatch:
         return pa.concat_tables(parts)
 
     def output(self) -> pa.Table:
-        """The table as a reader finds it now."""
         from deltalake import DeltaTable
 
         return pa.table(DeltaTable(self._table).to_pyarrow_table(columns=list(COLUMNS[self._work])))

@@ -188,7 +188,6 @@ class _Job(Fields):
         return self
 
     def job(self, key: str, file: Path) -> Job:
-        """The job of the bundle."""
         trigger: Continuous | Schedule | None = None
         if self.continuous:
             trigger = Continuous(self.continuous.paused)

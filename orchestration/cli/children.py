@@ -153,7 +153,7 @@ class Steps:
 
 
 def awaited(name: str, action: Callable[[], _Result], settings: Settings) -> _Result:
-    """The result of `action`, which is tried until it succeeds; raises an error that does not pass by itself.
+    """The result of `action`, retried until it succeeds; raises an error that retries cannot cure.
 
     Errors pass that say so, and all that come while the disk is full: what fails then seldom says why.
     """

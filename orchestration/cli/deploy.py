@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Require(StrEnum):
-    """What a preview has to say before a deploy goes on."""
+    """The verdict that a preview must reach before a deploy continues."""
 
     not_broken = "not-broken"
     equal = "equal"

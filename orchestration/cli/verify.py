@@ -232,7 +232,6 @@ def in_words(verdict: Verdict) -> str:
 
 
 def word(verdict: StreamVerdict) -> str:
-    """The verdict on one stream in a word."""
     if verdict.version < 0 and verdict.ok:
         return "not started"
     if verdict.position is None and verdict.ok and all(c.verdict != "unproved" for c in verdict.comparisons):

@@ -270,7 +270,7 @@ class DagsterProcesses:
             yield instance
 
     def _stop_runs(self, instance: dg.DagsterInstance) -> None:
-        """Cancel each run in progress that is not being cancelled, tagged so that the next start goes on with it."""
+        """Cancel each run in progress that is not being cancelled, tagged so that the next start continues it."""
         for run in instance.get_runs(_IN_PROGRESS):
             if run.status is not dg.DagsterRunStatus.CANCELING:
                 instance.add_run_tags(run.run_id, {STOPPED_BY_TAG: "shutdown"})

@@ -159,7 +159,7 @@ class CheckAlerts:
 
 
 def of_disk(settings: Settings, now: float) -> Seen:
-    """The free space of home, state and tables as an outcome: it is told before nothing can be told any more."""
+    """The free space of home, state and tables as an outcome: reported while alerts can still be sent."""
     space = disk_space(settings)
     state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
     return Seen("disk", str(settings.home), int(now), state, space.text, now, command=commands.doctor(), key="disk")
@@ -318,7 +318,7 @@ def post(settings: Settings, found: Sequence[Transition]) -> Failure | None:
 
 
 def beat(settings: Settings) -> Failure | None:
-    """Call `quality.heartbeat_url`, so that its owner notices when nothing calls it any more."""
+    """Call `quality.heartbeat_url`, so that its owner notices when the calls stop."""
     url = settings.quality.heartbeat_url.get_secret_value()
     if not url:
         return None
@@ -427,7 +427,7 @@ SENDERS: Mapping[str, Any] = {"webhook": post, "e-mail": mail}
 
 
 def receivers(settings: QualitySettings) -> dict[str, State]:
-    """The receivers that the settings name, each with the least severity that it is told of."""
+    """The receivers that the settings name, each with the lowest severity sent to it."""
     least: dict[str, State] = {"warning": "warning", "critical": "failed"}
     named: dict[str, State] = {}
     if settings.webhook.get_secret_value():

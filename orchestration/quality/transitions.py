@@ -156,7 +156,7 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Timing:
-    """In seconds: how long a check has to be worse before it is told, and when one that stays bad is told again.
+    """In seconds: how long a check must be worse before a report, and the interval of reminders while it stays bad.
 
     With 0, at once, and never.
     """
@@ -205,7 +205,7 @@ class Alerts:
         return Alerts(known, waiting), found
 
     def _looked(self, one: Seen, now: float, timing: Timing) -> tuple[Known, Transition | None]:
-        """What is known of a check after a look at it, and what is told."""
+        """The state of a check after an evaluation, and the transition to report."""
         last = self.known.get(one.name)
         before: State | Literal["unknown"] = last.state if last else "unknown"
         if last is None and one.state == "passed":

@@ -119,7 +119,6 @@ def example(streams: Sequence[str]) -> dict[str, Any]:
 
 
 def run_config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run with these fields."""
     return {"ops": {STEP: {"config": dict(fields)}}}
 
 

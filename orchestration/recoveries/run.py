@@ -68,7 +68,6 @@ class RecoveryProcess:
         self._reader: threading.Thread | None = None
 
     def start(self, launch: Launch) -> ChildProcess:
-        """Start it with its launch."""
         with self._log.open() as errors:
             child = self._command.start(subprocess.PIPE, errors)
         streams = child.process
@@ -173,7 +172,6 @@ def _reason(view: RunView, ending: Ending) -> str:
 
 
 def _results(context: dg.OpExecutionContext, view: RunView) -> dict[str, Any]:
-    """The metadata of the run's output."""
     assert view.shown is not None and view.ended is not None
     ended = view.ended
     return {

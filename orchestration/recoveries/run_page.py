@@ -44,11 +44,9 @@ class RunPage:
         return self.context.run.run_id
 
     def line(self, text: str) -> None:
-        """Write a line of the run's log."""
         self.context.log.info(text)
 
     def tag(self, name: str, value: str) -> None:
-        """Tag the run."""
         self.context.instance.add_run_tags(self.run_id, {name: value})
 
     def observe(self, stream: str, metadata: Metadata) -> None:

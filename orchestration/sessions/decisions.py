@@ -110,7 +110,7 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
 
 
 def _heard_until(run: RunSeen) -> float:
-    """The time until which a session could obey a request: one that fails does not any more while it still ends."""
+    """When the session stopped taking requests: for a failed session its start, otherwise its end."""
     if run.status == "FAILURE" and run.started is not None:
         return run.started
     return run.ended or run.updated

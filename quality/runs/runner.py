@@ -1,6 +1,6 @@
 """One run of a suite: choose the slice, evaluate the expectations, find the first failing batch, record the result.
 
-The table's version is fixed when the run begins: the stream may go on writing. Reading takes no lease and no lock.
+The table's version is fixed when the run begins: the stream may keep writing. Reading takes no lease and no lock.
 """
 
 from __future__ import annotations

@@ -133,7 +133,6 @@ class CheckedTable:
             ) from error
 
     def rows(self) -> int:
-        """The number of rows."""
         return int(self.sql('SELECT count(*) AS n FROM "t"')[0]["n"])
 
     def other(self, name: str) -> DeltaTable:
@@ -165,7 +164,6 @@ class CheckedTable:
 
     @property
     def ledger_file(self) -> LedgerFile:
-        """The ledger beside the stream's state."""
         return LedgerFile(StreamFolder.of(self.settings, self.stream.name).ledger)
 
     def written(self, entry: LedgerEntry) -> int:
@@ -240,7 +238,6 @@ class Check(ABC):
         return replace(self.outcome(passed=False), error=text)
 
     def outcome(self, *, passed: bool, observed: str = "", number: float | None = None, **more: Any) -> Outcome:
-        """An outcome of this check."""
         return Outcome(
             self.name, self.kind, passed=passed, severity=self.severity, observed=observed, number=number, **more
         )

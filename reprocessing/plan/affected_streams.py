@@ -298,7 +298,7 @@ def further_back(
 def _after(
     settings: Settings, topic: str, record: TopicRecord | None, today: VoidRanges, before: Mapping[str, StreamPlan]
 ) -> VoidRanges:
-    """The void ranges of a topic once the plan is carried out; what it declares void is taken to go on for ever."""
+    """The void ranges of a topic once the plan is carried out; ranges that the plan declares void count as endless."""
     writer = next((plan for plan in before.values() if topic in plan.wrong_from), None)
     if writer is None:
         return today

@@ -132,7 +132,6 @@ def journal_of(settings: Settings, plan: str) -> Journal:
 
 
 def next_step(plan: str, outcome: PlanOutcome) -> str:
-    """The commands that are possible for a plan."""
     abort = f"give it up: {commands.abort(plan)}"
     return {
         "planned": f"apply it: {commands.apply(plan)}",

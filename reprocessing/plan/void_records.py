@@ -235,8 +235,8 @@ def declared_since(
 ) -> dict[str, dict[int, int]]:
     """By topic and partition, where void ranges begin that were declared for generations after a replay's start.
 
-    These generations are not on the path any more, as the new one goes back behind them; so their ranges would hold no
-    longer. A replay that was given up has appended records there which are in no ledger.
+    The new generation starts before these, so they leave the path and their ranges would no longer hold.
+    A replay that was given up has appended records there which are in no ledger.
     """
     path, after = set(path_with(record, opened)), start_of(base)
     origins = {each.number: Txn(each.from_generation or 0, each.from_batch) for each in record.generations}

@@ -31,7 +31,6 @@ from streaming_jobs.stream import Stream
 
 
 def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
-    """The settings of a recovery's replay."""
     return replay_settings(settings, plan.stream, folder(settings, plan.id) / "state", staging_folder(settings, plan))
 
 

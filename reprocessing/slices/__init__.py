@@ -1,1 +1,1 @@
-"""Slices: a range of a table, such as a day, rebuilt while its stream goes on. Read `rebuild.py` first."""
+"""Slices: a range of a table, such as a day, rebuilt while its stream runs. Read `rebuild.py` first."""

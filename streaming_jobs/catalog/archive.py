@@ -85,7 +85,6 @@ def columns() -> StructType:
 
 
 def is_archive(stream: Stream) -> bool:
-    """True if the stream was declared by `archive`."""
     return stream.function is as_they_are
 
 

@@ -41,7 +41,6 @@ class Graph:
 
     @classmethod
     def of(cls, streams: Iterable[Stream]) -> Graph:
-        """The graph of these streams."""
         edges: list[Edge] = []
         for stream in streams:
             node = Node("stream", stream.name)

@@ -90,16 +90,13 @@ class NotNull(Rule):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     @property
     def words(self) -> str:
-        """The column is null."""
         return f"{self.column} is null"
 
     def condition(self, dialect: Dialect = "spark") -> str:
-        """It is not null."""
         return f"{quoted(self.column, dialect)} IS NOT NULL"
 
     def _default_name(self) -> str:
@@ -127,12 +124,10 @@ class Between(Rule):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     @property
     def words(self) -> str:
-        """The value lies outside."""
         if self.low is None:
             return f"{self.column} is above {self.high}"
         if self.high is None:
@@ -170,12 +165,10 @@ class InSet(Rule):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     @property
     def words(self) -> str:
-        """The value is another one."""
         shown = ", ".join(str(value) for value in self.values[:_SHOWN])
         return f"{self.column} is not one of {shown}{', ...' if len(self.values) > _SHOWN else ''}"
 
@@ -197,12 +190,10 @@ class Matches(Rule):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     @property
     def words(self) -> str:
-        """The text does not match."""
         return f"{self.column} does not match {self.pattern}"
 
     def condition(self, dialect: Dialect = "spark") -> str:
@@ -232,7 +223,6 @@ class Holds(Rule):
         return f"not true: {self.expression}"
 
     def condition(self, dialect: Dialect = "spark") -> str:  # noqa: ARG002 - the user's own text
-        """The expression."""
         return self.expression
 
     def __post_init__(self) -> None:
@@ -264,7 +254,6 @@ class Unique(Rule):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns."""
         return tuple(self.columns_of)
 
     @property
@@ -309,7 +298,6 @@ class RowRules:
         return sum(1 << n for n, rule in enumerate(self.rules) if rule.on_fail in on_fail)
 
     def broken(self, verdict: int) -> list[Rule]:
-        """The rules of a verdict."""
         return [rule for n, rule in enumerate(self.rules) if verdict >> n & 1]
 
 

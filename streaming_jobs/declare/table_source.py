@@ -79,7 +79,6 @@ class DeltaSource:
 
     @property
     def time_column(self) -> str | None:
-        """The column of the event time."""
         return self.event_time
 
     @property

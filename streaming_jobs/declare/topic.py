@@ -45,7 +45,6 @@ class _Epoch:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The one field."""
         return (self.field,)
 
     def check(self, source: str, schema: StructType) -> None:
@@ -171,7 +170,6 @@ class TimedFormat:
 
     @property
     def reasons(self) -> frozenset[str]:
-        """Every reason of a refusal."""
         return frozenset({*self.format.reasons, OUT_OF_RANGE})
 
     def __reduce__(self) -> tuple[type[TimedFormat], tuple[Format, EventTime]]:
@@ -233,8 +231,6 @@ def _check_fields(source: str, fields: Sequence[str], schema: StructType) -> Non
         if field not in names:
             raise UsageError(f"{source}: event_time: '{field}' is not a field of its value", instead(field, names))
 
-
-# The declaration of a Kafka topic as a source of a stream.
 
 MAX_AHEAD = "1 day"
 """The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
@@ -311,7 +307,6 @@ class KafkaTopic:
 
     @property
     def time_column(self) -> str | None:
-        """The column of the event time."""
         return self.event_time.column if isinstance(self.event_time, EventTime) else self.event_time
 
     @property

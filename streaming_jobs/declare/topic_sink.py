@@ -98,12 +98,10 @@ class KafkaSink:
 
     @property
     def name(self) -> str:
-        """The topic's name."""
         return self.topic.name
 
     @property
     def ledger_name(self) -> str:
-        """The sink's name in ledger entries."""
         return f"{TOPIC_SINK}{self.topic.name}"
 
     @property

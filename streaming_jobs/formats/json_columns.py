@@ -86,7 +86,6 @@ class Form:
         self._many = re.compile(f"(?:{pattern}\n)*+")
 
     def holds(self, texts: Sequence[str | None]) -> bool:
-        """True if every text is of this form."""
         there = texts if None not in texts else [text for text in texts if text is not None]
         lines = "\n".join([*there, ""])  # type: ignore[list-item]
         # The count: two lines in one text are not two texts.
@@ -147,7 +146,6 @@ class DecimalColumn:
 
     @property
     def type(self) -> pa.DataType:
-        """The type in Arrow."""
         return pa.decimal128(self.precision, self.scale)
 
     @cached_property
@@ -184,7 +182,6 @@ class FloatColumn:
 
     @property
     def type(self) -> pa.DataType:
-        """The type in Arrow."""
         return pa.float32()
 
     def build(self, values: Sequence[float | None]) -> Built:
@@ -232,7 +229,7 @@ def _wrong(position: int, name: str, text: str) -> Fault:
 
 # Arrow columns from decoded records, one class per shape of column.
 #
-# `checked` is true of a column in which values can still be refused; the others cannot have faults any more.
+# `checked` is true of a column in which values can still be refused; other columns have no faults.
 
 _PLAIN: dict[type[DataType], pa.DataType] = {
     BooleanType: pa.bool_(),
@@ -280,18 +277,14 @@ class PlainColumn:
 
 @dataclass(frozen=True)
 class StructColumn:
-    """Inner objects."""
-
     fields: Sequence[tuple[str, Column]]
 
     @cached_property
     def type(self) -> pa.DataType:
-        """A struct."""
         return pa.struct([(name, column.type) for name, column in self.fields])
 
     @cached_property
     def checked(self) -> bool:
-        """True if a field is."""
         return any(column.checked for _, column in self.fields)
 
     def build(self, values: Sequence[Any]) -> Built:
@@ -321,7 +314,6 @@ class ListColumn:
 
     @cached_property
     def checked(self) -> bool:
-        """True if the element is."""
         return self.element.checked
 
     def build(self, values: Sequence[Any]) -> Built:
@@ -339,7 +331,6 @@ class ListColumn:
 
 
 def column_of(kind: DataType, nullable: bool) -> Column:
-    """The column of a declared type."""
     if isinstance(kind, StructType):
         return StructColumn([(field.name, field_column(field)) for field in kind.fields])
     if isinstance(kind, ArrayType):
@@ -354,7 +345,6 @@ def column_of(kind: DataType, nullable: bool) -> Column:
 
 
 def field_column(field: StructField) -> Column:
-    """The column of a declared field."""
     return column_of(field.dataType, field.nullable)
 
 

@@ -114,7 +114,6 @@ class JsonReader:
         self._fields = [field for field in every if field.asked_for or field.column.checked]
 
     def read(self, values: Sequence[bytes | None]) -> Block:
-        """The columns of the records, and the refusals."""
         rows, refused = self._records(values)
         decoded = [None if index in refused else value for index, value in enumerate(values)] if refused else values
         for index, refusal in unseen_faults(decoded).items():
@@ -134,7 +133,7 @@ class JsonReader:
         while len(rows) < len(values):
             try:
                 # The loop of a good block runs in C. An error leaves in the list what came before it, and the next
-                # round goes on after the value that raised it.
+                # round continues after the value that raised it.
                 rows.extend(decoded)
             except (ValueError, RecursionError, TypeError) as error:
                 value = values[len(rows)]

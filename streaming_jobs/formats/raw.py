@@ -32,7 +32,6 @@ class Raw:
 
     @property
     def reasons(self) -> frozenset[str]:
-        """The one reason of a refusal."""
         return frozenset({_NULL.reason})
 
     def reader(self, fields: Sequence[str] | None = None) -> RawReader:
@@ -40,7 +39,6 @@ class Raw:
         return RawReader(_VALUE in checked_fields(_BINARY, fields))
 
     def writer(self) -> ValueWriter:
-        """A writer of the bytes."""
         return ValueWriter()
 
 
@@ -51,7 +49,6 @@ class RawReader:
     built: bool
 
     def read(self, values: Sequence[bytes | None]) -> Block:
-        """The values as one column."""
         import pyarrow as pa
 
         columns = {_VALUE: pa.array(values, pa.binary())} if self.built else {}
@@ -69,7 +66,6 @@ class Text:
 
     @property
     def reasons(self) -> frozenset[str]:
-        """Every reason of a refusal."""
         return frozenset({_NULL.reason, "invalid_utf8"})
 
     def reader(self, fields: Sequence[str] | None = None) -> TextReader:
@@ -77,7 +73,6 @@ class Text:
         return TextReader(_VALUE in checked_fields(_STRING, fields))
 
     def writer(self) -> ValueWriter:
-        """A writer of the text's bytes."""
         return ValueWriter(text=True)
 
 
@@ -88,7 +83,6 @@ class TextReader:
     built: bool
 
     def read(self, values: Sequence[bytes | None]) -> Block:
-        """The values as one column."""
         import pyarrow as pa
 
         refused = {**_nulls(values), **not_utf8(values, joined(values))}

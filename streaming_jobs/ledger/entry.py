@@ -39,7 +39,6 @@ class Txn:
 
     @classmethod
     def of(cls, version: int) -> Txn:
-        """The position that a transaction version stands for."""
         return cls(version >> 32, (version & 0xFFFF_FFFF) - 1)
 
     def __str__(self) -> str:
@@ -129,7 +128,6 @@ class LedgerEntry:
 
     @property
     def txn(self) -> Txn:
-        """The position this entry stands for."""
         return Txn(self.generation, self.batch)
 
     def same_offsets(self, other: LedgerEntry) -> bool:

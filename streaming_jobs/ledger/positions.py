@@ -104,7 +104,6 @@ def ends_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:
 
 
 def by_place(offsets: TopicOffsets) -> dict[Place, int]:
-    """The offsets by topic and partition."""
     return {(topic, partition): offset for topic, each in offsets.items() for partition, offset in each.items()}
 
 

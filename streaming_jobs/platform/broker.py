@@ -208,7 +208,6 @@ class Broker:
         return self._running is not None and self._child is None
 
     def running(self) -> bool:
-        """True if the broker's process runs."""
         if self._child is not None:
             return self._child.exit_code is None
         return self._running is not None and self._running.alive()

@@ -276,7 +276,6 @@ def named(entry: LedgerEntry | None) -> str:
 
 
 def report_of(error: RecourseError) -> ErrorReport:
-    """The error as the status file holds it."""
     return {
         "code": error.code,
         "found": error.found,

@@ -125,7 +125,6 @@ _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 
 
 def as_properties(values: Mapping[str, str]) -> str:
-    """The text of a Java properties file."""
     return "".join(f"{_escaped_key(key)}={_escaped(value)}\n" for key, value in values.items())
 
 

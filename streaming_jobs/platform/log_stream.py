@@ -1,4 +1,4 @@
-"""Log lines while no space is left on the disk: they are dropped, and the process that logs goes on."""
+"""Log lines while no space is left on the disk: they are dropped, and the process continues."""
 
 from __future__ import annotations
 

@@ -47,8 +47,6 @@ Task = Callable[[Iterable[object]], Iterator[Answer]]
 
 
 class Executors(Protocol):
-    """The executors of a Spark session."""
-
     def count(self) -> int:
         """How many are there now."""
 
@@ -58,8 +56,6 @@ class Executors(Protocol):
 
 @dataclass(frozen=True)
 class SparkExecutors:
-    """Those of this session."""
-
     spark: SparkSession
 
     def count(self) -> int:
@@ -219,7 +215,6 @@ class LocalSpark:
         return self.process.returncode if self.process is not None else None
 
     def begin(self, name: str, inherited: Sequence[int] = ()) -> None:
-        """Start the JVM."""
         self._launched = self.launch(self.settings, name=name, keep_open=inherited, record_classes=self.record_classes)
         self.process = self._launched.process
 
@@ -237,7 +232,6 @@ class LocalSpark:
         return self._session
 
     def failure(self, patience: float = 0.0) -> TransientError | None:
-        """The error that says how the JVM ended."""
         return jvm_gone(self.process, patience)
 
     def stop(self) -> None:

@@ -239,7 +239,6 @@ class Launched:
             raise
 
     def kill(self) -> None:
-        """End what was started, at once."""
         if self.jvm is not None:
             self.jvm.kill()
         if self.server is not None:

@@ -181,7 +181,6 @@ class StartingJvm:
             self._folder.cleanup()
 
     def kill(self) -> None:
-        """End it at once."""
         self.process.kill()
         try:
             self.process.wait(_KILLED)

@@ -66,7 +66,6 @@ def checks(settings: Settings) -> list[Check]:
 
 
 def check_python() -> Check:
-    """The interpreter's version."""
     running_version = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     if sys.version_info[:2] in PYTHONS:
         return Check("Python", True, running_version)
@@ -233,7 +232,6 @@ def nearest(position: dict[int, int], kafka: OffsetBounds) -> tuple[int, float] 
 
 
 def check(archive: TableArchive, position: dict[int, int], kafka: OffsetBounds) -> Check:
-    """The doctor's line about one archive."""
     found, fix = nearest(position, kafka), f"let it read more quickly: {commands.run(archive.stream)}"
     name = f"archive {archive.stream}"
     if found is None:

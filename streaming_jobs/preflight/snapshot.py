@@ -212,7 +212,6 @@ def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
 
 
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:
-    """The stream's ledger beside its state."""
     return LedgerFile(StreamFolder.of(settings, stream).ledger, settings.table.ledger_retention)
 
 

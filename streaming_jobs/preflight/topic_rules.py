@@ -108,7 +108,7 @@ def _gone(
     first: int,
     position: Mapping[str, Mapping[int, int]],
 ) -> Finding:
-    """The finding for the offsets from `offset` on and before `first`, which nothing can read any more."""
+    """The finding for the offsets from `offset` on and before `first`, which are no longer readable."""
     if topic.kind == "table":
         rebuild = commands.plan(snapshot.stream, to_batch=-1)
         return Finding(

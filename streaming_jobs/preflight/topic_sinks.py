@@ -68,7 +68,6 @@ def _of_one_number(shards: ShardsSnapshot, sink: TopicSinkSnapshot, snapshot: St
 
 
 def topic_sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """Findings about the topics that the stream writes."""
     for sink in snapshot.topic_sinks:
         yield from _topic(sink, snapshot.stream)
         if sink.exactly_once:

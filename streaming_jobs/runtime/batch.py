@@ -47,7 +47,6 @@ class BatchCounts:
     rules: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def onto(self, entry: LedgerEntry) -> LedgerEntry:
-        """The entry with the counts."""
         return replace(entry, rows=self.rows, rules=self.rules)
 
     def of_commit(self, counted_as: str, done: LedgerEntry) -> None:
@@ -128,7 +127,6 @@ def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, ba
 
 
 def range_words(entry: LedgerEntry) -> str:
-    """The offsets that a batch read, in words."""
     return ", ".join(f"{r.topic} {dict(r.start)} to {dict(r.end)}" for r in entry.offsets)
 
 

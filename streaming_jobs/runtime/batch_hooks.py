@@ -57,7 +57,6 @@ class BatchReport:
 
     @property
     def batch(self) -> int:
-        """Its number."""
         return self.entry.batch
 
     @property
@@ -72,7 +71,6 @@ class BatchReport:
 
     @property
     def dead_letters(self) -> int:
-        """Dead letters it wrote."""
         return self.entry.rows.get("dead_letters", 0)
 
     @property

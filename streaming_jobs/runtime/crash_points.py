@@ -53,4 +53,4 @@ def crash_point(name: str, stream: str, batch: int) -> None:
     else:
         del os.environ["RECOURSE_CRASH"]
         os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(_TAKES_HOLD)  # another thread may take the signal, and this one goes on for a moment
+        time.sleep(_TAKES_HOLD)  # another thread may take the signal, and this one continues for a moment

@@ -145,7 +145,6 @@ class EndOffsets:
         self._unanswered = False
 
     def start(self) -> EndOffsets:
-        """Start the thread."""
         self._thread.start()
         return self
 
@@ -166,7 +165,6 @@ class EndOffsets:
         )
 
     def look(self) -> None:
-        """Look once."""
         for name in self._names:
             at = time.time()
             try:
@@ -383,7 +381,6 @@ class Unread:
 
     @property
     def records(self) -> int:
-        """All unread records."""
         return sum(each.records for each in self.partitions)
 
     @property
@@ -399,7 +396,6 @@ class Unread:
         return None if self.oldest is None else max(self.at - self.oldest, 0.0)
 
     def as_json(self) -> dict[str, Any]:
-        """The figures for programs."""
         return {
             "at": self.at,
             "records": self.records,

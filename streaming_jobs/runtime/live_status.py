@@ -92,7 +92,6 @@ class LiveStatus:
         return True
 
     def batch_done(self, done: BatchReport) -> None:
-        """Take over the report of a batch."""
         self.has_run = True
         status = self.status
         status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records

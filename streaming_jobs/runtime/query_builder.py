@@ -194,7 +194,6 @@ class QueryBuilder:
 
     @property
     def own(self) -> StreamSettings:
-        """The stream's settings."""
         return self.settings.for_stream(self.stream.name)
 
     @property
@@ -215,11 +214,9 @@ class QueryBuilder:
 
     @property
     def limits(self) -> Limits:
-        """The bounds on a batch of each source."""
         return batch_limits(self.own, len(self.stream.sources), self.trigger, self._commit_interval)
 
     def limits_of(self, topic: str) -> Limits:
-        """The bounds on a batch of one topic."""
         return self.limits if self.until is None else replace(self.limits, until=self.until.get(topic, {}))
 
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:

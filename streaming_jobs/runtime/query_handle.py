@@ -85,7 +85,7 @@ class QueryHandle:
 
 # The stop of one stream's query: at a batch border, from outside if it is idle, by force after a deadline.
 #
-# A query is over when neither its batch nor its thread runs any more; Spark calls it terminated before that.
+# A query is over when its batch and its thread have ended; Spark calls it terminated before that.
 
 _IDLE_BEFORE_STOP = 1.0
 LINGERING = 300.0
@@ -137,7 +137,7 @@ class QueryStop:
                 log.warning("the query has not stopped yet", stream=self.stream, reason=str(error)[:200])
 
     def is_over(self, query: RunningQuery, now: float, *, in_batch: bool) -> bool:
-        """True if neither the batch nor the thread of an inactive query runs any more.
+        """True if the batch and the thread of an inactive query have ended.
 
         Spark calls a query terminated as soon as a stop is requested, and waits for its thread afterwards,
         `stopTimeout` at most. A batch that it interrupts runs on in Python to the end of its commit, and then in Spark.

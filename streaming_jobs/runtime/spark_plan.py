@@ -33,11 +33,9 @@ class DeclaredState:
         self.variables: list[str] = []
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:  # noqa: N802, N803
-        """Note a value."""
         self._note("value", stateName, _type(schema), ttlDurationMs)
 
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> None:  # noqa: N802, N803
-        """Note a list."""
         self._note("list", stateName, _type(schema), ttlDurationMs)
 
     def getMapState(  # noqa: N802
@@ -47,7 +45,6 @@ class DeclaredState:
         valueSchema: StructType | str,  # noqa: N803
         ttlDurationMs: int | None = None,  # noqa: N803
     ) -> None:
-        """Note a map."""
         self._note("map", stateName, f"{_type(userKeySchema)} -> {_type(valueSchema)}", ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:  # noqa: N802, N803
@@ -184,7 +181,6 @@ class PlanTraits:
 
 
 def traits(frame: DataFrame) -> PlanTraits:
-    """The traits of a streaming frame's plan."""
     return traits_of(analysed(frame))
 
 
@@ -197,7 +193,6 @@ def state_fingerprint(frame: DataFrame) -> dict[str, str]:
 
 
 def traits_of(plan: str) -> PlanTraits:
-    """The traits of a plan given as text."""
     nodes = streaming_nodes(plan)
     sources = sum(1 for name, _ in nodes if name.startswith(_SOURCE))
     stateful = any(_keeps_state(name) or (name == "Join" and sources > 1) for name, _ in nodes)

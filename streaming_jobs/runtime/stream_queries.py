@@ -80,8 +80,6 @@ class RunningQuery(Protocol):
 
 @dataclass(frozen=True)
 class SparkQuery:
-    """Spark's query."""
-
     query: StreamingQuery
 
     @property
@@ -91,12 +89,10 @@ class SparkQuery:
 
     @property
     def lastProgress(self) -> Any:  # noqa: N802
-        """As Spark reports."""
         return self.query.lastProgress
 
     @property
     def recentProgress(self) -> Sequence[Any]:  # noqa: N802
-        """As Spark reports."""
         return self.query.recentProgress
 
     @property
@@ -105,7 +101,6 @@ class SparkQuery:
         return not self.query._jsq.streamingQuery().queryExecutionThread().isAlive()
 
     def exception(self) -> BaseException | None:
-        """As Spark reports."""
         return self.query.exception()
 
     def stop(self) -> None:
@@ -145,8 +140,6 @@ class LaunchedQuery:
 
 
 class Queries(Protocol):
-    """The queries of one session."""
-
     def open(self, streams: Iterable[Stream]) -> None:
         """Get ready for these streams; called once, before anything else."""
 

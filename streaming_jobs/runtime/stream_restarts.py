@@ -115,7 +115,6 @@ class Handover:
             status.disk_settings = disk is not None and disk.settings
 
     def close(self) -> None:
-        """Stop watching."""
         if self._watch is not None:
             self._watch.close()
 

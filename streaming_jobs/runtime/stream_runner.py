@@ -95,7 +95,6 @@ class Retries:
         self.next_at = None
 
     def started(self, now: float) -> None:
-        """Note that the stream runs again."""
         self._healthy_since, self.lasting = now, False
 
     def batch_done(self) -> None:
@@ -305,7 +304,7 @@ class StreamRunner:
         log.error("stream failed", stream=self.stream.name, error=found)
 
     def abandon(self, error: RecourseError) -> None:
-        """End the stream because the session fails; the JVM is not called any more."""
+        """End the stream because the session fails; makes no further call to the JVM."""
         self.query = None
         if not self._settled(_SETTLE):
             log.warning("a savepoint is still being taken", stream=self.stream.name)

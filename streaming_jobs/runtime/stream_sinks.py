@@ -159,8 +159,6 @@ log = structlog.get_logger()
 
 
 class TopicSinks(Protocol):
-    """Opens the topics that streams write."""
-
     def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
         """The stream's topics as sinks, in their order; nobody else writes them from now on."""
 
@@ -200,7 +198,6 @@ class KafkaTopicSinks:
         return [_snapshot(settings, stream, sink, connection) for sink in stream.topic_sinks.values()]
 
     def close(self) -> None:
-        """Let go of all clients."""
         for name in list(self._open):
             self._leave(name)
 

@@ -118,8 +118,6 @@ class DeadLetterSink(Sink, Protocol):
 
 
 class Named(Protocol):
-    """A thing with a name."""
-
     @property
     def name(self) -> str:
         """The name."""

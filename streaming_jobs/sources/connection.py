@@ -130,7 +130,6 @@ class Failures:
             )
 
     def unreachable(self, doing: str, timeout: timedelta) -> BrokerUnreachable:
-        """The error for a deadline that passed."""
         reason = f" ({self._last})" if self._last else ""
         return BrokerUnreachable(
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
@@ -177,27 +176,21 @@ class NoBroker:
     error: BrokerUnreachable
 
     def describe(self, name: str) -> TopicInfo | None:
-        """Raises it."""
         raise self._again(name)
 
     def latest(self, name: str) -> dict[int, int]:
-        """Raises it."""
         raise self._again(name)
 
     def high_watermarks(self, name: str) -> dict[int, int]:
-        """Raises it."""
         raise self._again(name)
 
     def offsets(self, name: str) -> OffsetBounds:
-        """Raises it."""
         raise self._again(name)
 
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:  # noqa: ARG002
-        """Raises it."""
         raise self._again(name)
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:  # noqa: ARG002
-        """Raises it."""
         raise self._again(name)
 
     def _again(self, name: str) -> BrokerUnreachable:

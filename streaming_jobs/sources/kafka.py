@@ -51,17 +51,14 @@ class KafkaSource:
 
     @property
     def name(self) -> str:
-        """The topic's name."""
         return self.topic.name
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields of its value."""
         return list(self.topic.records.schema.fieldNames())
 
     @property
     def event_time(self) -> str | None:
-        """The field of its event time."""
         return self.topic.time_column
 
     @property
@@ -82,7 +79,6 @@ class KafkaSource:
         return watched(self, self._good(raw.observe(self.observation, *counted(self))))
 
     def reading_name(self, owner: str) -> str:
-        """The name of the data source of `stream`."""
         return f"kafka-{owner}-{self.parameter}"  # neither part can have a hyphen
 
     def build_only(self, owner: str, columns: Iterable[str]) -> None:

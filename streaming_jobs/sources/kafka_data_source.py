@@ -68,7 +68,6 @@ class Reading:
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
         return self.blocks.declared.topic
 
 
@@ -98,20 +97,16 @@ class KafkaRecords(DataSource):
         return reading
 
     def schema(self) -> StructType:
-        """The columns of `RecordBlocks`."""
         return self.reading.blocks.spark_schema
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - it is ours
-        """The records of a range."""
         return BatchReader(self.reading)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802, ARG002 - Spark's name
-        """The records from a start on."""
         return StreamReader(self.reading)
 
 
 def load(spark: SparkSession, reading: Reading, *, stream: bool) -> DataFrame:
-    """The records as a frame."""
     name = reading.name
     paths = tuple(path for path in sys.path if path)
     packed = cloudpickle.dumps(reading)  # type: ignore[no-untyped-call]
@@ -132,7 +127,6 @@ class BatchReader(DataSourceReader):
         return grouped(self.reading.starts, self.reading.ends, self.reading.workers)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of the ranges."""
         return read(self.reading, partition)
 
 
@@ -204,7 +198,6 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         return read(self.reading, partition)
 
     def stop(self) -> None:
-        """Close the planner's clients."""
         if self._planner is not None:
             self._planner.close()
 

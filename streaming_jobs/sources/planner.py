@@ -154,7 +154,6 @@ class Planner:
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
         return self.reader.topic
 
     def next_end(self, start: Mapping[int, int]) -> dict[int, int]:
@@ -204,7 +203,6 @@ class Planner:
         self._stop_at = latest if until is None else dict(until)
 
     def close(self) -> None:
-        """Close the clients."""
         self.reader.close()
 
     def _ends(self, start: dict[int, int]) -> Mapping[int, int]:

@@ -49,7 +49,7 @@ class KafkaConsumer(Protocol):
         """Read these partitions no longer."""
 
     def seek(self, partition: TopicPartition) -> None:
-        """Go on from another offset."""
+        """Continue from another offset."""
 
     def close(self) -> None:
         """Leave the cluster."""
@@ -79,7 +79,6 @@ class _Partition:
         return True
 
     def keep(self, ahead: list[Message]) -> None:
-        """Hold these records only."""
         if len(ahead) < len(self.ahead):
             self.ahead, self.size = ahead, sum(map(len, ahead))
 
@@ -173,7 +172,6 @@ class RangeReader:
             self._drop(partition)
 
     def close(self) -> None:
-        """End the consumer."""
         consumer, self._consumer = self._consumer, None
         self._partitions.clear()
         if consumer is not None:

@@ -53,8 +53,6 @@ TIMESTAMP_TYPES = ("NoTimestampType", "CreateTime", "LogAppendTime")
 
 
 class Records(Protocol):
-    """Some records, in order."""
-
     @property
     def values(self) -> list[bytes | None]:
         """The values' bytes."""
@@ -74,13 +72,10 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class KafkaMessages:
-    """Messages of a consumer."""
-
     messages: Sequence[Message]
 
     @cached_property
     def values(self) -> list[bytes | None]:
-        """As the consumer has them."""
         return [m.value() for m in self.messages]
 
     @cached_property
@@ -89,11 +84,9 @@ class KafkaMessages:
         return np.clip([m.timestamp()[1] for m in self.messages], -LARGEST_MS, LARGEST_MS).astype(np.int64)
 
     def column(self, name: str) -> pa.Array:
-        """The column, built from the messages."""
         return _COLUMNS[name](self.messages)
 
     def take(self, rows: Sequence[int]) -> KafkaMessages:
-        """Those messages."""
         return KafkaMessages([self.messages[row] for row in rows])
 
     def __len__(self) -> int:
@@ -109,22 +102,18 @@ class ArchivedRecords:
 
     @cached_property
     def values(self) -> list[bytes | None]:
-        """The values' bytes."""
         return list(self.rows["value"].to_pylist())
 
     @cached_property
     def times(self) -> np.ndarray:
-        """The column of times."""
         return np.asarray(self.rows["timestamp_ms"])
 
     def column(self, name: str) -> pa.Array:
-        """The column itself."""
         if name == "partition":
             return pa.array(np.full(len(self), self.partition, dtype=np.int32))
         return self.rows[name]
 
     def take(self, rows: Sequence[int]) -> ArchivedRecords:
-        """Those rows."""
         return ArchivedRecords(self.partition, self.rows.take(pa.array(rows, pa.int64())))
 
     def __len__(self) -> int:
@@ -193,7 +182,6 @@ class Declared:
 
     @classmethod
     def of(cls, topic: KafkaTopic) -> Declared:
-        """The declaration of a topic."""
         keep = topic.tombstones == "keep"
         return cls(
             topic.name,
@@ -223,7 +211,6 @@ class RecordBlocks:
 
     @cached_property
     def spark_schema(self) -> StructType:
-        """The columns of each batch as Spark's types."""
         headers = StructField("headers", HEADERS)
         if self.rows == "refused":
             reason = [StructField("reason", StringType()), StructField("detail", StringType())]
@@ -241,7 +228,6 @@ class RecordBlocks:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of each batch."""
         return to_arrow_schema(self.spark_schema, timezone="UTC")
 
     @cached_property

@@ -414,7 +414,6 @@ class TopicFigures:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions."""
         return len(self.latest)
 
     @property
@@ -438,7 +437,6 @@ class TopicFigures:
         return None if self.record_bytes is None else self.record_bytes * self.records
 
     def as_json(self) -> dict[str, Any]:
-        """The figures for programs."""
         return {
             "at": self.at,
             "topic": self.name,

@@ -34,7 +34,6 @@ class VoidRanges:
         return cls({partition: tuple(spans) for partition, spans in joined.items() if spans})
 
     def joined(self, other: VoidRanges) -> VoidRanges:
-        """These ranges and others."""
         return VoidRanges.of((p, *span) for each in (self, other) for p, spans in each.spans.items() for span in spans)
 
     def first_difference(self, other: VoidRanges) -> dict[int, int]:
@@ -53,7 +52,6 @@ class VoidRanges:
         return {partition: self._end(partition, offset) for partition, offset in offsets.items()}
 
     def count(self, spans: Mapping[int, Span]) -> int:
-        """The void offsets in ranges."""
         return sum(
             max(min(end, last) - max(begin, first), 0)
             for partition, (first, last) in spans.items()

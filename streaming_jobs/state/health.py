@@ -152,7 +152,6 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Settings, stream: str) -> Limits:
-        """The bounds that the settings give one stream."""
         stream_settings = settings.for_stream(stream)
         return cls(
             settings.dagster.stale_after.total_seconds(),
@@ -203,7 +202,6 @@ def health(settings: Settings, stream: str, *, should_run: bool | None = None) -
 
 
 def look(settings: Settings, stream: str) -> Seen:
-    """Read the stream's files now."""
     # The status again if the lease is free: a session that has ended in between has written its last state by then.
     status, owner, now = read_status(settings, stream), holder(settings, stream), time.time()
     if owner is None:

@@ -95,8 +95,6 @@ class Lease(Protocol):
 
 
 class Leases(Protocol):
-    """The leases of all streams."""
-
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> Lease:
         """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
 
@@ -119,7 +117,6 @@ class FileLease:
         return (self.descriptor,)
 
     def record_jvm(self, pid: int) -> None:
-        """Write the JVM's pid into the lease."""
         self.owner = replace(self.owner, jvm=pid, jvm_started=mark(pid))
         _write(self.descriptor, self.owner)
 
@@ -174,11 +171,9 @@ class FileLeases:
     settings: Settings
 
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> FileLease:
-        """As the function `acquire`."""
         return acquire(self.settings, stream, purpose=purpose, wait=wait)
 
     def holder(self, stream: str) -> Owner | None:
-        """As the function `holder`."""
         return holder(self.settings, stream)
 
 

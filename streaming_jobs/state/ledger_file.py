@@ -64,7 +64,6 @@ class _Lines:
     _full: tuple[int, dict[str, Any]] = (-1, {})
 
     def text(self, at: int) -> bytes:
-        """The line that begins there."""
         self.file.seek(at)
         return self.file.readline()
 
@@ -96,7 +95,6 @@ class RawLine:
         return line if self._on is None else completed(line, self._lines.full(self._on))
 
     def read(self) -> LedgerLine:
-        """The whole line."""
         line = self.value()
         seconds = line["ms"] / 1000 if "ms" in line else None
         return LedgerLine(_entry(self.stream, line), float(line["t"]), line["versions"], seconds)
@@ -221,7 +219,7 @@ class LedgerFile:
             self._append(datetime.now(UTC), [{**line.value(), "versions": {}} for line in new.values()], sync=True)
 
     def _roll_aside(self, today: Path) -> None:
-        """Roll the files before today's in a thread, which ends by itself; a kill in it leaves them to the next driver.
+        """Roll the files before today's in a thread; after a kill, the next driver rolls the rest.
 
         It is no daemon: an interpreter that ends in order waits for it.
         """

@@ -63,7 +63,6 @@ def named(settings: Settings) -> list[NamedSavepoint]:
 
 
 def find(settings: Settings, name: str) -> NamedSavepoint | None:
-    """The one of that name."""
     return _load(_path(settings, name)) if _NAME.fullmatch(name) else None
 
 

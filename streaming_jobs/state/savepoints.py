@@ -196,7 +196,6 @@ class Savepoint:
 
     @property
     def id(self) -> str:
-        """Its name."""
         return name_of(Txn(self.generation, self.batch))
 
     @property
@@ -220,17 +219,14 @@ class Cost:
 
 
 def name_of(txn: Txn) -> str:
-    """The savepoint's name for a batch."""
     return f"g{txn.generation:04d}-b{txn.batch:09d}"
 
 
 def folder(settings: Settings, stream: str) -> Path:
-    """The folder of a stream's savepoints."""
     return StreamFolder.of(settings, stream).savepoints
 
 
 def checkpoint_of(settings: Settings, savepoint: Savepoint) -> Path:
-    """The savepoint's checkpoint."""
     return folder(settings, savepoint.stream) / savepoint.id / "checkpoint"
 
 
@@ -262,7 +258,6 @@ def savepoints(settings: Settings, stream: str) -> list[Savepoint]:
 
 
 def find(settings: Settings, stream: str, name: str) -> Savepoint | None:
-    """The savepoint of that name."""
     return _load(folder(settings, stream) / name / "savepoint.json") if _NAME.fullmatch(name) else None
 
 
@@ -362,7 +357,6 @@ def beyond(
 
 
 def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:
-    """The disk space of a savepoint."""
     files = list(files_below(_places(settings, stream, savepoint)))
     return Cost(len(files), sum(f.st_size for f in files), sum(f.st_size for f in files if f.st_nlink == 1))
 

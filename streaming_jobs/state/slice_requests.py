@@ -55,13 +55,12 @@ class SliceRequest:
 
     @property
     def ledger(self) -> LedgerEntry:
-        """The ledger entry of its commit."""
         entry = LedgerEntry.decode(self.entry)
         assert entry is not None, "it was encoded by us"
         return entry
 
     def ended(self, state: State, *, version: int | None = None, reason: str = "") -> SliceRequest:
-        """The request with its outcome; the files of the change are not needed any more."""
+        """The request with its outcome, without the files of the change."""
         return replace(self, state=state, version=version, reason=reason, at=round(time.time(), 3), change={})
 
 
@@ -73,7 +72,6 @@ class SliceRequests:
 
     @classmethod
     def of(cls, settings: Settings, stream: str) -> SliceRequests:
-        """The folder in the stream's state."""
         return cls(StreamFolder.of(settings, stream).slices)
 
     @property

@@ -31,7 +31,6 @@ class StartRequest:
 
 
 def request(settings: Settings, stream: str) -> StartRequest | None:
-    """The stream's start request, or None."""
     path = StreamFolder.of(settings, stream).start
     try:
         since, text = path.stat().st_mtime, path.read_text(encoding="utf-8")

@@ -204,7 +204,6 @@ class Status:
                 setattr(self, name, min(stamp, now))
 
     def set_error(self, error: ErrorReport) -> None:
-        """Note the error with which the stream failed."""
         self.error = error
         self.last_error = {**error, "at": datetime.now(UTC).isoformat(timespec="seconds")}
 

@@ -39,7 +39,6 @@ class Request:
 
 
 def marker(settings: Settings, stream: str) -> Path:
-    """The path of the file."""
     return StreamFolder.of(settings, stream).stop
 
 
@@ -49,7 +48,6 @@ def asked(settings: Settings, stream: str) -> bool:
 
 
 def request(settings: Settings, stream: str) -> Request | None:
-    """The stream's stop request, or None."""
     try:
         with marker(settings, stream).open(encoding="utf-8") as file:
             stat = os.fstat(file.fileno())
@@ -60,7 +58,6 @@ def request(settings: Settings, stream: str) -> Request | None:
 
 
 def requests(settings: Settings) -> dict[str, Request]:
-    """All stop requests, by stream."""
     names = [path.parent.name for path in settings.state.glob("*/stop")]
     return {name: pending for name in names if (pending := request(settings, name)) is not None}
 

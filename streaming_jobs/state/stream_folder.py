@@ -45,7 +45,6 @@ class StreamFolder:
             os.close(descriptor)
 
     def checkpoint(self, generation: int) -> Checkpoint:
-        """Spark's checkpoint of one generation."""
         return Checkpoint(self.path / f"g{generation:04d}")
 
     @property

@@ -66,7 +66,6 @@ class Generation:
 
     @property
     def first_batch(self) -> int:
-        """The number of its first batch."""
         return 0 if self.restarts else self.from_batch + 1
 
 
@@ -111,7 +110,6 @@ class CodeSince:
 
     @property
     def version(self) -> CodeVersion:
-        """The code."""
         return CodeVersion(self.hash, self.package, self.formerly)
 
     @property
@@ -135,15 +133,12 @@ class StreamRecord:
 
     @property
     def generation(self) -> int:
-        """The current generation's number."""
         return self.generations[-1].number
 
     def table(self, name: str) -> BoundTable | None:
-        """The bound table of that name."""
         return next((t for t in self.tables if t.name == name), None)
 
     def topic(self, name: str) -> BoundTopic | None:
-        """The bound topic of that name."""
         return next((t for t in self.topics if t.name == name), None)
 
     @property

@@ -81,15 +81,12 @@ class ReadableTopics:
     stream: Stream
 
     def describe(self, name: str) -> TopicInfo | None:
-        """As Kafka has it."""
         return self.topics.describe(name)
 
     def latest(self, name: str) -> dict[int, int]:
-        """As Kafka has it."""
         return self.topics.latest(name)
 
     def high_watermarks(self, name: str) -> dict[int, int]:
-        """As Kafka has them."""
         return self.topics.high_watermarks(name)
 
     def offsets(self, name: str) -> OffsetBounds:

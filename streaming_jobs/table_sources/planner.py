@@ -70,12 +70,10 @@ class RowBlocks:
     def of(
         cls, source: DeltaSource, versions: TableVersions, rows: Literal["all", "refused"], used: Path | None = None
     ) -> RowBlocks:
-        """The blocks of a declared source."""
         return cls(versions, source.columns, source.event_time, source.ahead, source.max_ahead, rows, used)
 
     @cached_property
     def spark_schema(self) -> StructType:
-        """The columns of each batch as Spark's types."""
         if self.rows == "refused":
             reason = [StructField("reason", StringType()), StructField("detail", StringType())]
             value = StructField("value", BinaryType())
@@ -85,7 +83,6 @@ class RowBlocks:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of each batch."""
         return to_arrow_schema(self.spark_schema, timezone="UTC")
 
     @cached_property

@@ -25,8 +25,6 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class TableReaders:
-    """The streams that read one table."""
-
     settings: Settings
     table: str
     names: tuple[str, ...]

@@ -70,20 +70,16 @@ class TableRows(DataSource):
         return reading
 
     def schema(self) -> StructType:
-        """The columns of `RowBlocks`."""
         return self.reading.blocks.spark_schema
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - it is ours
-        """The rows of a range."""
         return RangeReader(self.reading)
 
     def streamReader(self, schema: StructType) -> TableStreamReader:  # noqa: N802, ARG002 - Spark's name
-        """The rows from a start on."""
         return TableStreamReader(self.reading)
 
 
 def load(spark: SparkSession, reading: TableReading, *, stream: bool) -> DataFrame:
-    """The rows as a frame."""
     name = reading.name
     paths = tuple(path for path in sys.path if path)
     named = {"packed": pickle.dumps(reading), "paths": paths, "name": classmethod(lambda _: name)}
@@ -106,7 +102,6 @@ class RangeReader(DataSourceReader):
         return [FilesPartition(part) for part in tasks(files, reading.workers)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of its files."""
         assert isinstance(partition, FilesPartition)
         return self.reading.blocks.of_files(partition.files)
 
@@ -199,17 +194,14 @@ class TableSource:
 
     @property
     def name(self) -> str:
-        """The table's name."""
         return self.declared.name
 
     @property
     def fields(self) -> Sequence[str]:
-        """The columns that are read."""
         return list(self.declared.columns.fieldNames())
 
     @property
     def event_time(self) -> str | None:
-        """The column of its event time."""
         return self.declared.time_column
 
     @property
@@ -229,7 +221,6 @@ class TableSource:
         return watched(self, _good(raw.observe(self.observation, *counted(self))))
 
     def reading_name(self, owner: str) -> str:
-        """The name of the data source of `stream`."""
         return f"table-{owner}-{self.parameter}"  # neither part can have a hyphen
 
     def build_only(self, owner: str, columns: Iterable[str]) -> None:
@@ -249,7 +240,6 @@ class TableSource:
         return late_rows(self, self._range(spark, "all", offsets.start, offsets.end), watermark_ms)
 
     def rows(self, offsets: OffsetRange) -> int:
-        """The rows of the versions in a range."""
         start, end = offsets.start.get(0, 0), offsets.end.get(0, 0)
         return sum(version.rows for version in self.versions.between(start, end))
 

@@ -59,7 +59,6 @@ class TableArchive:
 
     @property
     def name(self) -> str:
-        """The archive's name."""
         return self.stream
 
     def bounds(self) -> dict[int, Span]:

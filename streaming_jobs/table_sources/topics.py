@@ -145,7 +145,6 @@ class SourceEnds:
 
     @classmethod
     def of(cls, settings: Settings, topics: TopicEnds, streams: Iterable[Stream]) -> SourceEnds:
-        """Those of what the streams read."""
         names = {table.name for stream in streams for table in stream.tables_read}
         return cls(topics, {name: TableVersions(settings.tables / name) for name in names})
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]:
     """The files that other programs removed after a version and before the writer's next commit; True if it came.
 
-    Compaction removes no rows, and upkeep goes on also while the writer waits for a person.
+    Compaction removes no rows, and upkeep continues while the writer waits for a person.
     """
     removed: set[str] = set()
     while commit := _commit(table, number := number + 1):
@@ -147,7 +147,6 @@ class Version:
 
     @property
     def rows(self) -> int:
-        """Their number."""
         return sum(file.rows for file in self.files)
 
     @property
@@ -170,7 +169,6 @@ class TableVersions:
 
     @property
     def name(self) -> str:
-        """The table's name."""
         return self.table.name
 
     def newest(self) -> int | None:
@@ -189,7 +187,6 @@ class TableVersions:
         return sorted(int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
 
     def has(self, number: int) -> bool:
-        """True if that version's commit is there."""
         name = f"_delta_log/{number:020d}.json"
         return any((root / name).exists() for root in self._roots)
 
@@ -337,7 +334,7 @@ class TableVersions:
         return [add for add in adds if name_on_disk(add["path"]) in wanted]
 
     def _read_before(self, number: int, stream: str) -> dict[Place, int] | None:
-        """The offsets up to which the writer had read before a publish; None if the log does not show it any more."""
+        """The offsets up to which the writer had read before a publish; None if the log no longer shows it."""
         for commit in whole_walk(self.table, number - 1):
             entry = commit.entry
             if entry is not None and entry.stream == stream and entry.kind in ("batch", "publish"):

@@ -50,7 +50,6 @@ class MemoryBatch:
         return len(self.sink.written(self.txn))
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once."""
         rows = [{"batch": self.txn.batch, **asdict(each)} for each in self.sink.written(self.txn)]
         return self.sink.append(pa.Table.from_pylist(rows) if rows else NO_ROWS, entry)
 

@@ -62,7 +62,6 @@ class MemoryLease:
         return not self.released or self.owner.jvm_alive()
 
     def record_jvm(self, pid: int) -> None:
-        """Record the JVM as a holder."""
         self.owner = replace(self.owner, jvm=pid, jvm_started=mark(pid))
 
     def unlock(self) -> None:

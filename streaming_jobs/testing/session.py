@@ -61,12 +61,11 @@ class MemoryRuntime:
         return self.failed
 
     def stop(self) -> None:
-        """Record the call; nothing runs in the process any more."""
+        """Record the call; afterwards nothing runs in the process."""
         self.ends.append("stop")
         self.jvm = None
 
     def kill(self) -> None:
-        """Record the call."""
         self.ends.append("kill")
 
 
@@ -89,12 +88,10 @@ class MemoryQuery:
 
     @property
     def recentProgress(self) -> list[SimpleNamespace]:  # noqa: N802
-        """The reports as objects."""
         return [SimpleNamespace(json=json.dumps(report), **report) for report in self.reports]
 
     @property
     def lastProgress(self) -> SimpleNamespace | None:  # noqa: N802
-        """The newest report."""
         return self.recentProgress[-1] if self.reports else None
 
     @property
@@ -103,7 +100,6 @@ class MemoryQuery:
         return not self.active and not self.thread_lives
 
     def exception(self) -> Exception | None:
-        """The failure."""
         return self.failure
 
     def stop(self) -> None:
@@ -142,7 +138,6 @@ class MemoryQueries:
         snapshot: StreamSnapshot,
         hooks: QueryHooks,
     ) -> LaunchedQuery:
-        """Start the stream's query."""
         self.launched.append(stream.name)
         self.hooks[stream.name] = hooks
         hooks.built(self.pipeline(stream, hooks))

@@ -69,7 +69,6 @@ class MemoryDeclaration:
 
     @property
     def deletes(self) -> DeclaredTable | None:
-        """Nothing is deleted."""
         return None
 
 
@@ -96,7 +95,6 @@ class MemoryStore:
         self._retained: dict[Path, dict[str, MemoryContent]] = {}
 
     def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable | None:
-        """The table if its folder exists."""
         file = settings.tables / declared.name / _FILE
         if not file.exists():
             return None
@@ -108,12 +106,10 @@ class MemoryStore:
         return MemoryTable(declared.name, self._logs[table_id], table_id, self._owners[table_id])
 
     def commits(self, settings: Settings, declared: DeclaredTable, *, up_to: int | None = None) -> Iterator[Commit]:
-        """The commits of the table's log."""
         table = self.open(settings, declared, "")
         return (c for c in (table.commits() if table else ()) if up_to is None or c.version <= up_to)
 
     def check_output(self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
-        """As `ensure`, without a change."""
         if (table := self.open(settings, declared, stream)) is None:
             return
         there = {column.name: column.dataType for column in output.fields}
@@ -125,7 +121,6 @@ class MemoryStore:
     def ensure(
         self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
     ) -> MemoryTable:
-        """The table, made or widened."""
         table = self.open(settings, declared, stream)
         if table is None:
             begun = MemoryContent((), output, tuple(declared.partition_by))
@@ -154,11 +149,9 @@ class MemoryStore:
         return self._opened(settings, declared, stream)
 
     def dead_letters(self, name: str, stream: str) -> DeclaredTable:
-        """A table of dead letters in this store."""
         return MemoryDeclaration(name, self, DEAD_LETTERS, description=f"Records that the stream {stream} refused")
 
     def quarantine(self, name: str, table: DeclaredTable, stream: str) -> DeclaredTable:
-        """A table in this store."""
         return MemoryDeclaration(name, self, description=f"Rows that stream {stream} did not write to {table.name}")
 
     def sink(
@@ -170,19 +163,16 @@ class MemoryStore:
         rules: RowRules = NO_RULES,
         quarantine: StoredTable | None = None,
     ) -> Sink:
-        """The table itself."""
         opened = _table(table)
         opened.rules, opened.quarantine = rules, None if quarantine is None else _table(quarantine)
         return opened
 
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
-        """The table itself."""
         return _table(table)
 
     def batches_sink(
         self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
     ) -> Sink:
-        """A `MemoryBatches` over the same log."""
         opened = _table(table)
         return MemoryBatches(opened.name, opened.log, opened.table_id, opened.owner, written=written)
 
@@ -195,7 +185,6 @@ class MemoryStore:
         forgets: timedelta | None,
         unread: Unread = no_readers,
     ) -> Upkeep:
-        """Nothing to do."""
         return MemoryUpkeep(table)
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
@@ -215,11 +204,9 @@ class MemoryStore:
         ]
 
     def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, MemoryContent]:
-        """The pieces that are held."""
         return {table.name: self._retained[saved.folder][table.name] for table in tables}
 
     def release(self, settings: Settings, saved: SavedAs) -> None:
-        """Drop the pieces."""
         self._retained.pop(saved.folder, None)
 
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
@@ -235,7 +222,6 @@ class MemoryStore:
         return iter(())
 
     def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
-        """Every commit is whole."""
         table = self.open(settings, declared, stream)
         return None if table is None else TornEnd((), table.version)
 

@@ -45,7 +45,6 @@ class MemoryContent:
 
     @property
     def pieces(self) -> int:
-        """The number of pieces."""
         return len(self.parts)
 
     def without(self, other: Content) -> MemoryContent:
@@ -54,7 +53,6 @@ class MemoryContent:
         return replace(self, parts=tuple(part for part in self.parts if id(part) not in there))
 
     def rows(self) -> pa.Table:
-        """All rows."""
         parts = [part for part in self.parts if part.num_rows]
         return pa.concat_tables(parts, promote_options="default") if parts else NO_ROWS
 
@@ -129,7 +127,6 @@ class MemoryTable:
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The columns that the declaration partitions it by."""
         return self.content().partition_by
 
     def rows(self) -> pa.Table:
@@ -147,7 +144,6 @@ class MemoryTable:
         return next((commit.entry for commit in reversed(self.log) if commit.moves_to is not None), None)
 
     def commits(self) -> Iterator[Commit]:
-        """Its commits, newest first."""
         for version in range(self.version, -1, -1):
             commit = self.log[version]
             yield Commit(version, commit.at, commit.operation, commit.changes_data, commit.entry)
@@ -178,21 +174,17 @@ class MemoryTable:
         return self.version
 
     def mark(self, entry: LedgerEntry) -> int | None:
-        """Commit the entry without rows, once."""
         return self._commit(entry, NO_ROWS, self.content(), "WRITE", changes_data=False)
 
     def content(self, version: int | None = None) -> MemoryContent:
-        """Its pieces."""
         if not self.log:
             return MemoryContent()
         return self.log[self.version if version is None else version].content
 
     def has_content(self, content: Content, version: int | None = None) -> bool:
-        """True if these are its pieces."""
         return self.content(version).same(memory_content(content))
 
     def no_rows(self) -> MemoryContent:
-        """A content with its columns and without pieces."""
         return MemoryContent((), self.schema, self.partition_by)
 
     def replace_rows(
@@ -202,7 +194,6 @@ class MemoryTable:
         place: str,
         new: Content | None = None,
     ) -> Replaced:
-        """Replace its pieces, in one commit."""
         now, wanted = self.content(), memory_content(content)
         known = {field.name for field in now.schema.fields}
         schema = StructType([*now.schema.fields, *(field for field in wanted.schema.fields if field.name not in known)])
@@ -262,7 +253,6 @@ class MemoryTable:
         return marked(output, self.name, self.rules) if self.rules else output
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
-        """Compute the frame's rows."""
         made = split(frame.toArrow(), self.name, self.rules, ())
         aside = None
         if made.quarantined is not None and self.quarantine is not None:
@@ -311,7 +301,6 @@ class MemoryWrite:
 
     @property
     def rows(self) -> int:
-        """The number of prepared rows."""
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:

@@ -52,7 +52,6 @@ class ArrowFrame:
     table: pa.Table
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        """The rows."""
         return self.table
 
 
@@ -82,7 +81,6 @@ class MemoryTopic:
                 yield partition, offset, self.partitions[partition][offset]
 
     def rows(self, offsets: OffsetRange) -> int:
-        """The offsets of a range."""
         return offsets.records
 
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
@@ -108,7 +106,6 @@ class MemoryTopic:
         return cast("DataFrame", ArrowFrame(pa.Table.from_pylist(rows, schema=_SCHEMA)))
 
     def describe(self, name: str) -> TopicInfo | None:
-        """The topic, under its own name."""
         known = name == self.name
         return TopicInfo(name, self.topic_id, len(self.partitions), KEEP_FOREVER, "delete") if known else None
 

@@ -49,7 +49,6 @@ def parse_duration(text: str, of: str = "") -> timedelta:
 
 
 def milliseconds(duration: timedelta) -> int:
-    """The duration in whole milliseconds."""
     return duration // timedelta(milliseconds=1)
 
 

@@ -14,7 +14,6 @@ Value = bool | int | float | Decimal | str | date | datetime
 
 
 def quoted(name: str, dialect: Dialect) -> str:
-    """A column's name in SQL."""
     return f"`{name.replace('`', '``')}`" if dialect == "spark" else '"' + name.replace('"', '""') + '"'
 
 

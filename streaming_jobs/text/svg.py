@@ -20,7 +20,6 @@ def text(x: float, y: float, words: str, **attributes: str | float) -> str:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, **attributes: str | float) -> str:
-    """A straight line."""
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
 
 
@@ -66,7 +65,6 @@ class VerticalScale:
         return self.top + self.high
 
     def y(self, value: float) -> float:
-        """The y of a value."""
         return self.bottom - self.high * value / self.most
 
     def grid(self, left: float, right: float) -> Iterator[str]:

@@ -50,7 +50,6 @@ class Life:
 
     @property
     def first_batch(self) -> int:
-        """The number of its first batch."""
         return 0 if self.restarts else self.from_batch + 1
 
 
@@ -135,7 +134,6 @@ class Beside:
         return [one for one in self.slices if one.table == table]
 
     def life(self, number: int) -> Life | None:
-        """The generation of that number."""
         return next((life for life in self.lives if life.number == number), None)
 
 

@@ -39,7 +39,6 @@ class Refusals:
     code: frozenset[str] = frozenset()
 
     def take(self, record: RawRecord) -> None:
-        """Judge one record."""
         reason = self.reason(record)
         if reason is not None:
             place = place_of(record.partition, record.offset)

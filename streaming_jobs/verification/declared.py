@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def subject_of(stream: Stream) -> Subject:
-    """The stream's tables and topics."""
     first, *others = (topic.name for topic in stream.sources.values())
     aside = stream.quarantines
     tables = [

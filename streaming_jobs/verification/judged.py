@@ -33,7 +33,6 @@ class Judged:
     doubled: list[Span] = field(default_factory=list)
 
     def tell(self, table: str, what: str, verdict: Outcome, text: str) -> None:
-        """Add one outcome."""
         self.found.append(Comparison(table, what, verdict, text))
 
     def accepted(self, table: str) -> bool:
@@ -41,7 +40,6 @@ class Judged:
         return self.beside is not None and self.beside.changed(table)
 
     def slices(self, table: str) -> list[RebuiltSlice]:
-        """The slices of that table that were rebuilt."""
         return self.beside.slices_of(table) if self.beside is not None else []
 
     def replaced(self, table: str) -> bool:

@@ -55,7 +55,6 @@ class Chain:
     """True if the log no longer has the table's first versions."""
 
     def take(self, commit: Commit) -> list[Fault]:
-        """Add one commit and return its faults."""
         return [Fault(self.table, commit.version, kind, text) for kind, text in self._taken(commit)]
 
     def _taken(self, commit: Commit) -> Iterator[tuple[Kind, str]]:

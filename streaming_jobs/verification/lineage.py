@@ -147,7 +147,6 @@ class _Walk:
         self._corrections, self._joined = corrections, list[Corrected]()
 
     def generation(self, number: int, first: int, last: int) -> None:
-        """The batches of one generation."""
         replaced = list(self._replaced(number, first, last))
         known = {b for g, b in (*self._logged, *self._beside.lines) if g == number and first <= b <= last}
         kept = [b for b in known if not any(low <= b <= high for low, high, _ in replaced)]

@@ -18,7 +18,6 @@ class Span:
 
     @property
     def offsets(self) -> int:
-        """Number of offsets in the range."""
         return self.end - self.start
 
     def __str__(self) -> str:

@@ -163,7 +163,6 @@ def _read(source: KafkaSource, spark: SparkSession, spans: Sequence[Span], reade
 def _table(
     settings: Settings, stream: Stream, name: str, frame: DataFrame, verdict: StreamVerdict, written: _Written
 ) -> Comparison:
-    """Compare one table."""
     declared = stream.sinks[name]
 
     def comparison(outcome: Outcome, text: str) -> Comparison:

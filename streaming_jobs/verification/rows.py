@@ -53,5 +53,4 @@ def places(tables: Path, elsewhere: Elsewhere) -> Packed:
 
 
 def all_places(tables: Path, every: Iterable[Elsewhere]) -> Packed:
-    """The places of several such tables together."""
     return np.concatenate([packed([], []), *(places(tables, one) for one in every)])

@@ -75,7 +75,6 @@ class Subject:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All topics."""
         return (self.topic, *self.others)
 
     @property

@@ -37,12 +37,10 @@ def packed(partitions: Any, offsets: Any) -> Packed:
 
 
 def place_of(partition: int, offset: int) -> int:
-    """One place as one number."""
     return partition << _SHIFT | offset
 
 
 def unpacked(topic: str, places: Iterable[int]) -> list[Span]:
-    """Packed places as ranges."""
     by_partition: dict[int, list[int]] = {}
     for place in places:
         by_partition.setdefault(place >> _SHIFT, []).append(place & ((1 << _SHIFT) - 1))
@@ -113,7 +111,6 @@ class Places:
 
     @property
     def columns(self) -> Sequence[str]:
-        """Place and key."""
         return (self.partition, self.offset, *self.key)
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
@@ -162,7 +159,6 @@ class Newest:
 
     @property
     def columns(self) -> Sequence[str]:
-        """Place and key."""
         return (self.partition, self.offset, *self.key)
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
@@ -205,11 +201,9 @@ class Total:
 
     @property
     def columns(self) -> Sequence[str]:
-        """Key and count."""
         return (self.key, self.count)
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
-        """Compare the sum with the covered records."""
         findings = _doubled(rows, (self.key,), "key")
         total = pc.sum(rows[self.count]).as_py() or 0
         if total != len(covered.places):
@@ -228,7 +222,6 @@ class Windows:
 
     @property
     def columns(self) -> Sequence[str]:
-        """Key and count."""
         return (*self.key, self.count)
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
@@ -252,7 +245,6 @@ class Windows:
 
 
 def shown(spans: Sequence[Span], most: int = 5) -> str:
-    """Ranges in words, the first few of them."""
     rest = f" and {len(spans) - most} more ranges" if len(spans) > most else ""
     return ", ".join(str(span) for span in spans[:most]) + rest
 

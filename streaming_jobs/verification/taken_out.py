@@ -53,7 +53,6 @@ class TakenOut:
 
     @property
     def rows(self) -> int:
-        """All rows that are not in the table."""
         return self.quarantined + self.dropped
 
 

@@ -107,7 +107,6 @@ class TopicReader:
 
     @property
     def whole(self) -> list[Span]:
-        """The ranges that it reads."""
         return [Span(self.name, number, self.low[number], end) for number, end in sorted(self.high.items())]
 
     def content(
@@ -215,7 +214,6 @@ class ListedRecords:
     listed: Sequence[RawRecord]
 
     def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
-        """The records in the ranges."""
         wanted = list(spans)
         for record in sorted(self.listed, key=lambda r: (r.topic, r.partition, r.offset)):
             if any(

@@ -124,7 +124,6 @@ def too_late(coverage: Coverage, stream: Stream, where: str) -> str:
 
 
 def differing(difference: Difference) -> str:
-    """The number of rows that differ, in words."""
     return counted(difference.rows, "row", "differs", "differ")
 
 

@@ -122,7 +122,6 @@ class _Known:
     code: frozenset[str]
 
     def compare(self, truth: Truth) -> Comparison:
-        """Compare one table with its truth."""
         if truth.table in self.verdict.accepted:
             return Comparison(truth.table, "truth", "not compared", ACCEPTED)
         path, position = self.settings.tables / truth.table, self.verdict.position

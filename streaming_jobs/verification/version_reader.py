@@ -50,7 +50,6 @@ class TableReader:
 
     @property
     def path(self) -> Path:
-        """The table's folder."""
         return self.tables / self.subject.table
 
     @property
@@ -136,7 +135,6 @@ class ConcurrentReader:
         self._thread = threading.Thread(target=self._run, name="version-reader", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
         self._thread.start()
 
     def finish(self) -> None:
@@ -165,7 +163,6 @@ class ConcurrentReader:
 
     @property
     def faults(self) -> list[Fault]:
-        """All that was wrong, table by table."""
         return [fault for reader in self.readers for fault in reader.faults]
 
     def _run(self) -> None:

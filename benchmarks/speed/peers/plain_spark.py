@@ -46,7 +46,6 @@ def session(properties: dict[str, str]) -> SparkSession:
 
 
 def payments(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
-    """The topic's records as columns."""
     source = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)

@@ -2,7 +2,7 @@
 
     python -m streaming_jobs.examples.payments.feed --count 20000 --late 100
 
-It goes on behind the records that the topic holds. A feed that was cut off may leave some of its payments out.
+It continues after the records that the topic holds. A feed that was cut off may leave some of its payments out.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ class Payment:
 
     @property
     def value(self) -> bytes:
-        """The record's value."""
         fields = {
             "payment": self.number,
             "account": self.account,

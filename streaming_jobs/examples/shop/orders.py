@@ -38,7 +38,6 @@ class Order:
 
     @property
     def value(self) -> bytes:
-        """The record's value."""
         fields = {
             "order": self.number,
             "kind": self.kind,

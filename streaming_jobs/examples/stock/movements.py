@@ -41,7 +41,6 @@ class Movement:
 
     @property
     def value(self) -> bytes:
-        """The record's value."""
         at = self.at.strftime("%Y-%m-%dT%H:%M:%SZ")
         fields = {"product": self.product, "kind": self.kind, "quantity": self.quantity, "at": at}
         return json.dumps(fields, separators=(",", ":")).encode()

@@ -124,7 +124,6 @@ class Forked:
     client: socket.socket | None
 
     def tell(self, number: int) -> None:
-        """Send a number to the client."""
         if self.client is not None:
             with suppress(OSError):  # it has ended
                 self.client.sendall(number.to_bytes(NUMBER, signed=True))

@@ -49,7 +49,6 @@ class BatchesTable(DeltaOutput):
         return output
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:  # noqa: ARG002
-        """Nothing to compute."""
         return BatchesWrite(self.sink, Txn(rows.generation, rows.batch), self.written)
 
 
@@ -71,7 +70,6 @@ class BatchesWrite:
         return len(self.written(self.txn))
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Commit the rows once, with the entry."""
         return ArrowAppend(self.sink, batches_rows(self.txn, self.written(self.txn))).commit(entry)
 
     def close(self) -> None:
@@ -79,7 +77,6 @@ class BatchesWrite:
 
 
 def batches_rows(txn: Txn, written: Sequence[WrittenRange]) -> pa.Table:
-    """The rows of one batch."""
     rows = [
         {
             "generation": txn.generation,

@@ -32,12 +32,9 @@ class ArrowAppend:
 
     @property
     def rows(self) -> int:
-        """The number of prepared rows."""
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once, with the entry."""
-
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if self.rows:
                 written = column_bounds.writer_properties(self.sink.schema)
@@ -64,7 +61,6 @@ class ParquetAppend:
     judged: Judged = NOTHING_BROKEN
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once, with the entry."""
         return self.sink.commit(entry, lambda _, properties: self.sink.commit_actions(list(self.actions), properties))
 
     def close(self) -> None:
@@ -85,12 +81,9 @@ class ArrowMerge:
 
     @property
     def rows(self) -> int:
-        """The number of prepared rows."""
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once, with the entry."""
-
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if not self.rows:
                 return
@@ -127,7 +120,7 @@ class CommittedBefore:
     judged: ClassVar[Judged] = NOTHING_BROKEN
 
     def commit(self, entry: LedgerEntry) -> None:
-        """Have the earlier commit on disk; raises LedgerConflict if the table does not have the batch any more."""
+        """Have the earlier commit on disk; raises LedgerConflict if the table has lost the batch."""
         if not self.sink.holds(entry):
             raise LedgerConflict(
                 f"table {self.sink.name} had {entry.txn} when the batch was computed, and is at {self.sink.position}",

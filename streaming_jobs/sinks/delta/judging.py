@@ -110,7 +110,6 @@ class Judging:
         row_rules.refuse(self.sink.name, rules, sample.select(shown), numbers, self.sink.declared.keys)
 
     def remaining(self, rows: DataFrame) -> DataFrame:
-        """The rows that are written."""
         return rows.where(~(self._aside | self._dropped)) if self.judges(rows) else rows
 
     def judged(

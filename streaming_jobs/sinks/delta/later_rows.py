@@ -145,7 +145,6 @@ class _Scratch:
         self.sink.refresh()
 
     def remove(self) -> None:
-        """Remove the tables."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _table(self, name: str, content: DeltaContent) -> DeltaTable:

@@ -1,4 +1,4 @@
-"""Files below a table's folder that no version lists any more, and the choice of those that may be deleted.
+"""Files below a table's folder that no version lists, and which of them may be deleted.
 
 The age of a file that was removed from the table counts from its removal, which the log records (its newest checkpoint
 keeps removals for `delta.deletedFileRetentionDuration`). The age of a file that never was in the table, left by a batch

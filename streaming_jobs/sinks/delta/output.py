@@ -35,7 +35,6 @@ class DeltaOutput:
 
     @property
     def name(self) -> str:
-        """The table's name."""
         return self.sink.name
 
     @property
@@ -49,7 +48,6 @@ class DeltaOutput:
         return int(self.sink.handle.version())
 
     def refresh(self) -> None:
-        """Read the commits that came since."""
         self.sink.refresh()
 
     def newest_entry(self) -> LedgerEntry | None:
@@ -66,7 +64,6 @@ class DeltaOutput:
         return fitted(self.sink, output, topics, self.judge.rules)
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
-        """Compute the rows."""
         driver, spark_commits = self.way(rows)
         return prepare_write(
             self.sink,

@@ -54,12 +54,10 @@ class SliceChange:
     adds: tuple[StagedFile, ...]
 
     def encode(self) -> dict[str, Any]:
-        """The change as JSON."""
         return asdict(self)
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> SliceChange:
-        """The change from its JSON."""
         adds = tuple(StagedFile(a["staged"], a["path"], TableFile(**a["file"])) for a in value["adds"])
         return cls(value["table_id"], value["version"], tuple(value["removes"]), adds)
 

@@ -60,7 +60,6 @@ class DeltaSink:
 
     @property
     def name(self) -> str:
-        """The table's name."""
         return self.declared.name
 
     @property
@@ -218,7 +217,6 @@ class DeltaSink:
         self._read_schema()
 
     def set_properties(self, properties: Mapping[str, str], generation: int) -> None:
-        """Set properties of the table."""
         entry = self._changed(generation, f"set {', '.join(properties)}")
         self.handle.alter.set_table_properties(dict(properties), commit_properties=noted(entry))
         self.refresh()

@@ -52,23 +52,18 @@ _ROUNDING = timedelta(milliseconds=1)
 
 
 class DeltaSlices:
-    """One Delta table whose slices can be replaced."""
-
     def __init__(self, sink: DeltaSink) -> None:
         self.sink = sink
 
     def stage(self, name: str) -> DeltaStagedSlice:
-        """A new folder for the slice."""
         return DeltaStagedSlice(self.sink, name)
 
     def remove_staged(self, needed: Collection[str]) -> None:
-        """Remove folders that killed rebuilds have left."""
         for folder in (self.sink.path / STAGED).glob("*"):
             if folder.name not in needed:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def replace(self, change: Mapping[str, Any], entry: LedgerEntry, at: Callable[[str], None]) -> int:
-        """Commit a change once."""
         try:
             return replace_slice(self.sink, SliceChange.decode(change), entry, at)
         except DeltaError as error:
@@ -131,11 +126,9 @@ class DeltaStagedSlice:
         return Rebuilt(pending.rows, pending.judged.dropped, refused)
 
     def before(self) -> DeltaTable:
-        """The rows of the slice as they are."""
         return DeltaTable(self.folder / "before")
 
     def after(self) -> DeltaTable:
-        """The rebuilt rows."""
         return DeltaTable(self.folder / "after")
 
     def change(self) -> Mapping[str, Any]:
@@ -152,7 +145,6 @@ class DeltaStagedSlice:
         return SliceChange(self.sink.table_id, self.version, self._removes, tuple(adds)).encode()
 
     def remove(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _files(self) -> dict[str, TableFile]:

@@ -37,7 +37,6 @@ class SparkAppend:
     judged: Judged = NOTHING_BROKEN
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once, with the entry."""
         return _spark_commit(self.sink, entry, lambda: _spark_append(self.sink, self.frame, entry))
 
     def close(self) -> None:
@@ -61,7 +60,6 @@ class SparkMerge:
     judged: Judged = NOTHING_BROKEN
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once, with the entry."""
         return _spark_commit(self.sink, entry, lambda: self._merge(entry), lambda: self._append_nothing(entry))
 
     def _append_nothing(self, entry: LedgerEntry) -> None:

@@ -62,22 +62,18 @@ class DeltaStore:
     faults: tuple[type[Exception], ...] = (DeltaError,)
 
     def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> DeltaStoredTable | None:
-        """The table if it exists."""
         sink = open_sink(settings, declared, stream)
         return None if sink is None else DeltaStoredTable(sink)
 
     def commits(self, settings: Settings, declared: DeclaredTable, *, up_to: int | None = None) -> Iterator[Commit]:
-        """The commits of the table's log."""
         return walk(settings.tables / declared.name, up_to)
 
     def ensure(
         self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
     ) -> DeltaStoredTable:
-        """The table, made or widened."""
         return DeltaStoredTable(ensure_sink(settings, declared, stream, output, generation=generation))
 
     def check_output(self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
-        """As `ensure`, without a change."""
         check_output(settings, declared, stream, output)
 
     def create(
@@ -90,11 +86,9 @@ class DeltaStore:
         return DeltaStoredTable(DeltaSink(path, declared, stream, DeltaTable(path)))
 
     def dead_letters(self, name: str, stream: str) -> DeclaredTable:
-        """A Delta table of dead letters."""
         return declared_dead_letters(name, stream)
 
     def quarantine(self, name: str, table: DeclaredTable, stream: str) -> DeclaredTable:
-        """A Delta table beside it."""
         return declared_quarantine(name, table, stream)
 
     def sink(
@@ -106,7 +100,6 @@ class DeltaStore:
         rules: RowRules = NO_RULES,
         quarantine: StoredTable | None = None,
     ) -> Sink:
-        """The table as batches see it."""
         judge = Judge(rules, None if quarantine is None else _sink(quarantine))
         return DeltaOutput(_sink(table), settings, None if deletes is None else _sink(deletes), judge)
 
@@ -117,7 +110,6 @@ class DeltaStore:
     def batches_sink(
         self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
     ) -> Sink:
-        """A `BatchesTable`."""
         return BatchesTable(_sink(table), settings, written)
 
     def upkeep(
@@ -157,7 +149,6 @@ class DeltaStore:
         return tables
 
     def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, DeltaContent]:
-        """The linked files."""
         with gzip.open(saved.folder / _FILES, "rt", encoding="utf-8") as packed:
             listed = json.load(packed)
         return {
@@ -171,17 +162,14 @@ class DeltaStore:
         }
 
     def release(self, settings: Settings, saved: SavedAs) -> None:
-        """Remove the links."""
         if settings.tables.is_dir():
             for links in settings.tables.glob(f"*/_savepoints/{saved.stream}-{saved.name}"):
                 shutil.rmtree(links, ignore_errors=True)
 
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
-        """The folder of the links."""
         return (_links(settings.tables / table, saved),)
 
     def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
-        """The folder of the log."""
         return settings.tables / declared.name / "_delta_log"
 
     def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
@@ -189,7 +177,6 @@ class DeltaStore:
         return torn_commits.torn_copies(settings.tables / declared.name)
 
     def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
-        """The newest commits that are torn."""
         return torn_commits.torn_end(settings.tables / declared.name, stream, relied)
 
 

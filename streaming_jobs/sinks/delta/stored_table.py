@@ -21,53 +21,42 @@ from streaming_jobs.sinks.stored import Commit, Content, LaterRows, Replaced
 
 
 class DeltaStoredTable:
-    """One table of one stream."""
-
     def __init__(self, sink: DeltaSink) -> None:
         self.sink = sink
 
     @property
     def name(self) -> str:
-        """The table's name."""
         return self.sink.name
 
     @property
     def path(self) -> Path:
-        """Its folder."""
         return self.sink.path
 
     @property
     def table_id(self) -> str:
-        """Delta's id of the table."""
         return self.sink.table_id
 
     @property
     def owner(self) -> str | None:
-        """The stream that the table's property names."""
         return self.sink.handle.metadata().configuration.get(STREAM_PROPERTY)
 
     @property
     def version(self) -> int:
-        """The version that was read last."""
         return int(self.sink.handle.version())
 
     @property
     def position(self) -> Txn | None:
-        """The stream's transaction in that version."""
         return self.sink.position
 
     @property
     def schema(self) -> StructType:
-        """Its columns."""
         return self.sink.schema
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The columns that it is partitioned by."""
         return tuple(self.sink.handle.metadata().partition_columns)
 
     def commits(self) -> Iterator[Commit]:
-        """The commits of its log, newest first."""
         return walk(self.path)
 
     def holds(self, entry: LedgerEntry) -> bool:
@@ -79,19 +68,15 @@ class DeltaStoredTable:
         return self.sink.commit(entry, lambda *_: None)
 
     def content(self, version: int | None = None) -> DeltaContent:
-        """Its files."""
         return content_of(self.path, version)
 
     def has_content(self, content: Content, version: int | None = None) -> bool:
-        """True if these are its files."""
         return has_content(self.path, delta_content(content), version)
 
     def no_rows(self) -> DeltaContent:
-        """A content with its columns and without files."""
         return DeltaContent({}, self.path, self.sink.handle.schema().to_json(), self.partition_by)
 
     def replace_rows(self, content: Content, entry: LedgerEntry, place: str, new: Content | None = None) -> Replaced:
-        """Replace its files, in one commit."""
         return replace_rows(
             self.sink, delta_content(content), entry, place, None if new is None else delta_content(new)
         )
@@ -116,7 +101,6 @@ class DeltaStoredTable:
         return True
 
     def readable(self, version: int | None = None) -> DeltaTable:
-        """A version of it, opened anew."""
         return DeltaTable(self.path, version=version)
 
     def size(self) -> tuple[int, int]:

@@ -57,7 +57,6 @@ class Table:
 
     @property
     def log(self) -> Path:
-        """The folder of its log."""
         return self.path / "_delta_log"
 
 

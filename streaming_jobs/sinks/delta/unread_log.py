@@ -39,7 +39,6 @@ class UnreadLog:
 
     @property
     def log(self) -> Path:
-        """The folder of the commits."""
         return self.table / UNREAD / "_delta_log"
 
     def before(self, log: Iterable[LogFile]) -> list[LogFile]:
@@ -53,7 +52,6 @@ class UnreadLog:
         return commits
 
     def removal(self, commit: LogFile) -> Removal:
-        """What a commit took out of the table."""
         if (known := self._removals.get(commit.version)) is None:
             removes = [a["remove"] for a in actions(commit.path, containing='"remove"') if a.get("remove")]
             names = frozenset(name for each in removes for name in names_on_disk(str(each["path"])))

@@ -37,8 +37,6 @@ class Marker(NamedTuple):
 
 
 class TopicMaker(Protocol):
-    """Describes and makes topics."""
-
     def describe(self, name: str) -> TopicInfo | None:
         """The topic; None if there is none."""
 
@@ -97,7 +95,6 @@ def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None, p
 def marker_record(
     topic: str, key: str, entry: LedgerEntry, owner: str, *, shards: int = 0, partition: int = 0
 ) -> Outgoing:
-    """The marker of a batch, as a record."""
     headers = [(_OWNER, owner.encode()), *([(_SHARDS, str(shards).encode())] if shards else [])]
     return Outgoing(topic, key.encode(), entry.encode().encode(), headers, partition=partition)
 

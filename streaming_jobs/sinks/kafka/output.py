@@ -73,7 +73,6 @@ class TopicOutput:
 
     @property
     def name(self) -> str:
-        """The sink's name in ledger entries."""
         return self.declared.ledger_name
 
     @property
@@ -83,7 +82,6 @@ class TopicOutput:
 
     @property
     def version(self) -> int:
-        """The number of its position."""
         at = self.position
         return -1 if at is None else at.version
 
@@ -91,7 +89,6 @@ class TopicOutput:
         """Nothing: while this producer is not fenced, nobody else has written."""
 
     def newest_entry(self) -> LedgerEntry | None:
-        """The entry of the newest batch."""
         return self.writer.newest
 
     def sync(self) -> None:
@@ -132,7 +129,6 @@ class TopicOutput:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def close(self) -> None:
-        """Let go of its clients."""
         self.writer.close()
 
     def _headers(self, rows: BatchOfRows) -> list[Header]:

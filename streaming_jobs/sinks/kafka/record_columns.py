@@ -34,7 +34,6 @@ class RecordColumns:
 
     @cached_property
     def topics(self) -> Sequence[str]:
-        """The topic of each row."""
         if ROUTE not in self._names:
             return [self._topic] * self._rows.num_rows
         routes: list[str | None] = self._rows.column(ROUTE).to_pylist()

@@ -121,8 +121,6 @@ def _kind(output: DataFrame, column: str) -> str:
 
 
 class TopicLookup(Protocol):
-    """Finds topics."""
-
     def describe(self, name: str) -> TopicInfo | None:
         """The topic; None if there is none, which takes half a second to be sure of."""
 

@@ -184,7 +184,6 @@ class ShardedWrite:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return sum(self.counts.values())
 
     def commit(self, entry: LedgerEntry) -> int | None:

@@ -126,11 +126,9 @@ class OneTopic:
     info: TopicInfo | None
 
     def describe(self, name: str) -> TopicInfo | None:
-        """The topic, if it is of that name."""
         return self.info if self.info is not None and self.info.name == name else None
 
     def names(self) -> set[str]:
-        """Its name."""
         return set() if self.info is None else {self.info.name}
 
 

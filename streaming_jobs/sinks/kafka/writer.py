@@ -138,7 +138,6 @@ class TransactionWriter:
         return self._repeated(attempt)
 
     def close(self) -> None:
-        """Let go of the producer."""
         if self._producer is not None:
             self._producer.leave()
             self._producer = None
@@ -311,7 +310,6 @@ class PlainWriter:
         ) from lost
 
     def close(self) -> None:
-        """Let go of the producer."""
         if self._producer is not None:
             self._producer.leave()
             self._producer = None
@@ -327,7 +325,6 @@ class Discarded:
         """Nothing."""
 
     def write(self, entry: LedgerEntry, records: TopicRecords) -> bool:
-        """Nothing is sent."""
         del entry, records
         return True
 

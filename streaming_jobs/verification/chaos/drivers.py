@@ -103,7 +103,6 @@ class DriverProcess:
         self.child.process.send_signal(signal.SIGCONT)
 
     def planners(self) -> list[psutil.Process]:
-        """The planners that run now."""
         return planners(self._children())
 
     def reading_workers(self, port: int) -> list[psutil.Process]:

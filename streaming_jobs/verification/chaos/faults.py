@@ -1,7 +1,7 @@
 """The schedule of faults for the kill loop, made from the seed alone. Pure.
 
 Most faults end a session. The kill of a planner or of a worker, two Python processes of its JVM, does not: the session
-has to go on by itself. Workers run with large batches only, so each of their kills has a phase of its own, which begins
+must continue unaided. Workers run with large batches only, so each of their kills has a phase of its own, which begins
 with a burst of records.
 
 A run is a sequence of phases. In a phase the streams share one session, or each has its own; each session (a lane) has
@@ -124,7 +124,6 @@ class Schedule:
 
     @property
     def faults(self) -> Iterator[Fault]:
-        """All faults, phase by phase."""
         return (fault for phase in self.phases for lane in phase.lanes for fault in lane.faults)
 
 

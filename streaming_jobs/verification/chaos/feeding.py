@@ -35,7 +35,6 @@ class Feeding:
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
 
     def start(self) -> None:
-        """Begin to feed."""
         self._thread.start()
 
     def check(self) -> None:

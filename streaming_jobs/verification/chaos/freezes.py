@@ -1,6 +1,6 @@
 """Drivers that are stopped (SIGSTOP) in an open transaction, and woken (SIGCONT) when the world has changed meanwhile.
 
-`broker`: the broker is killed with -9 and started again. The same session then has to go on by itself.
+`broker`: the broker is killed with -9 and started again. The same session then has to continue unaided.
 
 `zombie`: the stream's lease is taken away, as on another machine, or where a file system forgets its locks, and another
 driver takes over. The stopped one, once woken, has to end by itself, refused by the topic, and the other one goes on.

@@ -75,11 +75,9 @@ class Home:
 
     @property
     def folder(self) -> Path:
-        """The home folder."""
         return self.settings.home
 
     def subject(self, stream: str) -> Subject:
-        """The subject of one of its streams."""
         return next(subject for subject in self.subjects if subject.stream == stream)
 
     def environment(self, **changes: str) -> dict[str, str]:
@@ -102,7 +100,6 @@ class Home:
         return max(versions(self.settings.tables / table), default=-1)
 
     def newest_batch(self, table: str) -> Entry | None:
-        """The newest batch's entry in the table's log."""
         path = self.settings.tables / table
         for version in reversed(versions(path)):
             entry = read_commit(path, version).entry

@@ -8,7 +8,7 @@
 
 Below the JVM there is a client of the fork server for each; its command line has the same words after its own. Without
 a fork server the processes themselves are below the JVM. The kill of one of them ends no session: its stream fails, or
-Spark repeats the task, and the stream goes on.
+Spark repeats the task, and the stream continues.
 """
 
 from __future__ import annotations

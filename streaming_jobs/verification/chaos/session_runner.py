@@ -1,8 +1,8 @@
 """One session of the kill loop: started, watched, killed as its faults say, and started again.
 
-After the kill of a planner or of a worker the same session has to go on: two more versions of each of its tables, after
-the kill of a worker the whole backlog. Then the next fault may hit it too, unless that one needs a session of its own;
-in that case it is stopped at a batch border.
+After the kill of a planner or of a worker the same session must continue: two more versions of each of its tables,
+after the kill of a worker the whole backlog. Then the next fault may hit it too, unless that one needs a session of its
+own; in that case it is stopped at a batch border.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Tally:
     """Counts of a run so far. The last three are the batches (stream, generation, batch) that a kill interrupted.
 
     `processes` are the kills of planners and of workers, `not_made` those for which no process was found; `restarts`
-    counts the streams that their session restarted by itself after such a kill.
+    counts the streams that their session restarted after such a kill.
 
     A `replayed` batch was planned and not in its table, so the next start repeats it; a `skipped` one was in the table
     and not yet committed by Spark, so the next start skips it. A `half` one was in a secondary table and not in the
@@ -128,7 +128,7 @@ class LaneRunner:
         return bool(self._queue)
 
     def finish(self) -> None:
-        """Stop a session that only runs on, and start none any more: the faults of all lanes have happened."""
+        """Stop the session and start no other: the faults of all lanes have happened."""
         self._over = True
         if self.driver is not None and not self._queue and self._stopping is None and self.driver.exit_code is None:
             self._stopping = time.monotonic()
@@ -170,7 +170,6 @@ class LaneRunner:
             self._expect(not late, f"did not come to '{fault}' within {_FAULT_WITHIN:.0f} s")
 
     def end(self) -> None:
-        """End all drivers."""
         for driver in (self.driver, self.dying):
             if driver is not None:
                 driver.end()
@@ -258,7 +257,7 @@ class LaneRunner:
         return {table: self.home.newest_version(table) for table in tables}
 
     def _process_kill_over(self, driver: DriverProcess) -> None:
-        """Go on to the next fault in the same session, or stop it for a fault that needs one of its own."""
+        """Continue with the next fault in the same session, or stop it for a fault that needs one of its own."""
         self._queue.popleft()
         if self._queue and not isinstance(self._queue[0], PointKill) and self._queue[0].versions:
             self._planned = str(self._queue[0])

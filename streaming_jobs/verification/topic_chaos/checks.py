@@ -100,13 +100,10 @@ def check_figures(topic: str, fed: Fed, found: Iterable[RawRecord]) -> TopicChec
 
 
 def check_differences(topic: str, fed: Fed, found: Iterable[RawRecord]) -> TopicCheck:
-    """Compare the changes of difference and average."""
     return _check_changes(topic, fed, found, _differences_after, lambda interval: {0: interval.differences})
 
 
 def check_windows(topic: str, fed: Fed, found: Iterable[RawRecord]) -> TopicCheck:
-    """Compare the changes of the counts by window."""
-
     def last(interval: Interval) -> Mapping[int, Values]:
         return {start: {"count": count} for start, count in interval.windows.items()}
 

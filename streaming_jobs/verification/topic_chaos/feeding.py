@@ -46,7 +46,6 @@ class NumberFeeding:
         self._producer = Producer({**config, **options})
 
     def start(self) -> None:
-        """Begin to feed."""
         self._thread.start()
 
     def check(self) -> None:

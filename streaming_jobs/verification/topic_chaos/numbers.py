@@ -43,23 +43,19 @@ class Interval:
 
     @property
     def key(self) -> str:
-        """Its name."""
         return f"{self.number}:{self.low}..{self.high}"
 
     @property
     def count(self) -> int:
-        """How many numbers it has."""
         return self.high - self.low + 1
 
     @property
     def figures(self) -> dict[str, float]:
-        """Minimum, maximum, total and count."""
         total = (self.low + self.high) * self.count // 2
         return {"minimum": self.low, "maximum": self.high, "total": total, "count": self.count}
 
     @property
     def differences(self) -> dict[str, float]:
-        """Difference of maximum and minimum, average and count."""
         return {"difference": self.high - self.low, "average": (self.low + self.high) / 2, "count": self.count}
 
     @property
@@ -87,7 +83,6 @@ def waves(seed: int) -> Iterator[list[tuple[str, int]]]:
 
 
 def event_time(number: int) -> datetime:
-    """The time of a number."""
     return BEGIN + timedelta(seconds=number)
 
 

@@ -33,7 +33,6 @@ class Outside:
         self._thread = threading.Thread(target=self._run, name="outside", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
         self._thread.start()
 
     def check(self) -> None:

@@ -182,7 +182,6 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell, chosen: Steps | No
 
 
 def home_of(folder: Path, base: Settings, plan: Plan) -> Home:
-    """The home of a run in `folder`."""
     subjects = tuple(Subject(stream, f"{stream}_batches", _STAGES[stream][0]) for stream in STREAMS)
     changes: dict[str, Any] = {"flows": ["streaming_jobs.verification.topic_chaos.streams"], "stream.pace": "live"}
     return Home.of(folder, base, max_offsets=plan.max_offsets, subjects=subjects, fed=FED, changes=changes)
