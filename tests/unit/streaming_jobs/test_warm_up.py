@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -84,16 +87,15 @@ def test_more_is_rehearsed_where_java_keeps_profiles_of_it() -> None:
     assert warm_up.share(Path("spark-1.aot")) > 10 * warm_up.share(Path("spark-1.jsa"))
 
 
-def test_each_step_is_printed_at_once_and_again_while_it_lasts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_step_is_printed_at_once_and_again_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "_REPEAT_SECONDS", 0.01)
-    printed = ""
+    monkeypatch.setattr(sys, "stderr", errors := io.StringIO())
     with warm_up._progress() as at:
         at("1 of 2: one")
         at("2 of 2: two")
-        while "two (" not in printed:
-            printed += capsys.readouterr().err
+        while "two (" not in errors.getvalue():
+            time.sleep(0.01)
+    printed = errors.getvalue()
     assert "warm-up: 1 of 2: one\n" in printed and printed.index("one") < printed.index("2 of 2: two")
 
 
