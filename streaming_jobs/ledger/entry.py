@@ -70,7 +70,7 @@ class CodeVersion(NamedTuple):
 
         A hash of the scheme before is compared with the other version's `formerly`.
         """
-        return other.hash in (self.hash, self.formerly) or self.hash == other.formerly
+        return self.hash == other.hash or self.hash in other.names or other.hash in self.names
 
     def same_version(self, other: CodeVersion) -> bool:
         """True if both are the same code in the same version of the package."""

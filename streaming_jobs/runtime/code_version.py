@@ -211,13 +211,13 @@ _NO_CODE = frozenset({"name", "description", "owners", "slices", "store"})
 
 def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     """The version of the code behind a stream: the scheme, and 12 hexadecimal digits of SHA-256."""
-    roots = tuple(flows)
-    hashes = (
-        scheme + _short(repr((stream.name, sorted(code_parts(stream, roots, named).items()), _declared(stream, named))))
-        for scheme, named in ((_SCHEME, _type), (_FORMER_SCHEME, _former_type))
-    )
-    present, former = hashes
-    return CodeVersion(present, package_version(), former)
+    parts = _parts_without_formats(stream, tuple(flows))
+
+    def hashed(type_name: TypeName) -> str:
+        every = sorted({**parts, **_format_parts(stream, type_name)}.items())
+        return _short(repr((stream.name, every, _declared(stream, type_name))))
+
+    return CodeVersion(_SCHEME + hashed(_type), package_version(), _FORMER_SCHEME + hashed(_former_type))
 
 
 _LOADED: dict[Callable[..., object], CodeVersion] = {}
@@ -230,8 +230,17 @@ def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     return _LOADED[stream.function]
 
 
-def code_parts(stream: Stream, flows: Iterable[str], type_name: TypeName | None = None) -> dict[str, str]:
+def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
     """The parts of the version, each with its hash: the function, what it uses, imported modules, formats, files."""
+    return {**_parts_without_formats(stream, tuple(flows)), **_format_parts(stream, _type)}
+
+
+def _format_parts(stream: Stream, type_name: TypeName) -> dict[str, str]:
+    described = {place: _described(each, type_name) for place, each in _formats(stream).items()}
+    return {f"format of topic {place}": _short(repr(value)) for place, value in described.items()}
+
+
+def _parts_without_formats(stream: Stream, roots: tuple[str, ...]) -> dict[str, str]:
     module = sys.modules.get(stream.function.__module__)
     function = _function(stream)
     named = [type(each).__name__ for each in _formats(stream).values()]
@@ -241,10 +250,8 @@ def code_parts(stream: Stream, flows: Iterable[str], type_name: TypeName | None 
     parts = {f"function {stream.function.__qualname__}": _short(text)}
     for name, statements in used.items():
         parts[name] = _short("\n".join(dump(each) for each in statements))
-    for imported, (_, source) in _imports(stream, tuple(flows)).items():
+    for imported, (_, source) in _imports(stream, roots).items():
         parts[f"module {imported}"] = _source_hash(source)
-    for place, each in _formats(stream).items():
-        parts[f"format of topic {place}"] = _short(repr(_described(each, type_name or _type)))
     for file, path in stream.files.items():
         parts[f"file {file}"] = _content(path)
     return parts

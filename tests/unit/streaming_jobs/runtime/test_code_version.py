@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.ledger.entry import NO_CODE, CodeVersion
 from streaming_jobs.runtime.code_version import (
     _declared,
     _installed,
@@ -248,6 +248,10 @@ def test_entries_of_the_scheme_before_are_the_same_code_if_that_scheme_says_so()
     assert re.fullmatch(r"2-[0-9a-f]{12}", today.formerly)
     assert today.same_code(old) and old.same_code(today)
     assert not today.same_code(CodeVersion("2-000000000000", "0.1.0"))
+    assert not NO_CODE.same_code(today) and not today.same_code(NO_CODE) and NO_CODE.same_code(NO_CODE)
+    assert not CodeVersion(today.hash, "0.1.0").same_code(NO_CODE), (
+        "nothing is not the code of an entry without a second hash"
+    )
     mended = today._replace(hash="3-000000000000")
     assert not today.same_code(mended), "of one scheme, the hash decides"
     assert mended.same_code(old), "an old entry says only what its scheme saw"
