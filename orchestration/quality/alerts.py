@@ -39,7 +39,16 @@ from dagster._core.storage.asset_check_execution_record import (
 
 from orchestration.quality.rules import RULES
 from orchestration.quality.suites import COMMAND, suites_of
-from orchestration.quality.transitions import COLOUR, Alerts, Receiver, Seen, State, Timing, Transition, by_stream
+from orchestration.quality.transitions import (
+    COLOUR,
+    Alerts,
+    ObservedCheck,
+    Receiver,
+    State,
+    Timing,
+    Transition,
+    by_stream,
+)
 from orchestration.sessions.health import HEALTH, NOT_TOLD
 from orchestration.sessions.ownership import QUALITY_KIND, job_tags
 from orchestration.sessions.verdicts import RUN
@@ -63,14 +72,14 @@ LONGEST_DELIVERY = 15.0
 
 
 @dataclass(frozen=True)
-class Failure:
+class DeliveryFailure:
     """Why nothing was taken; `refused`: these messages are the reason, and smaller parts of them may be taken."""
 
     text: str
     refused: bool = False
 
 
-Sender = Callable[[Settings, Sequence[Transition]], Failure | None]
+Sender = Callable[[Settings, Sequence[Transition]], DeliveryFailure | None]
 _PLANNED = AssetCheckExecutionRecordStatus.PLANNED
 _NEWEST = 5
 """Failed runs of suites that a tick looks at."""
@@ -151,21 +160,25 @@ class CheckAlerts:
             chunk = receiver.chunk()
         return receiver, f"{sent} sent" + (f", {len(receiver.waiting)} wait" if receiver.waiting else "")
 
-    def _send(self, name: str, messages: Sequence[Transition]) -> Failure | None:
+    def _send(self, name: str, messages: Sequence[Transition]) -> DeliveryFailure | None:
         try:
             return self.senders[name](self.settings, messages)
         except Exception as error:  # noqa: BLE001 - a lost cursor would lose alerts; the text may quote the URL
-            return Failure(f"sending raised {type(error).__name__}")
+            return DeliveryFailure(f"sending raised {type(error).__name__}")
 
 
-def of_disk(settings: Settings, now: float) -> Seen:
+def of_disk(settings: Settings, now: float) -> ObservedCheck:
     """The free space of home, state and tables as an outcome: reported while alerts can still be sent."""
     space = disk_space(settings)
     state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
-    return Seen("disk", str(settings.home), int(now), state, space.text, now, command=commands.doctor(), key="disk")
+    return ObservedCheck(
+        "disk", str(settings.home), int(now), state, space.text, now, command=commands.doctor(), key="disk"
+    )
 
 
-def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str], settings: Settings) -> list[Seen]:
+def outcomes(
+    instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str], settings: Settings
+) -> list[ObservedCheck]:
     """The newest outcome of each check that has one; a check that waits or runs has that of its execution before."""
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(stream_of))
     if lost := _lost(instance, list(stream_of), settings, known):
@@ -193,9 +206,9 @@ def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, 
 
 def _seen(
     key: dg.AssetCheckKey, record: AssetCheckExecutionRecord, evaluation: dg.AssetCheckEvaluation, stream: str
-) -> Seen:
+) -> ObservedCheck:
     at = record.event.timestamp if record.event is not None else record.create_timestamp
-    return Seen(
+    return ObservedCheck(
         check=key.name,
         table=key.asset_key.to_user_string(),
         id=record.id,
@@ -310,24 +323,24 @@ def link(settings: Settings, one: Transition) -> str:
     return f"{address}/assets/{quote(one.table.partition(', ')[0])}?view=checks&checkDetail={quote(one.check)}"
 
 
-def post(settings: Settings, found: Sequence[Transition]) -> Failure | None:
+def post(settings: Settings, found: Sequence[Transition]) -> DeliveryFailure | None:
     """POST them to the webhook in one request; an answer other than 2xx is a failure."""
     url = settings.quality.webhook.get_secret_value()
     headers = {"Content-Type": "application/json", "Idempotency-Key": _digest(found)}
     return _request("the webhook", url, "POST", msgspec.json.encode(payload(settings, found)), headers)
 
 
-def beat(settings: Settings) -> Failure | None:
+def beat(settings: Settings) -> DeliveryFailure | None:
     """Call `quality.heartbeat_url`, so that its owner notices when the calls stop."""
     url = settings.quality.heartbeat_url.get_secret_value()
     if not url:
         return None
     if not url.startswith(("http://", "https://")):
-        return Failure("quality.heartbeat_url is not a URL that begins with http:// or https://")
+        return DeliveryFailure("quality.heartbeat_url is not a URL that begins with http:// or https://")
     return _request("the heartbeat's receiver", url, "GET", None, {})
 
 
-def _request(who: str, url: str, method: str, data: bytes | None, headers: Mapping[str, str]) -> Failure | None:
+def _request(who: str, url: str, method: str, data: bytes | None, headers: Mapping[str, str]) -> DeliveryFailure | None:
     try:
         request = urllib.request.Request(  # noqa: S310 - the settings or the caller have checked the scheme
             url, data=data, headers={**headers, "User-Agent": "recourse"}, method=method
@@ -336,14 +349,14 @@ def _request(who: str, url: str, method: str, data: bytes | None, headers: Mappi
             return None
     except urllib.error.HTTPError as error:
         error.close()
-        return Failure(f"{who} answered {error.code}", refused=error.code in _NOT_TAKEN)
+        return DeliveryFailure(f"{who} answered {error.code}", refused=error.code in _NOT_TAKEN)
     except urllib.error.URLError as error:
-        return Failure(f"{who} could not be reached: {_kind(error.reason)}")
+        return DeliveryFailure(f"{who} could not be reached: {_kind(error.reason)}")
     except (OSError, HTTPException, ValueError) as error:
-        return Failure(f"{who} could not be reached: {_kind(error)}")
+        return DeliveryFailure(f"{who} could not be reached: {_kind(error)}")
 
 
-def mail(settings: Settings, found: Sequence[Transition]) -> Failure | None:
+def mail(settings: Settings, found: Sequence[Transition]) -> DeliveryFailure | None:
     """Send them in one e-mail to all addresses; a failure if the server refuses any of them."""
     quality = settings.quality
     address = f"{quality.smtp_host}:{quality.smtp_port}"
@@ -352,9 +365,11 @@ def mail(settings: Settings, found: Sequence[Transition]) -> Failure | None:
         with _mail_server(quality) as server:
             refused = server.send_message(message)
     except smtplib.SMTPDataError as error:
-        return Failure(f"the mail server {address} did not take it: {_kind(error)}", refused=error.smtp_code >= 500)
+        return DeliveryFailure(
+            f"the mail server {address} did not take it: {_kind(error)}", refused=error.smtp_code >= 500
+        )
     except (OSError, smtplib.SMTPException, ValueError) as error:
-        return Failure(f"the mail server {address} did not take it: {_kind(error)}")
+        return DeliveryFailure(f"the mail server {address} did not take it: {_kind(error)}")
     if refused:  # the others have it, and would have it twice if it were sent again
         log.warning("the mail server refused some addresses", refused=sorted(refused))
     return None

@@ -31,7 +31,7 @@ _LONGEST_TEXT = 1000
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedCheck:
     """The newest outcome of a check: `id` is that of its record in Dagster's storage, `at` is since 1970."""
 
     check: str
@@ -51,10 +51,10 @@ class Seen:
         return self.key or f"{self.table}:{self.check}"
 
 
-def by_stream(seen: Sequence[Seen], check: str) -> list[Seen]:
+def by_stream(seen: Sequence[ObservedCheck], check: str) -> list[ObservedCheck]:
     """The outcomes with one for each stream in place of those of its tables: the worst, then the newest."""
     others = [one for one in seen if one.check != check]
-    of_stream: dict[str, list[Seen]] = {}
+    of_stream: dict[str, list[ObservedCheck]] = {}
     for one in seen:
         if one.check == check:
             of_stream.setdefault(one.stream, []).append(one)
@@ -183,7 +183,7 @@ class Alerts:
     receivers: Mapping[str, Receiver] = field(default_factory=dict)
 
     def look(
-        self, seen: Sequence[Seen], receivers: Mapping[str, State], now: float, timing: Timing | None = None
+        self, seen: Sequence[ObservedCheck], receivers: Mapping[str, State], now: float, timing: Timing | None = None
     ) -> tuple[Alerts, list[Transition]]:
         """What is to be told now; it waits for each of the receivers, which are given with their least severity.
 
@@ -204,7 +204,7 @@ class Alerts:
         }
         return Alerts(known, waiting), found
 
-    def _looked(self, one: Seen, now: float, timing: Timing) -> tuple[Known, Transition | None]:
+    def _looked(self, one: ObservedCheck, now: float, timing: Timing) -> tuple[Known, Transition | None]:
         """The state of a check after an evaluation, and the transition to report."""
         last = self.known.get(one.name)
         before: State | Literal["unknown"] = last.state if last else "unknown"
@@ -222,7 +222,7 @@ class Alerts:
                 return Known(one.id, told, last.told_at if last else now, since), None
         return Known(one.id, one.state, now), self._told(one, before)
 
-    def _told(self, one: Seen, before: State | Literal["unknown"], reminder: str = "") -> Transition:
+    def _told(self, one: ObservedCheck, before: State | Literal["unknown"], reminder: str = "") -> Transition:
         return Transition(
             id=f"{one.name}:{one.id}:{one.state}{reminder}",
             check=one.check,

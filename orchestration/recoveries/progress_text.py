@@ -20,7 +20,7 @@ WINDOW = 60.0
 
 
 @dataclass
-class Pace:
+class ReplayPace:
     """The progress of a replay in words, with its present rate and the time that is left; `clock` gives seconds."""
 
     clock: Callable[[], float] = time.monotonic

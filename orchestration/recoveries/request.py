@@ -283,8 +283,6 @@ def _of_stream(
 
 
 Action = Literal["plan", "apply", "plan_and_apply", "resume", "undo", "abort"]
-PLANNING = ("plan", "plan_and_apply")
-"""Actions that make a plan from a target; the others name a plan."""
 
 
 @dataclass(frozen=True)
@@ -310,68 +308,6 @@ class Launch:
         if request is not None:
             request |= {name: tuple(value) for name, value in request.items() if isinstance(value, list)}
         return cls(**value, request=None if request is None else PlanRequest(**request))
-
-
-def launch_of(config: Mapping[str, Any]) -> Launch:
-    """The launch that a run's configuration describes.
-
-    Dagster has checked the fields' types. Raises UsageError for fields that do not go together.
-    """
-    do: Action = config["do"]
-    plan, pause, confirm = config["plan"], config["pause_before_publishing"], config["confirm"]
-    if pause and do in ("plan", "abort"):
-        raise UsageError(f"do: {do} publishes nothing", "leave pause_before_publishing out")
-    if confirm and do != "plan_and_apply":
-        raise UsageError(f"confirm goes with do: plan_and_apply, not with do: {do}", "leave it out")
-    if do not in PLANNING:
-        _refuse(config, do, plan)
-        return Launch(do, plan, pause=pause)
-    if plan:
-        raise UsageError(
-            f"do: {do} makes a new plan, and plan: {plan} names one",
-            f"to carry that one out, give only do: apply and plan: {plan}; for a new one, leave plan out",
-        )
-    request = _request(config)
-    if do == "plan_and_apply":
-        _refuse_unconfirmed(request, confirm)
-    return Launch(do, request=request, pause=pause)
-
-
-def _refuse(config: Mapping[str, Any], do: Action, plan: str) -> None:
-    if not plan:
-        raise UsageError(f"do: {do} needs a plan's id", "give it as plan: ...; do: plan makes one")
-    defaults = {"streams": [], "target": None, **{name: not_given(option) for name, option in CHOICES.items()}}
-    given = [name for name, default in defaults.items() if config.get(name) not in (default, None)]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)} cannot be changed any more: plan {plan} has its own",
-            f"leave {'it' if len(given) == 1 else 'them'} out, or make a new plan with do: plan",
-        )
-
-
-def not_given(option: Option) -> Any:
-    """The value of the Launchpad's field that stands for "not given"."""
-    return [] if option.type == list[str] else option.default if option.type is bool else ""
-
-
-def _request(config: Mapping[str, Any]) -> PlanRequest:
-    (name, value), *_ = (config.get("target") or {"": None}).items()
-    if not name:
-        raise UsageError(
-            "no target was given", f"give one, such as by_duration: 2 hours; there are {', '.join(TARGETS)}"
-        )
-    if TARGETS[name].type is bool and value is not True:
-        raise UsageError(f"{name}: {value} names no target", f"write {name}: true, or another target")
-    return PlanRequest.of_options(config["streams"], {**config, name: value})
-
-
-def _refuse_unconfirmed(request: PlanRequest, confirm: str) -> None:
-    named = {name.strip() for name in confirm.split(",") if name.strip()}
-    if named != set(request.streams):
-        raise UsageError(
-            "do: plan_and_apply publishes without a look at the plan, and was not confirmed",
-            f"write confirm: {', '.join(request.streams) or 'STREAM'}; or make the plan first, with do: plan",
-        )
 
 
 def topics_of(settings: Settings) -> Topics:

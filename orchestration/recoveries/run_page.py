@@ -9,9 +9,9 @@ from pathlib import Path
 
 import dagster as dg
 
-from orchestration.recoveries.definitions import link
-from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, Progress, Said, TableChange
-from orchestration.recoveries.progress_text import Pace
+from orchestration.recoveries.events import ChangedTable, Ended, Event, Failed, OffsetSpan, PlanShown, Progress, Said
+from orchestration.recoveries.launchpad import link
+from orchestration.recoveries.progress_text import ReplayPace
 from orchestration.sessions.child_run import code_block, table
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG
 from reprocessing.stages.recovery import StageBegun
@@ -71,9 +71,9 @@ class RunView:
     ended: Ended | None = None
     failed: Failed | None = None
     stage: StageBegun | None = None
-    changes: list[TableChange] = field(default_factory=list)
+    changes: list[ChangedTable] = field(default_factory=list)
     _since: float = 0.0
-    _pace: Pace | None = None
+    _pace: ReplayPace | None = None
     _told: float = float("-inf")
     _done: int = 0
 
@@ -89,7 +89,7 @@ class RunView:
                 self._progress(event)
             case Said():
                 self.page.line(event.text)
-            case TableChange():
+            case ChangedTable():
                 self.changes.append(event)
                 self.page.line("\n".join(event.lines))
             case Ended():
@@ -124,7 +124,7 @@ class RunView:
                 self.page.observe(stream, under_recovery(self.shown, self.page.run_id))
         self._stage_over()
         self.stage, self._since = stage, self.clock()
-        self._pace, self._told, self._done = Pace(self.clock), float("-inf"), 0
+        self._pace, self._told, self._done = ReplayPace(self.clock), float("-inf"), 0
         of_which = f" ({stage.stream})" if stage.stream and len(self.shown.streams) > 1 else ""
         place = f"{stage.number} of {stage.stages}"
         self.page.tag(STAGE_TAG, f"{place}: {stage.name}{of_which}")
@@ -132,7 +132,7 @@ class RunView:
 
     def _progress(self, progress: Progress) -> None:
         now = self.clock()
-        self._pace = self._pace or Pace(self.clock)
+        self._pace = self._pace or ReplayPace(self.clock)
         words = self._pace.words(progress.done, progress.total)
         over = progress.done >= progress.total
         pause = min(max((now - self._since) / 20, SOON), LATE)
@@ -192,7 +192,7 @@ def of_plan(shown: PlanShown) -> Metadata:
     return metadata | _files(shown, plan_file="plan.json", journal="journal.jsonl", report="report.html")
 
 
-def of_changes(changes: Sequence[TableChange]) -> Metadata:
+def of_changes(changes: Sequence[ChangedTable]) -> Metadata:
     """What the audit found: the numbers for each table, and some of the rows."""
     if not changes:
         return {}

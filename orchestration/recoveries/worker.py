@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from orchestration.recoveries.events import Ended, Event, OffsetSpan, PlanShown, Progress, Said, TableChange
+from orchestration.recoveries.events import ChangedTable, Ended, Event, OffsetSpan, PlanShown, Progress, Said
 from orchestration.recoveries.progress_text import difference_lines
 from orchestration.recoveries.request import Launch, carry_out, generations, make_requested, make_undo, topics_of
 from reprocessing import executor
@@ -103,7 +103,7 @@ class Worker:
             for each in recovery.differences:
                 lines = [line.strip() for line in difference_lines(each)]
                 self.emit(
-                    TableChange(each.table, each.old_rows, each.new_rows, each.corrected, each.new, each.gone, lines)
+                    ChangedTable(each.table, each.old_rows, each.new_rows, each.corrected, each.new, each.gone, lines)
                 )
         return True
 

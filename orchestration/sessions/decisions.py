@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 from streaming_jobs.platform.failures import ErrorReport
@@ -57,15 +57,17 @@ class JobSeen:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartSession:
     """Start a session; `run_key` keeps two ticks from starting two."""
 
     run_key: str
+    reason: ClassVar[str] = "starts a session"
+    for_good: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
-class Wait:
-    """Do nothing, for this reason. `for_good`: until a person acts. `beside`: what else an operator may ask about."""
+class KeepWaiting:
+    """Start nothing, for this reason. `for_good`: until a person acts. `beside`: recoveries of the job's streams."""
 
     reason: str
     for_good: bool = False
@@ -76,37 +78,37 @@ class Wait:
         return "; ".join([self.reason, *self.beside])
 
 
-def keepalive(seen: JobSeen, now: float) -> Start | Wait:
+def keepalive(seen: JobSeen, now: float) -> StartSession | KeepWaiting:
     """The decision on a continuous job now: start a session, or wait, with the reason."""
     runs = without_duplicates(seen.runs)
     newest = newest_session(seen.runs)
     if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
-        return Wait(_in_progress(seen.runs[0], in_progress), beside=tuple(_recovering(seen)))
+        return KeepWaiting(_in_progress(seen.runs[0], in_progress), beside=tuple(_recovering(seen)))
     if seen.recovering and seen.stopped_on_purpose.issuperset(seen.streams):
-        return Wait("; ".join([*_recovering(seen), "the session starts when that is over"]))
+        return KeepWaiting("; ".join([*_recovering(seen), "the session starts when that is over"]))
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
-        return Wait("every stream was stopped on purpose; launch the job to start them again", for_good=True)
+        return KeepWaiting("every stream was stopped on purpose; launch the job to start them again", for_good=True)
     asked = seen.asked_to_start
     if asked is not None and not seen.held_by and (newest is None or asked > _heard_until(newest)):
-        return Start(f"asked-{asked:.3f}")
+        return StartSession(f"asked-{asked:.3f}")
     if newest and newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
         stopped = f"run {newest.run_id[:8]}" if newest.started else f"run {newest.run_id[:8]} before it began"
         verb = "stopped" if newest.started else "cancelled"
-        return Wait(f"an operator {verb} {stopped}; launch the job to start it again", for_good=True)
+        return KeepWaiting(f"an operator {verb} {stopped}; launch the job to start it again", for_good=True)
     if seen.held_by:
         holders = ", ".join(f"{stream} by {who}" for stream, who in sorted(seen.held_by.items()))
-        return Wait(f"a driver outside this job runs: {holders}")
+        return KeepWaiting(f"a driver outside this job runs: {holders}")
     if newest is None:
-        return Start("first")
+        return StartSession("first")
     if gave_up(newest, seen.fingerprint):
-        return Wait(
+        return KeepWaiting(
             f"gave up: run {newest.run_id[:8]} failed and would fail again; correct what it names, then launch the job",
             for_good=True,
         )
     rest = back_off(runs) - passed(newest.ended or newest.updated, now)
     if rest > 0:
-        return Wait(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
-    return Start(f"after-{newest.run_id}")
+        return KeepWaiting(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
+    return StartSession(f"after-{newest.run_id}")
 
 
 def _heard_until(run: RunSeen) -> float:

@@ -28,7 +28,7 @@ AGAIN_AFTER, OTHER_WORDS_AFTER = 300.0, 60.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckVerdict:
     """The outcome of a check. `mark` changes only when a verdict from files does; `figures` are shown."""
 
     passed: bool
@@ -56,20 +56,20 @@ class Verdict:
         }
 
 
-Verdicts = Mapping[dg.AssetCheckKey, Verdict]
+CheckVerdicts = Mapping[dg.AssetCheckKey, CheckVerdict]
 
 
 def checks_from_files(
     name: str,
     descriptions: Mapping[dg.AssetCheckKey, str],
     settings: Settings,
-    look: Callable[[dg.DagsterInstance, float], Verdicts],
+    look: Callable[[dg.DagsterInstance, float], CheckVerdicts],
     *,
     sensor: str,
     sensor_description: str,
     all_well: str,
-    in_words: Callable[[dg.AssetCheckKey, Verdict], str] = lambda _, verdict: verdict.text,
-    seen: Callable[[dg.DagsterInstance, Verdicts], None] = lambda *_: None,
+    in_words: Callable[[dg.AssetCheckKey, CheckVerdict], str] = lambda _, verdict: verdict.text,
+    seen: Callable[[dg.DagsterInstance, CheckVerdicts], None] = lambda *_: None,
 ) -> dg.Definitions:
     """The checks, and the sensor that reports what has changed; executing a check in the UI looks at once.
 
@@ -108,13 +108,13 @@ def checks_from_files(
     return dg.Definitions(asset_checks=[look_now], sensors=[tick])
 
 
-def to_report(instance: dg.DagsterInstance, verdicts: Verdicts, now: float) -> list[dg.AssetCheckEvaluation]:
+def to_report(instance: dg.DagsterInstance, verdicts: CheckVerdicts, now: float) -> list[dg.AssetCheckEvaluation]:
     """The verdicts that Dagster does not have yet, or received more than `AGAIN_AFTER` seconds ago."""
     known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(verdicts))
     return [verdict.evaluation(key) for key, verdict in verdicts.items() if not _is_known(known.get(key), verdict, now)]
 
 
-def _is_known(record: Any, verdict: Verdict, now: float) -> bool:
+def _is_known(record: Any, verdict: CheckVerdict, now: float) -> bool:
     if record is None:
         return verdict.mark == "never started"  # a stream that was never started needs no report
     evaluation = record.evaluation

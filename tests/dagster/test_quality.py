@@ -19,7 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 from orchestration.bundle import job_yaml
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.location import location
-from orchestration.quality.definitions import Declared
+from orchestration.quality.definitions import QualityDeclarations
 from orchestration.quality.rules import RuleCount, RuledTable
 from orchestration.quality.suites import due_checks, run_config, run_tags
 from orchestration.sessions.definitions import session_assets
@@ -28,7 +28,7 @@ from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
 from orchestration.sessions.supervisor import SessionSpec
 from quality.suites import Suite
-from quality.validation import Outcome, Validation
+from quality.validation import CheckOutcome, Validation
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
@@ -44,7 +44,7 @@ def null_customers(settings: Settings, suite: Suite, spark: Callable[[], Any], /
     table = DeltaTable(settings.tables / suite.table)
     rows = table.to_pyarrow_table().to_pylist()
     bad = tuple(row for row in rows if row["customer"] is None)
-    outcome = Outcome(
+    outcome = CheckOutcome(
         "customer_not_null", "not_null", passed=not bad, rows=len(rows), failing=len(bad), sample=bad, number=len(bad)
     )
     return replace(validation(outcome), rows=len(rows), version=table.version(), since=None)
@@ -61,7 +61,7 @@ def definitions(settings: Settings, **found: Any) -> dg.Definitions:
     }
     bundle = job_yaml.load(settings.jobs) if settings.jobs else None
     assert bundle is not None
-    return location(bundle, Topology.of_settings(settings), settings, suites_and_rules=Declared(**values))
+    return location(bundle, Topology.of_settings(settings), settings, suites_and_rules=QualityDeclarations(**values))
 
 
 def test_a_suite_is_a_check_of_its_table_with_a_job_and_a_schedule(shop: Settings) -> None:

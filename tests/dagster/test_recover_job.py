@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from orchestration.local_dagster.dagster_home import prepare
-from orchestration.recoveries.definitions import run_config
-from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, TableChange, encode
+from orchestration.recoveries.events import ChangedTable, Ended, Event, Failed, OffsetSpan, PlanShown, encode
+from orchestration.recoveries.launchpad import run_config
 from orchestration.sessions import child_run
 from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
 from reprocessing.plan.journal import journal_of
@@ -30,7 +30,7 @@ from tests.support.waiting import wait_for
 PLAN = "orders-0001"
 SHOWN = PlanShown(PLAN, f"Plan {PLAN}: rewind", "batch 3", ["orders"], "/nowhere", 900)
 REPLAY = StageBegun(4, 8, "replay", "orders", "replay 900 records")
-CHANGE = TableChange("orders", 60, 60, 30, 0, 0, ["30 corrected"])
+CHANGE = ChangedTable("orders", 60, 60, 30, 0, 0, ["30 corrected"])
 PUBLISHED = Ended(PLAN, "published", {"orders": 2}, [OffsetSpan("orders", "t", 0, 100, 1000)])
 REFUSED = Failed("REC-030", "3 rows break the rule id > 0", f"give it up: recourse recover abort {PLAN}")
 APPLY = {"do": "apply", "plan": PLAN}

@@ -16,7 +16,7 @@ import pytest
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
 from orchestration.local_dagster.processes import DagsterClient, DagsterProcesses
-from orchestration.recoveries.definitions import run_config
+from orchestration.recoveries.launchpad import run_config
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG, WORKER_TAG
 from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import UsageError

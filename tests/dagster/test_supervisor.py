@@ -302,7 +302,7 @@ def test_a_scheduled_session_without_a_time_limit_is_ended_after_max_session(sho
     job = job_yaml.load(shop.jobs).jobs[0]
     schedule = Schedule("0 0 4 * * ?", "0 4 * * *", "UTC", paused=False)
     session = SessionSpec(replace(job, trigger=schedule, timeout_seconds=timeout), (), shop)
-    watch = supervisor._Watch(session, None, None)  # type: ignore[arg-type]
+    watch = supervisor._SessionWatch(session, None, None)  # type: ignore[arg-type]
     watch._check_age()
     watch.begun -= shop.dagster.max_session.total_seconds() + 1
     with pytest.raises(child_run.Gone, match="has no time limit") if not timeout else nullcontext():
@@ -323,14 +323,14 @@ def test_a_session_that_has_lasted_long_enough_ends_well(
     shop: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day_later = threading.Event()
-    check = supervisor._Watch._check_age
+    check = supervisor._SessionWatch._check_age
 
-    def aged(watch: supervisor._Watch) -> None:
+    def aged(watch: supervisor._SessionWatch) -> None:
         if day_later.is_set():
             watch.begun -= shop.dagster.max_session.total_seconds()
         check(watch)
 
-    monkeypatch.setattr(supervisor._Watch, "_check_age", aged)
+    monkeypatch.setattr(supervisor._SessionWatch, "_check_age", aged)
     run = run_job(shop, instance, lambda _: day_later.set())
     assert run.status is dg.DagsterRunStatus.SUCCESS
     assert "stopped at a batch border" in shop_log(shop)

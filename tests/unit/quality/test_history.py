@@ -14,12 +14,12 @@ import pytest
 from deltalake import DeltaTable
 
 from quality import history
-from quality.runs.table_looks import SuitePast
-from quality.validation import Outcome, Validation
+from quality.history import SuiteHistory
+from quality.validation import CheckOutcome, Validation
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 
-RED = Outcome(
+RED = CheckOutcome(
     "amount_between",
     "expect_column_values_to_be_between",
     passed=False,
@@ -29,7 +29,7 @@ RED = Outcome(
     failing=2,
     sample=({"id": 1, "at": datetime(2026, 1, 1, tzinfo=UTC), "amount": None},),
 )
-GREEN = Outcome(
+GREEN = CheckOutcome(
     "id_not_null", "expect_column_values_to_not_be_null", passed=True, severity="warning", rows=3, failing=0
 )
 
@@ -90,10 +90,10 @@ def test_the_last_version_is_that_of_the_same_table_and_of_whole_runs(settings: 
     history.record(home, validation("a", version=5))
     history.record(home, replace(validation("b", version=9), narrowed=True))
     history.record(home, validation("c", suite="another", version=8))
-    judged = history.judged(home, "orders_rows", "T1")
+    judged = history.suite_progress(home, "orders_rows", "T1")
     assert judged.newest == 5 and judged.since(["amount_between", "id_not_null"]) == 5 and judged.red
     assert judged.since(["amount_between", "new"]) is None
-    assert history.judged(home, "orders_rows", "made anew") == history.Judged()
+    assert history.suite_progress(home, "orders_rows", "made anew") == history.SuiteProgress()
 
 
 def test_what_could_not_be_evaluated_covers_nothing(settings: SettingsFactory) -> None:
@@ -102,7 +102,7 @@ def test_what_could_not_be_evaluated_covers_nothing(settings: SettingsFactory) -
     history.record(home, validation("a", version=5, at=now))
     wrong = replace(RED, error="no such column")
     history.record(home, replace(validation("b", version=9, at=now + 1), outcomes=(wrong, GREEN)))
-    judged = history.judged(home, "orders_rows", "T1")
+    judged = history.suite_progress(home, "orders_rows", "T1")
     assert judged.covered == {"amount_between": 5, "id_not_null": 9} and judged.newest == 9
     assert judged.since(["id_not_null", "amount_between"]) == 5 and judged.since([]) == 9
 
@@ -122,7 +122,7 @@ def test_a_check_reads_only_the_columns_and_the_outcomes_that_it_asks_for(
         return real(settings, wanted, columns)  # type: ignore[arg-type]
 
     monkeypatch.setattr(history, "_read", noted)
-    past = SuitePast(home, "orders_rows")
+    past = SuiteHistory(home, "orders_rows")
     assert [each.number for each in past.newest("amount_between", 2)] == [2.0, 1.0]
     assert [each.number for each in past.passed("amount_between", 9)] == [1.0, 0.0]
     assert read == [["number", "observed", "started_at"]] * 2

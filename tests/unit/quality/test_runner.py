@@ -15,7 +15,7 @@ from great_expectations.expectations.row_conditions import Column
 from quality import Suite, suite_from_json
 from quality.history import history
 from quality.runs.runner import RunRequest, run_suite
-from quality.validation import Outcome, Validation
+from quality.validation import CheckOutcome, Validation
 from streaming_jobs.errors import PreflightRefused, UsageError
 from tests.conftest import SettingsFactory
 from tests.support.checked_orders import TOPOLOGY, OrdersTable, order
@@ -33,7 +33,7 @@ def run(table: OrdersTable, *expectations: Any, request: RunRequest = QUICK, **o
     return run_suite(table.settings, TOPOLOGY, suite, request)
 
 
-def only(validation: Validation) -> Outcome:
+def only(validation: Validation) -> CheckOutcome:
     (outcome,) = validation.outcomes
     return outcome
 
@@ -268,7 +268,7 @@ def test_an_empty_table_is_looked_at_as_a_whole(table: OrdersTable) -> None:
 
 
 def test_a_range_does_not_count_as_the_last_run(table: OrdersTable) -> None:
-    from quality.slice_request import TimeRange
+    from quality.sample import TimeRange
 
     table.append(order(1, day=1), order(2, day=9))
     check = gxe.ExpectColumnValuesToNotBeNull(column="item")
@@ -292,14 +292,14 @@ def during(table: OrdersTable, monkeypatch: pytest.MonkeyPatch, act: Callable[[]
     """Do something to the table after the slice is chosen and before it is read."""
     import quality.runs.runner
 
-    real = quality.runs.runner.choose_slice
+    real = quality.runs.runner.choose_sample
 
     def choose(*args: Any) -> Any:
         chosen = real(*args)
         act()
         return chosen
 
-    monkeypatch.setattr(quality.runs.runner, "choose_slice", choose)
+    monkeypatch.setattr(quality.runs.runner, "choose_sample", choose)
 
 
 def test_a_compaction_in_the_middle_changes_nothing(table: OrdersTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,10 +326,10 @@ class Check:
     name: str
     error: str = ""
 
-    def look(self, checked: Any) -> Outcome:
+    def look(self, checked: Any) -> CheckOutcome:
         if self.error:
             raise RuntimeError(self.error)
-        return Outcome(self.name, "test", passed=checked.version > 0, number=float(checked.version))
+        return CheckOutcome(self.name, "test", passed=checked.version > 0, number=float(checked.version))
 
 
 def test_checks_of_the_table_are_evaluated_and_one_that_raises_hides_no_other(table: OrdersTable) -> None:

@@ -21,10 +21,10 @@ import structlog
 
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.quality import alerts
-from orchestration.quality.alerts import CheckAlerts, Failure, beat, mail, payload, post, receivers
+from orchestration.quality.alerts import CheckAlerts, DeliveryFailure, beat, mail, payload, post, receivers
 from orchestration.quality.suites import JOB, OP, run_config, run_tags
 from orchestration.quality.transitions import LONGEST_PAUSE, Alerts, Receiver, Transition
-from orchestration.sessions.health import Verdict
+from orchestration.sessions.health import CheckVerdict
 from orchestration.sessions.ownership import WORKER_TAG, identity
 from orchestration.sessions.runs import end_lost
 from streaming_jobs.settings import Settings
@@ -206,13 +206,13 @@ def test_a_stream_that_is_stopped_on_purpose_or_recovered_is_no_change(instance:
         ticks = Ticks(instance, webhook=hook.url)
         error, warn = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
         for verdict in (
-            Verdict(True, error, "well", "orders is running"),
-            Verdict(False, warn, "stopped", "orders is stopped"),
-            Verdict(True, error, "well", "orders is running"),
-            Verdict(False, error, "red: dead", "orders is dead"),
-            Verdict(False, warn, "recovering", "orders is recovering"),
-            Verdict(False, warn, "job YAML: line 3", "orders is running; databricks.yml:3"),
-            Verdict(True, error, "well", "orders is running"),
+            CheckVerdict(True, error, "well", "orders is running"),
+            CheckVerdict(False, warn, "stopped", "orders is stopped"),
+            CheckVerdict(True, error, "well", "orders is running"),
+            CheckVerdict(False, error, "red: dead", "orders is dead"),
+            CheckVerdict(False, warn, "recovering", "orders is recovering"),
+            CheckVerdict(False, warn, "job YAML: line 3", "orders is running; databricks.yml:3"),
+            CheckVerdict(True, error, "well", "orders is running"),
         ):
             instance.report_runless_asset_event(verdict.evaluation(KEY))
             ticks.tick()
@@ -340,7 +340,7 @@ def test_a_webhook_of_discord_gets_content_that_it_takes(host: str) -> None:
 def test_any_other_answer_is_a_failure_and_a_redirect_is_not_followed(status: int) -> None:
     with webhook(status=status) as receiver:
         failure = post(settings(webhook=receiver.url), [RED])
-    assert failure == Failure(f"the webhook answered {status}", refused=status == 400)
+    assert failure == DeliveryFailure(f"the webhook answered {status}", refused=status == 400)
     assert receiver.paths == ["/services/T000/s3cret"]
 
 
@@ -397,7 +397,7 @@ def test_a_mail_server_that_is_away_or_refuses_every_address_is_a_failure_and_on
     assert "did not take it" in text_of(mail(settings(email_to=["a\n@b"], smtp_port=receiver.port), [RED]))
 
 
-def text_of(failure: Failure | None) -> str:
+def text_of(failure: DeliveryFailure | None) -> str:
     assert failure is not None
     return failure.text
 
@@ -451,5 +451,5 @@ def test_the_heartbeat_is_a_call_of_its_url_and_a_failure_does_not_name_it() -> 
         assert beat(settings(heartbeat_url=receiver.url)) is None
         assert receiver.paths == ["/services/T000/s3cret"]
         receiver.status = 500
-        assert beat(settings(heartbeat_url=receiver.url)) == Failure("the heartbeat's receiver answered 500")
+        assert beat(settings(heartbeat_url=receiver.url)) == DeliveryFailure("the heartbeat's receiver answered 500")
     assert SECRET not in text_of(beat(settings(heartbeat_url=f"ftp://{SECRET}")))

@@ -39,19 +39,18 @@ from orchestration.quality.suites import (
     run_tags,
     table,
 )
-from orchestration.recoveries.definitions import JOB as RECOVER
-from orchestration.recoveries.definitions import STEP, schema
-from orchestration.recoveries.request import launch_of
+from orchestration.recoveries.launchpad import JOB as RECOVER
+from orchestration.recoveries.launchpad import STEP, launch_of, schema
 from orchestration.sessions.ownership import WORKER_TAG
 from orchestration.sessions.reporting import NO_RUN
 from quality.suites import Suite
-from quality.validation import MOST_ROWS, FirstFailing, Outcome, Severity, Validation
+from quality.validation import MOST_ROWS, CheckOutcome, FirstFailing, Severity, Validation
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings import Settings
 from tests.support.validations import validation
 
 ROWS, STOCK = Suite("orders_rows", "orders", list), Suite("stock_rows", "stock", list)
-GOOD, BAD = Outcome("id", "unique", passed=True), Outcome("total", "between", passed=False, failing=2, rows=9)
+GOOD, BAD = CheckOutcome("id", "unique", passed=True), CheckOutcome("total", "between", passed=False, failing=2, rows=9)
 
 
 @pytest.fixture
@@ -396,11 +395,11 @@ def job_of_suites() -> dg.JobDefinition:
     return quality
 
 
-def outcome(name: str = "customer_not_null", **values: Any) -> Outcome:
-    return Outcome(name, "expect_column_values_to_not_be_null", **{"passed": True, **values})
+def outcome(name: str = "customer_not_null", **values: Any) -> CheckOutcome:
+    return CheckOutcome(name, "expect_column_values_to_not_be_null", **{"passed": True, **values})
 
 
-def failed(name: str = "customer_not_null", severity: Severity = "critical", **values: Any) -> Outcome:
+def failed(name: str = "customer_not_null", severity: Severity = "critical", **values: Any) -> CheckOutcome:
     return outcome(name, passed=False, severity=severity, **{"rows": 3120, "failing": 17, **values})
 
 
@@ -416,7 +415,7 @@ def failed(name: str = "customer_not_null", severity: Severity = "critical", **v
     ],
 )
 def test_a_check_is_an_error_unless_only_warnings_failed(
-    outcomes: tuple[Outcome, ...], passed: bool, severity: str
+    outcomes: tuple[CheckOutcome, ...], passed: bool, severity: str
 ) -> None:
     verdict = of_validation(validation(*outcomes))
     assert (verdict.passed, verdict.severity.value) == (passed, severity)

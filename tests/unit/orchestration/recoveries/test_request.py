@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from orchestration.bundle.job import Bundle, Job, Task
-from orchestration.recoveries.definitions import STEP, definitions, link, run_config
-from orchestration.recoveries.request import Launch, PlanRequest, launch_of, share_of
+from orchestration.recoveries.definitions import definitions
+from orchestration.recoveries.launchpad import STEP, launch_of, link, run_config
+from orchestration.recoveries.request import Launch, PlanRequest, share_of
 from orchestration.sessions.reporting import table_key
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings import Settings

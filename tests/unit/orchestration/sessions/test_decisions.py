@@ -12,11 +12,11 @@ from orchestration.sessions.decisions import (
     IN_PROGRESS,
     LONGEST_DELAY,
     JobSeen,
+    KeepWaiting,
     RunSeen,
     SessionSeen,
-    Start,
+    StartSession,
     StreamSeen,
-    Wait,
     alert_of,
     back_off,
     keepalive,
@@ -45,13 +45,13 @@ def seen(*runs: RunSeen, **more: object) -> JobSeen:
     return replace(JobSeen(runs, STREAMS), **more)  # type: ignore[arg-type]
 
 
-def waits(verdict: Start | Wait) -> str:
-    assert isinstance(verdict, Wait)
+def waits(verdict: StartSession | KeepWaiting) -> str:
+    assert isinstance(verdict, KeepWaiting)
     return verdict.reason
 
 
 def test_the_first_session_is_started() -> None:
-    assert keepalive(seen(), NOW) == Start("first")
+    assert keepalive(seen(), NOW) == StartSession("first")
 
 
 @pytest.mark.parametrize("status", IN_PROGRESS)
@@ -60,11 +60,11 @@ def test_one_run_in_progress_is_enough(status: str) -> None:
 
 
 def test_a_failed_session_is_started_again_once_for_each_run() -> None:
-    assert keepalive(seen(run("FAILURE", run_id="r7")), NOW) == Start("after-r7")
+    assert keepalive(seen(run("FAILURE", run_id="r7")), NOW) == StartSession("after-r7")
 
 
 def test_a_session_that_ended_by_itself_is_started_again() -> None:
-    assert keepalive(seen(run("SUCCESS", run_id="r7")), NOW) == Start("after-r7")
+    assert keepalive(seen(run("SUCCESS", run_id="r7")), NOW) == StartSession("after-r7")
 
 
 def test_a_session_that_an_operator_stopped_stays_stopped() -> None:
@@ -82,7 +82,7 @@ def test_a_queued_duplicate_that_was_cancelled_is_no_stop_of_the_session() -> No
     reason = waits(keepalive(seen(cancelled, running), NOW))
     assert reason == "queued run duplicat was cancelled; session session- runs"
     ended = run("FAILURE", ago=50, lasted=250, run_id="session-of-now")
-    assert keepalive(seen(cancelled, ended), NOW) == Start("after-session-of-now")
+    assert keepalive(seen(cancelled, ended), NOW) == StartSession("after-session-of-now")
 
 
 def test_a_duplicate_cancelled_together_with_the_session_leaves_it_stopped() -> None:
@@ -106,21 +106,21 @@ def test_a_queued_run_says_what_it_waits_for() -> None:
 
 def test_a_session_that_recourse_up_ended_is_started_again_at_once() -> None:
     stopped = run("CANCELED", ago=0.1, run_id="r3", **{STOPPED_BY_TAG: "shutdown"})
-    assert keepalive(seen(stopped, run("FAILURE")), NOW) == Start("after-r3")
+    assert keepalive(seen(stopped, run("FAILURE")), NOW) == StartSession("after-r3")
 
 
 def test_streams_stopped_on_purpose_are_left_alone_when_it_is_all_of_them() -> None:
     all_of_them = seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS))
     assert "on purpose" in waits(keepalive(all_of_them, NOW))
     one = seen(run("SUCCESS", run_id="r"), stopped_on_purpose=frozenset({"a"}))
-    assert keepalive(one, NOW) == Start("after-r")
+    assert keepalive(one, NOW) == StartSession("after-r")
 
 
 def test_a_recovery_is_named_by_every_tick_that_starts_nothing() -> None:
     recovering = {"a": "is being recovered by plan a-0001"}
     beside = seen(run("STARTED"), stopped_on_purpose=frozenset({"a"}), recovering=recovering)
     waiting = keepalive(beside, NOW)
-    assert isinstance(waiting, Wait) and waiting.reason == "run run-1 is started"
+    assert isinstance(waiting, KeepWaiting) and waiting.reason == "run run-1 is started"
     assert waiting.words == "run run-1 is started; stream a is being recovered by plan a-0001"
     all_of_them = seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS), recovering=recovering)
     words = waits(keepalive(all_of_them, NOW))
@@ -135,9 +135,9 @@ def test_a_permanent_failure_is_given_up_until_something_changes() -> None:
     tags = {FAILURE_TAG: "permanent", FINGERPRINT_TAG: "f1"}
     failed = run("FAILURE", run_id="r", **tags)
     assert "gave up" in waits(keepalive(seen(failed, fingerprint="f1"), NOW))
-    assert keepalive(seen(failed, fingerprint="f2"), NOW) == Start("after-r")
+    assert keepalive(seen(failed, fingerprint="f2"), NOW) == StartSession("after-r")
     launched_again = (run("FAILURE", run_id="r2"), failed)
-    assert keepalive(seen(*launched_again, fingerprint="f1"), NOW) == Start("after-r2")
+    assert keepalive(seen(*launched_again, fingerprint="f1"), NOW) == StartSession("after-r2")
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_a_session_that_lasted_resets_the_delay() -> None:
 
 def test_a_failed_session_rests_before_it_is_started_again() -> None:
     assert "next try is in 4 s" in waits(keepalive(seen(run("FAILURE", ago=1.0)), NOW))
-    assert isinstance(keepalive(seen(run("FAILURE", ago=FIRST_DELAY)), NOW), Start)
+    assert isinstance(keepalive(seen(run("FAILURE", ago=FIRST_DELAY)), NOW), StartSession)
 
 
 def test_an_end_of_before_the_clock_was_set_back_keeps_nothing_waiting() -> None:
-    assert isinstance(keepalive(seen(run("FAILURE", ago=-7200)), NOW), Start)
+    assert isinstance(keepalive(seen(run("FAILURE", ago=-7200)), NOW), StartSession)
     ended = replace(run("STARTED", ago=0), started=NOW + 7200)
     lost = SessionSeen(ended, worker_lives=False, held=False, heartbeat=NOW + 7000)
     assert presumed_dead(lost, NOW, stale_after=60, patience=45) is not None
@@ -277,13 +277,13 @@ def test_a_start_that_somebody_asked_for_ends_a_stop_a_rest_and_a_failure_for_go
         replace(ended, ended=NOW),
     ):
         before = JobSeen([run], STREAMS)
-        assert isinstance(keepalive(before, NOW), Wait)
+        assert isinstance(keepalive(before, NOW), KeepWaiting)
         asked = NOW + 0.5 if run.ended == NOW else NOW - 10
-        assert keepalive(replace(before, asked_to_start=asked), NOW) == Start(f"asked-{asked:.3f}")
-        assert isinstance(keepalive(replace(before, asked_to_start=NOW - 95), NOW), Wait), "that session had it"
+        assert keepalive(replace(before, asked_to_start=asked), NOW) == StartSession(f"asked-{asked:.3f}")
+        assert isinstance(keepalive(replace(before, asked_to_start=NOW - 95), NOW), KeepWaiting), "that session had it"
         while_it_ended = replace(before, asked_to_start=NOW - 51)
-        assert isinstance(keepalive(while_it_ended, NOW), Start) == (run.status == "FAILURE")
+        assert isinstance(keepalive(while_it_ended, NOW), StartSession) == (run.status == "FAILURE")
     held = JobSeen([ended], STREAMS, held_by={STREAMS[0]: "process 7"}, asked_to_start=NOW - 10)
-    assert isinstance(keepalive(held, NOW), Wait)
+    assert isinstance(keepalive(held, NOW), KeepWaiting)
     all_stopped = JobSeen([ended], STREAMS, stopped_on_purpose=frozenset(STREAMS), asked_to_start=NOW - 10)
-    assert isinstance(keepalive(all_stopped, NOW), Wait)
+    assert isinstance(keepalive(all_stopped, NOW), KeepWaiting)

@@ -25,7 +25,7 @@ from orchestration.sessions.health import (
 )
 from orchestration.sessions.ownership import STOPPED_BY_TAG
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.verdicts import AGAIN_AFTER, OTHER_WORDS_AFTER, Verdict, to_report
+from orchestration.sessions.verdicts import AGAIN_AFTER, OTHER_WORDS_AFTER, CheckVerdict, to_report
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status
@@ -39,8 +39,8 @@ def found(state: str, *reasons: Reason, notes: tuple[str, ...] = ()) -> Health:
     return Health("orders", NOW, state, reasons, notes)
 
 
-WELL = Verdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
-RED = Verdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
+WELL = CheckVerdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
+RED = CheckVerdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
 DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so"))
 
 
@@ -176,7 +176,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = None) -> int:
+def tell(instance: dg.DagsterInstance, verdict: CheckVerdict, now: float | None = None) -> int:
     """Report what is to be told; how much it was."""
     reported = to_report(instance, {KEY: verdict}, now or time.time())
     for evaluation in reported:
@@ -185,7 +185,7 @@ def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = Non
 
 
 def test_each_change_is_told_once_and_the_rest_now_and_then(instance: dg.DagsterInstance) -> None:
-    assert tell(instance, Verdict(True, dg.AssetCheckSeverity.ERROR, "never started", "orders never started")) == 0
+    assert tell(instance, CheckVerdict(True, dg.AssetCheckSeverity.ERROR, "never started", "orders never started")) == 0
     assert [tell(instance, v) for v in (WELL, WELL, RED, RED, RED, WELL)] == [1, 0, 1, 0, 0, 1]
     assert tell(instance, WELL, time.time() + AGAIN_AFTER + 1) == 1
     other = replace(WELL, text="orders is idle")

@@ -213,12 +213,3 @@ def test_a_new_partition_begins_at_its_first_offset_and_none_may_vanish() -> Non
 
 def test_generations_are_not_compared() -> None:
     assert not list(offset_faults([entry(5, {0: 50}, {0: 60}), entry(3, {0: 30}, {0: 40}, generation=2)]))
-
-
-def test_the_code_of_a_version_is_that_of_its_batch(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
-    orders.batch(0)
-    orders.batch(1, code="b")
-    checked = orders.checked()
-    codes = [code and code.hash for code in (checked.code_at(v) for v in range(checked.version + 1))]
-    assert codes == [None, "a", "b"]

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
 
 from quality.table_checks import SameDistribution
-from quality.table_checks.code_of_files import live_files
+from quality.table_checks.same_distribution import live_files
 from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.checked_tables import AT, Orders, Row, row

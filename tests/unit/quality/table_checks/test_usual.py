@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quality.table_checks import Past, UsualRows, UsualTotal
-from quality.validation import Outcome
+from quality.validation import CheckOutcome
 from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.checked_tables import AT, Orders, Row, row, rows
@@ -65,7 +65,7 @@ class Growing:
     def passed(self, expectation: str, limit: int) -> Sequence[Past]:
         return [past for past, passed in self.outcomes if passed][:limit]
 
-    def look(self, check: UsualRows | UsualTotal, orders: Orders, since: int) -> Outcome:
+    def look(self, check: UsualRows | UsualTotal, orders: Orders, since: int) -> CheckOutcome:
         outcome = check.look(replace(orders.checked(since=since, now=self.now), past=self))
         self.outcomes.insert(0, (Past(outcome.number, self.now, outcome.observed), outcome.passed))
         self.now += HOUR

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from quality.slice_request import SliceRequest, TimeRange, parse_partition
-from quality.slice_rows import SliceReader
-from quality.slices import Slice, choose_slice, open_newest
+from quality.sample import SampleRequest, SuiteSample, TimeRange, choose_sample, open_newest, parse_partition
+from quality.sample_rows import SampleReader
 from streaming_jobs.errors import PreflightRefused, UsageError
 from tests.conftest import SettingsFactory
 from tests.support.checked_orders import SCHEMA, OrdersTable, order
@@ -20,17 +19,17 @@ def table(settings: SettingsFactory) -> OrdersTable:
     return OrdersTable(settings())
 
 
-def chosen(table: OrdersTable, request: SliceRequest) -> Slice:
-    return choose_slice(table.handle, table.path, request)
+def chosen(table: OrdersTable, request: SampleRequest) -> SuiteSample:
+    return choose_sample(table.handle, table.path, request)
 
 
-def ids(slice_: Slice) -> list[int]:
-    reader = SliceReader.of(slice_)
+def ids(slice_: SuiteSample) -> list[int]:
+    reader = SampleReader.of(slice_)
     return sorted(i for _, rows in reader.tables() for i in rows["id"].to_pylist())
 
 
-def new(table: OrdersTable, since: int | None) -> Slice:
-    return chosen(table, SliceRequest("new", since))
+def new(table: OrdersTable, since: int | None) -> SuiteSample:
+    return chosen(table, SampleRequest("new", since))
 
 
 def test_new_rows_are_those_of_later_versions_and_only_their_files_are_read(table: OrdersTable) -> None:
@@ -61,7 +60,7 @@ def test_the_version_is_fixed_while_the_table_goes_on(table: OrdersTable) -> Non
     handle = table.handle
     table.append(order(2))
     table.compact()
-    slice_ = choose_slice(handle, table.path, SliceRequest("all"))
+    slice_ = choose_sample(handle, table.path, SampleRequest("all"))
     assert ids(slice_) == [1]
 
 
@@ -129,27 +128,27 @@ def test_a_table_that_went_back_is_read_whole(table: OrdersTable) -> None:
 
 def test_a_partition_reads_its_files_only(table: OrdersTable) -> None:
     table.append(order(1), order(2, month=2))
-    slice_ = chosen(table, SliceRequest("all", partition=parse_partition(["month=2026-02"])))
+    slice_ = chosen(table, SampleRequest("all", partition=parse_partition(["month=2026-02"])))
     assert (ids(slice_), len(slice_.files)) == ([2], 1)
 
 
 def test_an_unknown_partition_column_is_a_usage_error(table: OrdersTable) -> None:
     table.append(order(1))
     with pytest.raises(UsageError, match="no partition column 'week'"):
-        chosen(table, SliceRequest("all", partition={"week": "1"}))
+        chosen(table, SampleRequest("all", partition={"week": "1"}))
 
 
 def test_a_range_skips_files_by_their_statistics_and_filters_rows(table: OrdersTable) -> None:
     table.append(order(1, day=1), order(2, day=10))
     table.append(order(3, day=20))
-    slice_ = chosen(table, SliceRequest("all", times=TimeRange.parse("at", "2026-01-05", "2026-01-15")))
+    slice_ = chosen(table, SampleRequest("all", times=TimeRange.parse("at", "2026-01-05", "2026-01-15")))
     assert (ids(slice_), len(slice_.files)) == ([2], 1)
 
 
 def test_a_range_is_inclusive_at_its_begin_and_exclusive_at_its_end(table: OrdersTable) -> None:
     table.append(order(1, day=5), order(2, day=6))
     times = TimeRange.parse("at", "2026-01-05T00:00:00Z", "2026-01-06")
-    assert ids(chosen(table, SliceRequest("all", times=times))) == [1]
+    assert ids(chosen(table, SampleRequest("all", times=times))) == [1]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_a_file_with_missing_or_strange_statistics_is_read(table: OrdersTable, b
             line["add"]["stats"] = bounds
     commit.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
     times = TimeRange("at", datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 1, 21, tzinfo=UTC))
-    slice_ = chosen(table, SliceRequest("all", times=times))
+    slice_ = chosen(table, SampleRequest("all", times=times))
     assert (ids(slice_), slice_.rows) == ([1], 1)
 
 
@@ -183,14 +182,14 @@ def test_statistics_in_milliseconds_lose_no_row_of_the_last_one(table: OrdersTab
             line["add"]["stats"] = json.dumps({"numRecords": 1, "minValues": bound, "maxValues": bound})
     commit.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
     times = TimeRange("at", datetime(2026, 1, 1, 0, 0, 0, 500, tzinfo=UTC), None)
-    assert ids(chosen(table, SliceRequest("all", times=times))) == [1]
+    assert ids(chosen(table, SampleRequest("all", times=times))) == [1]
 
 
 @pytest.mark.parametrize(("column", "words"), [("att", "no column 'att'"), ("item", "name a column of dates or times")])
 def test_a_range_of_a_wrong_column_is_a_usage_error(table: OrdersTable, column: str, words: str) -> None:
     table.append(order(1))
     with pytest.raises(UsageError) as raised:
-        chosen(table, SliceRequest("all", times=TimeRange(column, datetime(2026, 1, 1, tzinfo=UTC))))
+        chosen(table, SampleRequest("all", times=TimeRange(column, datetime(2026, 1, 1, tzinfo=UTC))))
     assert words in str(raised.value)
 
 
@@ -198,14 +197,14 @@ def test_a_column_that_came_later_is_null_in_older_files_and_partitions_come_fro
     table.append(order(1))
     wider = pa.schema([*SCHEMA, ("note", pa.string())])
     table.append({**order(2), "note": "n"}, schema=wider)
-    reader = SliceReader.of(chosen(table, SliceRequest("all")))
+    reader = SampleReader.of(chosen(table, SampleRequest("all")))
     rows = sorted((r["id"], r["note"], r["month"]) for _, t in reader.tables() for r in t.to_pylist())
     assert rows == [(1, None, "2026-01"), (2, "n", "2026-01")]
 
 
 def test_a_file_removed_while_it_is_read_is_an_error_and_no_shorter_slice(table: OrdersTable) -> None:
     table.append(order(1))
-    slice_ = chosen(table, SliceRequest("all"))
+    slice_ = chosen(table, SampleRequest("all"))
     table.delete("id = 1")
     table.vacuum()
     with pytest.raises(PreflightRefused, match="was removed while it was read"):
@@ -220,7 +219,7 @@ def test_a_table_with_deletion_vectors_is_refused(table: OrdersTable) -> None:
     line = json.dumps({"protocol": {**protocol, "writerFeatures": ["deletionVectors"]}})
     (table.path / "_delta_log" / f"{version + 1:020d}.json").write_text(line + "\n")
     with pytest.raises(UsageError, match="deletion vectors"):
-        chosen(table, SliceRequest("all"))
+        chosen(table, SampleRequest("all"))
 
 
 def test_no_table_yet_and_a_table_that_is_gone_are_two_errors(table: OrdersTable) -> None:
