@@ -1,15 +1,14 @@
-"""The sensor that tells of checks that turn red, yellow, or green again: in the log, to a webhook, by e-mail.
+"""The sensor that alerts of checks that turn red, yellow, or green again: in the log, to a webhook, by e-mail.
 
-A change is sent at least once. It is first written into the sensor's cursor with those that wait, and leaves it when
-the receiver has taken it; a receiver that is down gets it later, for a day. If the process ends between a delivery and
-the storing of the cursor, it is sent again, with the same `id` and the same Message-ID.
+A change is sent at least once. It is first written into the sensor's cursor and removed when the receiver has taken
+it; a receiver that is down gets it later, for a day. If the process ends between a delivery and the storing of the
+cursor, the change is sent again, with the same `id` and the same Message-ID.
 
 It also reports the outcome of a check whose run failed without one (killed, out of memory): failed, because Dagster
 would show such a check as if it had never been executed.
 
-Sending raises nothing, and the text of a failure has no secret in it: a webhook's URL is a secret as a whole, as those
-of chat services are (its path is the password). Errors of the HTTP library quote it, so of an error only the kind is
-told.
+Sending raises nothing, and the text of a failure contains no secret: the whole URL of a webhook is one, since for chat
+services its path is the password. Errors of the HTTP library quote the URL, so only the kind of an error is reported.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from orchestration.quality.transitions import (
     Transition,
     by_stream,
 )
-from orchestration.sessions.health import HEALTH, NOT_TOLD
+from orchestration.sessions.health import HEALTH, NO_ALERT
 from orchestration.sessions.ownership import QUALITY_KIND, job_tags
 from orchestration.sessions.verdicts import RUN
 from streaming_jobs.settings import Settings
@@ -62,18 +61,18 @@ log = structlog.get_logger()
 TIMEOUT = 5.0
 """Seconds for each step of a delivery: connecting, writing, the answer."""
 _NOT_TAKEN = (400, 413, 422)
-"""Answers to a request that is too long, or that the receiver cannot read: the same one would be refused again."""
+"""Answers to a request that is too long or unreadable: repeating it would fail again."""
 _DISCORD, _DISCORD_TAKES = ("discord.com", "discordapp.com"), 2000
 """Hosts whose webhooks show the field `content`, and how many characters of it they take."""
 LOOK_EVERY = 30
 """Seconds between two ticks."""
 LONGEST_DELIVERY = 15.0
-"""Seconds after which the rest of what waits for a receiver is left to the next tick."""
+"""Seconds after which undelivered messages are left to the next tick."""
 
 
 @dataclass(frozen=True)
 class DeliveryFailure:
-    """Why nothing was taken; `refused`: these messages are the reason, and smaller parts of them may be taken."""
+    """Why a delivery failed; `refused`: because of these messages, so fewer of them may be accepted."""
 
     text: str
     refused: bool = False
@@ -199,7 +198,7 @@ def outcomes(
                 key, limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
             )
             record = next(iter(history), None)
-        if record is not None and record.evaluation is not None and not _not_told(record.evaluation):
+        if record is not None and record.evaluation is not None and not _without_alert(record.evaluation):
             found.append(_seen(key, record, record.evaluation, stream_of[key]))
     return found
 
@@ -236,10 +235,10 @@ def _state(evaluation: dg.AssetCheckEvaluation) -> State:
     return "warning" if evaluation.severity is dg.AssetCheckSeverity.WARN else "failed"
 
 
-def _not_told(evaluation: dg.AssetCheckEvaluation) -> bool:
+def _without_alert(evaluation: dg.AssetCheckEvaluation) -> bool:
     """True for a stream that was stopped, is being recovered, or starts: its state before that counts meanwhile."""
     mark = evaluation.metadata.get("verdict")
-    return not evaluation.passed and mark is not None and mark.value in NOT_TOLD
+    return not evaluation.passed and mark is not None and mark.value in NO_ALERT
 
 
 def _lost(

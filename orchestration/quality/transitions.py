@@ -21,9 +21,9 @@ SEVERITY: Mapping[State, str] = {"passed": "info", "warning": "warning", "failed
 _RANK: Mapping[str, int] = {"unknown": 0, "passed": 0, "warning": 1, "failed": 2}
 
 MOST_WAITING = 200
-"""Messages that wait for one receiver; more, and the oldest are given up."""
+"""Queue limit of a receiver; beyond it, the oldest messages are dropped."""
 GIVE_UP_AFTER = 24 * 3600.0
-"""Seconds for which a message is offered to a receiver that does not take it."""
+"""Seconds after which an undelivered message is dropped."""
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 900.0
 MOST_BYTES = 20_000
 """Of the messages in one request: chat services take 28 kB and more."""
@@ -47,7 +47,7 @@ class ObservedCheck:
 
     @property
     def name(self) -> str:
-        """What it is known by from one look to the next."""
+        """Identifies the check across ticks."""
         return self.key or f"{self.table}:{self.check}"
 
 
@@ -111,11 +111,11 @@ class Receiver:
     next_try: float = 0.0
 
     def with_new(self, found: Sequence[Transition]) -> Self:
-        """The new ones wait behind the others."""
+        """Append messages to the queue."""
         return replace(self, waiting=(*self.waiting, *found))
 
     def without_old(self, now: float) -> tuple[Self, list[Transition]]:
-        """Give up what waits for too long, or is too much; returns that too."""
+        """Drop messages that are too old or exceed the queue limit; returns them too."""
         young = [t for t in self.waiting if now - t.at < GIVE_UP_AFTER][-MOST_WAITING:]
         given_up = [t for t in self.waiting if t not in young]
         return replace(self, waiting=tuple(young)), given_up
@@ -141,15 +141,15 @@ class Receiver:
         return tuple(taken)
 
     def is_due(self, now: float) -> bool:
-        """True if something waits and the pause after the last failure is over."""
+        """True if messages wait and the pause after the last failure is over."""
         return bool(self.waiting) and now >= self.next_try
 
     def without(self, done: Sequence[Transition]) -> Self:
-        """These were taken, or will never be."""
+        """Remove messages that were delivered or refused for good."""
         return type(self)(tuple(t for t in self.waiting if t not in done))
 
     def refused(self, now: float) -> Self:
-        """Nothing was taken: the pause doubles."""
+        """Double the pause after a failed delivery."""
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self.failures)
         return replace(self, failures=min(self.failures + 1, 10), next_try=now + pause)
 
@@ -167,7 +167,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Known:
-    """What was last told of a check, and when; `worse_since`: the first look at which it was worse than that."""
+    """The last reported state of a check, and when; `worse_since`: the first tick at which it was worse."""
 
     id: int
     state: State
@@ -177,7 +177,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Alerts:
-    """All that the sensor remembers: what was told of each check, and each receiver."""
+    """The sensor's state: the last report of each check, and each receiver's queue."""
 
     known: Mapping[str, Known] = field(default_factory=dict)
     receivers: Mapping[str, Receiver] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A recovery as a person asks for it, on the command line or in the Launchpad: the same request, plan and work.
+"""The request for a recovery, the same from the command line and from the Launchpad; and what carries it out.
 
 `OPTIONS` is the one table of what a plan can be asked for: it makes the command's options and the Launchpad's fields.
 """
@@ -164,7 +164,7 @@ class PlanRequest:
 
     @classmethod
     def of_options(cls, streams: Iterable[str], options: Mapping[str, Any]) -> PlanRequest:
-        """The request that options stand for, by their names; "", False, None and an empty list are not given."""
+        """The request of options by name; "", False, None and an empty list mean that an option was not given."""
         chosen: dict[str, Any] = {}
         for name, option in CHOICES.items():
             value = options.get(name)
@@ -194,9 +194,9 @@ class PlanRequest:
 def make_requested(
     settings: Settings, topology: Topology, topics: Callable[[], Topics], request: PlanRequest
 ) -> RecoveryPlan:
-    """The plan for a request, written to disk; nothing of the streams is changed.
+    """Write the plan for a request to disk; the streams are not changed.
 
-    `topics` is called where the broker is needed. Raises UsageError or PreflightRefused with the ways out.
+    `topics` is called where the broker is needed. Raises UsageError or PreflightRefused with the alternatives.
     """
     from reprocessing.plan.affected_streams import Along
     from reprocessing.plan.planner import make_plan
@@ -250,7 +250,7 @@ def _of_stream(
     settings: Settings, topology: Topology, topics: Callable[[], Topics], request: PlanRequest, name: str
 ) -> Request:
     """The request for one of the streams, as the planner takes it."""
-    from orchestration.recoveries.suite_gate import condition_named, suites_of
+    from orchestration.recoveries.suite_gate import condition_named
     from reprocessing.plan.first_bad_row import before_first_bad
     from reprocessing.plan.plan import Checks
     from reprocessing.plan.planner import Request
@@ -270,8 +270,8 @@ def _of_stream(
             "--allow-bad and --exact go with --before-first-bad and --before-first-broken only", "leave them out"
         )
     rules = [*request.require, *([kept_free] if kept_free is not None and not request.allow_bad else [])]
-    gate = suites_of(settings, topology, stream) if request.suites else []
-    checks = Checks(tuple(dict.fromkeys(rules)), share_of(request.max_changed), tuple(suite.name for suite in gate))
+    suites = _suites(settings, topology, request, stream).suites
+    checks = Checks(tuple(dict.fromkeys(rules)), share_of(request.max_changed), suites)
     snapshot = look_for_plan(settings, stream, topics)
     if searched is not None:
         target, resolved = before_first_bad(snapshot, searched, exact=request.exact, same_code=request.same_code)
@@ -325,9 +325,9 @@ def carry_out(
     act: Callable[[Recovery], None],
     begun: Callable[[Recovery], None] = lambda _: None,
 ) -> Recovery:
-    """Let `act` (apply, resume, give up) work on the recovery of a plan; the recovery as it is then.
+    """Open the recovery of a plan, let `act` (apply, resume, give up) work on it, and return it.
 
-    `begun` gets the recovery before that. Suites run in a Spark session of their own, which ends with this call.
+    `begun` gets the recovery before `act` does. Suites run in their own Spark session, which ends with this call.
     """
     from orchestration.recoveries.suite_gate import suite_runner
     from reprocessing.executor import recovery_of

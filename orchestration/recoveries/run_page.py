@@ -1,4 +1,4 @@
-"""What a person sees of a recovery in Dagster: lines and tags of its run, and marks on its streams' tables."""
+"""How Dagster shows a recovery: lines and tags of its run, and marks on its streams' tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reprocessing.stages.recovery import StageBegun
 Metadata = dict[str, dg.MetadataValue]
 
 SOON, LATE = 5.0, 300.0
-"""Seconds between two lines of progress: at first, and at most. In between a twentieth of the replay's time so far."""
+"""Seconds between two lines of progress: minimum and maximum of a twentieth of the replay's duration so far."""
 _NEXT: dict[str, tuple[tuple[str, str], ...]] = {
     "planned": (("apply", "carry it out"),),
     "applying": (("resume", "continue it"), ("abort", "give it up")),
@@ -34,7 +34,7 @@ _NEXT: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass
 class RunPage:
-    """The places in Dagster that a recovery writes to: the run's own page, and those of the streams' tables."""
+    """The pages in Dagster that a recovery writes to: its run's page, and those of the streams' tables."""
 
     context: dg.OpExecutionContext
     tables: Mapping[str, Sequence[dg.AssetKey]]
@@ -74,7 +74,7 @@ class RunView:
     changes: list[ChangedTable] = field(default_factory=list)
     _since: float = 0.0
     _pace: ReplayPace | None = None
-    _told: float = float("-inf")
+    _reported_at: float = float("-inf")
     _done: int = 0
 
     def take(self, event: Event) -> None:
@@ -99,7 +99,7 @@ class RunView:
                 self.failed = event
 
     def stopped(self, outcome: str, words: str) -> None:
-        """Mark the tables of a recovery that has stopped before its end; `words` say why."""
+        """Mark the tables of a recovery that stopped before its end; `words` is the reason."""
         how = "stopped" if outcome in ("applying", "aborting") else outcome
         self.page.tag(STAGE_TAG, f"{how} in {self._where}" if self._where else how)
         if self.shown is not None and self.stage is not None:
@@ -124,11 +124,11 @@ class RunView:
                 self.page.observe(stream, under_recovery(self.shown, self.page.run_id))
         self._stage_over()
         self.stage, self._since = stage, self.clock()
-        self._pace, self._told, self._done = ReplayPace(self.clock), float("-inf"), 0
+        self._pace, self._reported_at, self._done = ReplayPace(self.clock), float("-inf"), 0
         of_which = f" ({stage.stream})" if stage.stream and len(self.shown.streams) > 1 else ""
-        place = f"{stage.number} of {stage.stages}"
-        self.page.tag(STAGE_TAG, f"{place}: {stage.name}{of_which}")
-        self.page.line(f"stage {place}, {stage.name}{of_which}: {stage.words}")
+        progress = f"{stage.number} of {stage.stages}"
+        self.page.tag(STAGE_TAG, f"{progress}: {stage.name}{of_which}")
+        self.page.line(f"stage {progress}, {stage.name}{of_which}: {stage.words}")
 
     def _progress(self, progress: Progress) -> None:
         now = self.clock()
@@ -136,9 +136,9 @@ class RunView:
         words = self._pace.words(progress.done, progress.total)
         over = progress.done >= progress.total
         pause = min(max((now - self._since) / 20, SOON), LATE)
-        if not over and (now - self._told < (pause if progress.done > self._done else LATE)):
+        if not over and (now - self._reported_at < (pause if progress.done > self._done else LATE)):
             return
-        self._told, self._done = now, progress.done
+        self._reported_at, self._done = now, progress.done
         share = f" ({progress.done / progress.total:.0%})" if progress.total else ""
         self.page.line(f"replay: {words}{share}")
 
@@ -164,12 +164,12 @@ class RunView:
 
 
 def next_words(plan: str, outcome: str) -> str:
-    """The actions that are possible now, as the Launchpad takes them: for a line of text."""
+    """The actions that are possible now, as fields of the Launchpad."""
     return "; ".join(f"{words}: do: {do}, plan: {plan}" for do, words in _NEXT.get(outcome, ()))
 
 
 def next_steps(location: str, plan: str, outcome: str) -> Metadata:
-    """The same as links that fill the Launchpad in; no entry if nothing can be done."""
+    """The actions that are possible now, as links that fill in the Launchpad; empty if there are none."""
     links = [
         f"- [{words}]({link(location, {'do': do, 'plan': plan})}) (`do: {do}`, `plan: {plan}`)"
         for do, words in _NEXT[outcome]
@@ -222,7 +222,7 @@ def under_recovery(shown: PlanShown, run_id: str) -> Metadata:
 
 
 def not_over(shown: PlanShown, run_id: str, stage: str, outcome: str, words: str) -> Metadata:
-    """The mark of a table whose recovery has ended in a stage, and its plan is not over; `words` say why."""
+    """The mark of a table whose recovery stopped in a stage; its plan can be continued. `words` is the reason."""
     return {
         "recovery": dg.MetadataValue.text(f"plan {shown.plan} is not over, it ended in stage {stage}: {words}"),
         "next": dg.MetadataValue.text(f"in job recover: {next_words(shown.plan, outcome)}"),

@@ -10,13 +10,13 @@ from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPP
 from streaming_jobs.platform.failures import ErrorReport
 
 FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
-"""Seconds before a session that ended is started again: the first time, and at most."""
+"""Restart back-off of a session: initial delay and maximum (s)."""
 HEALTHY_AFTER = 120.0
-"""Seconds a session has to last for the delay to begin anew."""
+"""The uptime that resets the restart back-off (s)."""
 FIRST_SESSION = 300.0
-"""Seconds after the code location was loaded in which the first session of a job has to have begun."""
+"""Deadline for the first session of a job, counted from the load of the code location (s)."""
 CLOCKS_DIFFER = 5.0
-"""Seconds by which the clock that Dagster's storage uses may be ahead."""
+"""Seconds by which the clock of Dagster's storage may be ahead of ours."""
 
 IN_PROGRESS = ("QUEUED", "NOT_STARTED", "MANAGED", "STARTING", "STARTED", "CANCELING", "SUSPENDED")
 
@@ -158,10 +158,10 @@ def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
 
 
 def should_run(runs: Sequence[RunSeen], now: float, *, patience: float, watched_since: float) -> bool | None:
-    """True if a driver ought to run a continuous job's streams and had `patience` seconds to begin.
+    """True if a driver should run a continuous job's streams and has had `patience` seconds to start.
 
-    False after an operator's stop. None if the runs do not tell: while one is in progress or about to start, and before
-    the first one for `FIRST_SESSION` seconds from `watched_since`; then the streams' own files decide.
+    False after an operator's stop. None if the runs do not decide it: while a run is in progress or about to start, and
+    for `FIRST_SESSION` seconds from `watched_since` before the first run; then the streams' own files decide.
     """
     considered = without_duplicates(runs)
     if not considered:
@@ -200,7 +200,7 @@ def missed(runs: Sequence[RunSeen], tick: float, now: float, *, patience: float,
 
 
 def passed(moment: float, now: float) -> float:
-    """Seconds since a moment; endless for one in the future, which is from before the clock was set back."""
+    """Seconds since a moment; infinite for a moment in the future, which means that the clock was set back."""
     return now - moment if moment <= now + CLOCKS_DIFFER else float("inf")
 
 
@@ -214,7 +214,7 @@ def gave_up(newest: RunSeen, fingerprint: str) -> bool:
 
 
 def back_off(runs: Sequence[RunSeen]) -> float:
-    """Seconds to wait after the newest run: doubled with every run in a row that did not last."""
+    """Seconds to wait after the newest run; they double with each consecutive run that did not last."""
     newest = runs[0]
     if newest.status == "CANCELED":
         return 0.0
@@ -288,7 +288,7 @@ class StreamSeen:
 
 @dataclass(frozen=True)
 class Alert:
-    """Something a person should know; `key` stays the same for the same trouble."""
+    """A message for the operator; the same problem keeps its `key`."""
 
     stream: str
     key: str

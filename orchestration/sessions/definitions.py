@@ -332,7 +332,7 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
         name=f"keepalive_{job.key}",
         job_name=job.key,
         minimum_interval_seconds=10,
-        default_status=_default(running),
+        default_status=dg.DefaultSensorStatus["RUNNING" if running else "STOPPED"],
         description=f"Starts the session of {job.key} when none runs; waits longer after each failure in a row, "
         "leaves a stopped one stopped, and gives up on a failure that needs a person. Off: nothing is started.",
     )
@@ -572,7 +572,3 @@ def _alert(table: str, text: str, run_id: str | None) -> dg.AssetObservation:
     if run_id:
         metadata["run"] = dg.MetadataValue.dagster_run(run_id)
     return dg.AssetObservation(asset_key=table_key(table), metadata=metadata)
-
-
-def _default(running: bool) -> dg.DefaultSensorStatus:
-    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED

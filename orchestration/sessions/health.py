@@ -29,12 +29,12 @@ from streaming_jobs.stream import Stream
 
 HEALTH = "health"
 """The name of the check of a stream's tables that says whether the stream is well."""
-NOT_TOLD = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
-"""Marks of verdicts that nobody has to be told: brought about on purpose, not settled yet, or told for all streams."""
+NO_ALERT = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
+"""Marks of verdicts without alerts: intended by an operator, not settled yet, or reported once for all streams."""
 STARTING = "starting"
 """The mark of a stream that was not green before its start, and has not shown yet that it works."""
 OVERDUE_AFTER = 300.0
-"""Seconds after a schedule's tick in which its run has to be there; Dagster's daemon looks each minute or so."""
+"""Deadline for the run of a schedule's tick (s); Dagster's daemon ticks about once a minute."""
 
 
 def verdict(health: Health, *, continuous: bool, broken: str = "") -> CheckVerdict:

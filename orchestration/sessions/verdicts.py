@@ -1,8 +1,8 @@
 """Checks that sensors evaluate from files: their verdicts, and the definitions that report them to Dagster.
 
-A verdict is stored without a run when it changes, and from time to time when it does not, so that its age shows that
-the sensor still runs. The last report is read from Dagster's own storage, not remembered: after somebody else executed
-the check, or wiped the asset, it is reported again.
+A verdict is stored without a run when it changes, and periodically while it does not, so that its age shows that the
+sensor still runs. The last report is read from Dagster's own storage: after a person has executed the check, or wiped
+the asset, the verdict is reported again.
 
 (No postponed annotations here: Dagster looks at the type of a step's `context`.)
 """
@@ -20,11 +20,11 @@ from orchestration.sessions.reporting import NO_RUN
 from streaming_jobs.settings import Settings
 
 RUN = "run"
-"""Metadata with the run that a verdict is of."""
+"""Metadata key: the run that produced the verdict."""
 LOOK_EVERY = 15
 """Seconds between two ticks of a sensor."""
 AGAIN_AFTER, OTHER_WORDS_AFTER = 300.0, 60.0
-"""Seconds after which a verdict that has not changed is reported again; one whose text has changed."""
+"""Seconds after which an unchanged verdict is reported again, and one of which only the text has changed."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class CheckVerdict:
     figures: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
 
     def evaluation(self, key: dg.AssetCheckKey, run: str = "") -> dg.AssetCheckEvaluation:
-        """The verdict as it is stored; with the run that it is of."""
+        """The verdict as an event without a step; `run` produced it."""
         return dg.AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, **self._fields(run))
 
     def result(self, key: dg.AssetCheckKey, run: str = "") -> dg.AssetCheckResult:
-        """The verdict as a step returns it; with the run that it is of."""
+        """The verdict as the result of a step; `run` produced it."""
         return dg.AssetCheckResult(asset_key=key.asset_key, check_name=key.name, **self._fields(run))
 
     def _fields(self, run: str) -> dict[str, Any]:

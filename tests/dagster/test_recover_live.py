@@ -124,7 +124,7 @@ def running(story: Story, batch: int = 100) -> Iterator[Live]:
             if name.startswith("RECOURSE_"):
                 patch.setenv(name, text)
         settings = Settings.load()
-        with DagsterProcesses(settings, flags) as processes:
+        with DagsterProcesses(settings, flags, module="tests.dagster.fakes.quick") as processes:
             yield Live(story, processes, settings)
         assert not processes.pids
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,10 +11,9 @@ import dagster as dg
 import pytest
 
 from orchestration.bundle.job import Continuous
-from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import RunSeen, missed, should_run
 from orchestration.sessions.health import (
-    NOT_TOLD,
+    NO_ALERT,
     HealthChecks,
     check_key,
     left_behind,
@@ -26,7 +23,6 @@ from orchestration.sessions.health import (
 from orchestration.sessions.ownership import STOPPED_BY_TAG
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, OTHER_WORDS_AFTER, CheckVerdict, to_report
-from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status
 from tests.conftest import SettingsFactory
@@ -141,7 +137,7 @@ def test_green_again_only_after_the_stream_has_shown_that_it_works() -> None:
     assert settling(WELL, starting.evaluation(KEY)) == starting, "however often it is looked at"
     assert settling(WELL, WELL.evaluation(KEY)) is WELL and settling(WELL, None) is WELL
     assert settling(RED, starting.evaluation(KEY)) is RED
-    assert starting.mark in NOT_TOLD, "or each try of a stream that never works is an alert, and an all-clear"
+    assert starting.mark in NO_ALERT, "or each try of a stream that never works is an alert, and an all-clear"
 
 
 STOPPED = Status("orders", "stopped", 7, heartbeat=NOW - 200, trigger="continuous")
@@ -167,13 +163,6 @@ def test_a_stream_that_ended_while_its_session_goes_on_is_left_behind(
     queued = RunSeen("q", "QUEUED", created=NOW - 10)
     assert left_behind([queued, session], status, NOW, patience=100) is expected
     assert not left_behind([replace(session, status="SUCCESS")], status, NOW, patience=100), "should_run tells"
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """One with SQLite files, as at home."""
-    with dg.DagsterInstance.from_config(str(prepare(Settings(home=tmp_path)))) as instance:
-        yield instance
 
 
 def tell(instance: dg.DagsterInstance, verdict: CheckVerdict, now: float | None = None) -> int:
