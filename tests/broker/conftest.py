@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
 from streaming_jobs.platform.broker import Broker
-from tests.conftest import SettingsFactory
+from tests.conftest import QUICK_START, SettingsFactory
 from tests.support.driver import Bench
 
 BenchFactory = Callable[..., Bench]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_children() -> Iterator[None]:
+    """Sessions in processes of their own start as quickly as the shared one."""
+    os.environ["RECOURSE_SPARK__EXTRA"] = json.dumps(QUICK_START)
+    yield
+    del os.environ["RECOURSE_SPARK__EXTRA"]
 
 
 @pytest.fixture

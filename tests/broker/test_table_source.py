@@ -20,7 +20,7 @@ from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.state.status import read_status
 from streaming_jobs.table_sources.versions import TableVersions
 from tests.broker.conftest import BenchFactory
-from tests.support import ROOT
+from tests.support import ROOT, two_steps
 from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows, until
 from tests.support.things import KEYS, expected_totals, thing
 
@@ -114,15 +114,14 @@ def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothi
 
 
 @pytest.mark.timeout(900)
-def test_a_recovery_of_the_table_changes_nothing_for_its_reader_but_new_records(bench: BenchFactory) -> None:
+def test_a_recovery_of_the_table_changes_nothing_for_its_reader_but_new_records(
+    bench: BenchFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = made(bench)
-    flags = ("--trigger", "available-now", "--streams")
-    wrong = {"TWO_STEPS_MARK": "1000"}
+    streams = Topology.load(FLOWS)
 
-    def run(stream: str, environment: Mapping[str, str] | None = None) -> None:
-        process = driver(here.settings, here.bootstrap, *flags, stream, flows=FLOWS[0], environment=environment or {})
-        code, output = finished(process)
-        assert code == 0, output[-3000:]
+    def run(stream: str) -> None:
+        here.run(streams[stream])
 
     def recourse(*arguments: str) -> dict[str, Any]:
         environment = {
@@ -139,11 +138,13 @@ def test_a_recovery_of_the_table_changes_nothing_for_its_reader_but_new_records(
     def more(first: int, end: int) -> None:
         produce(here.bootstrap, "things", map(thing, range(first, end)))
 
+    monkeypatch.setattr(two_steps, "MARK", 1000)
     more(0, 300)
-    run("clean", wrong)
+    run("clean")
     run("copied")
     more(300, 400)
-    run("clean", wrong)
+    run("clean")
+    monkeypatch.undo()
     more(400, 450)
     plan = recourse("recover", "plan", "clean", "--to-batch", "-1", "--output", "json")["id"]
     recourse("recover", "apply", plan, "--yes")
