@@ -30,9 +30,9 @@ from benchmarks.writers import STREAM, Write, Writer, our_sink, write_in_turns
 from streaming_jobs.declare.columns import POSITION_COLUMN
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.schemas import POSITION_FIELD

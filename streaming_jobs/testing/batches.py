@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
-from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
-from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.testing.tables import NO_ROWS, MemoryTable
 
 if TYPE_CHECKING:
@@ -34,15 +33,15 @@ class MemoryBatches(MemoryTable):
 
 
 @dataclass
-class MemoryBatch:
+class MemoryBatch(PendingWrite):
     """The rows of one batch of a `MemoryBatches`."""
 
-    committer: ClassVar[Committer] = "direct"
     sink: MemoryBatches
     txn: Txn
-    null_keys: ClassVar[None] = None
-    deletes: ClassVar[None] = None
-    judged: ClassVar[Judged] = NOTHING_BROKEN
+
+    @property
+    def name(self) -> str:
+        return self.sink.name
 
     @property
     def rows(self) -> int:
@@ -52,6 +51,3 @@ class MemoryBatch:
     def commit(self, entry: LedgerEntry) -> int | None:
         rows = [{"batch": self.txn.batch, **asdict(each)} for each in self.sink.written(self.txn)]
         return self.sink.append(pa.Table.from_pylist(rows) if rows else NO_ROWS, entry)
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -22,7 +22,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import DeadLetterSink, Named, Sink, Upkeep
+from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import (
     Commit,
@@ -76,7 +76,7 @@ class MemoryDeclaration:
 class MemoryUpkeep:
     """The upkeep of a table in memory: there is none to do."""
 
-    sink: Named
+    name: str
     put_off: dict[str, str] = field(default_factory=dict)
 
     def after_commit(self) -> None:
@@ -185,7 +185,7 @@ class MemoryStore:
         forgets: timedelta | None,
         unread: Unread = no_readers,
     ) -> Upkeep:
-        return MemoryUpkeep(table)
+        return MemoryUpkeep(table.name)
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
         """Hold the pieces of these versions."""

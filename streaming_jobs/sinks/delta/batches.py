@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, DeltaWrite
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,16 +52,11 @@ class BatchesTable(DeltaOutput):
 
 
 @dataclass
-class BatchesWrite:
+class BatchesWrite(DeltaWrite):
     """The rows of one batch; asked for when its topics have been written."""
 
-    committer: ClassVar[Committer] = "direct"
-    sink: DeltaSink
     txn: Txn
     written: WrittenBy
-    null_keys: ClassVar[None] = None
-    deletes: ClassVar[None] = None
-    judged: ClassVar[Judged] = NOTHING_BROKEN
 
     @property
     def rows(self) -> int:
@@ -71,9 +65,6 @@ class BatchesWrite:
 
     def commit(self, entry: LedgerEntry) -> int | None:
         return ArrowAppend(self.sink, batches_rows(self.txn, self.written(self.txn))).commit(entry)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def batches_rows(txn: Txn, written: Sequence[WrittenRange]) -> pa.Table:

@@ -10,7 +10,7 @@ from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.log import newest
-from streaming_jobs.sinks.delta.quarantine import NO_JUDGE, Judge
+from streaming_jobs.sinks.delta.quarantine import NO_TABLE_RULES, TableRules
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.writers import prepare_write
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class DeltaOutput:
-    """One table, run with `settings`; `remembers` is the table that remembers its deletes, `judge` has its rules."""
+    """One table, run with `settings`; `tombstone_table` remembers its deletes."""
 
     def __init__(
         self,
         sink: DeltaSink,
         settings: StreamSettings,
-        remembers: DeltaSink | None = None,
-        judge: Judge = NO_JUDGE,
+        tombstone_table: DeltaSink | None = None,
+        rules: TableRules = NO_TABLE_RULES,
     ) -> None:
         self.sink = sink
         self.own = settings
-        self.remembers = remembers
-        self.judge = judge
+        self.tombstone_table = tombstone_table
+        self.rules = rules
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class DeltaOutput:
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
         """The table's columns, and those that ordering, deleting, refusing and judging need."""
-        return fitted(self.sink, output, topics, self.judge.rules)
+        return fitted(self.sink, output, topics, self.rules.rules)
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         driver, spark_commits = self.way(rows)
@@ -72,8 +72,8 @@ class DeltaOutput:
             spark_commits=spark_commits,
             batch=(rows.generation, rows.batch),
             topics=rows.topics,
-            delete_table=self.remembers,
-            judge=self.judge,
+            tombstone_table=self.tombstone_table,
+            rules=self.rules,
         )
 
     def way(self, rows: BatchOfRows) -> tuple[bool, bool]:
@@ -83,6 +83,6 @@ class DeltaOutput:
         profile is committed to by delta-spark. A quarantine goes the way of its table, so its features count too.
         """
         large = self.sink.declared.mode == "upsert" and self.sink.megabytes > self.own.direct_merge_max_mb
-        aside = self.judge.quarantine
+        aside = self.rules.quarantine
         direct = self.sink.direct and (aside is None or aside.direct)
         return rows.driver and not large, self.own.committer == "spark" or not direct

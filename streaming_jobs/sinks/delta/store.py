@@ -36,7 +36,7 @@ from streaming_jobs.sinks.delta.dead_letters import DeadLetterTable, declared_de
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sinks.delta.quarantine import Judge, declared_quarantine
+from streaming_jobs.sinks.delta.quarantine import TableRules, declared_quarantine
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable, delta_content
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
@@ -100,8 +100,8 @@ class DeltaStore:
         rules: RowRules = NO_RULES,
         quarantine: StoredTable | None = None,
     ) -> Sink:
-        judge = Judge(rules, None if quarantine is None else _sink(quarantine))
-        return DeltaOutput(_sink(table), settings, None if deletes is None else _sink(deletes), judge)
+        of_rows = TableRules(rules, None if quarantine is None else _sink(quarantine))
+        return DeltaOutput(_sink(table), settings, None if deletes is None else _sink(deletes), of_rows)
 
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """The table of dead letters as batches see it."""
