@@ -355,10 +355,6 @@ class BatchPipeline:
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
         """Prepare the rows of every table that does not have this batch yet; with one sink, `frame` is fitted to it."""
-        if self.traits.may_keep_state and path == "executor" and self.stream.primary.mode == "append":
-            # Rows that no table can hold need a second pass, and state must be computed only once.
-            held.callback(frame.unpersist)
-            frame = frame.persist()
         topics = [source.name for source in self.sources]
         others = (*self.sinks.secondary, *self.sinks.topics)
         waiting = [sink for sink in others if self._done(sink, replace(entry, table=sink.name)) is None]

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,9 +22,20 @@ from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.errors import Fenced, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.settings import StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.row_rules import evaluate, marked, outcome, refuse, set_aside
-from streaming_jobs.sinks.stored import Commit, Content, LaterRows, Replaced, committed_as, refuse_foreign
+from streaming_jobs.sinks.stored import (
+    Commit,
+    Content,
+    LaterRows,
+    Replaced,
+    StoredTable,
+    Unread,
+    committed_as,
+    no_readers,
+    refuse_foreign,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -90,6 +102,17 @@ class MemoryCommit(NamedTuple):
     """The position to which it moves the table; None if it does not move it."""
     at: int = 0
     """The time in milliseconds since 1970; 0 if it does not matter."""
+
+
+@dataclass(frozen=True)
+class MemoryUpkeep:
+    """The upkeep of a table in memory: there is none to do."""
+
+    name: str
+    put_off: dict[str, str] = field(default_factory=dict)
+
+    def after_commit(self) -> None:
+        """Nothing grows but the rows."""
 
 
 @dataclass
@@ -248,6 +271,22 @@ class MemoryTable:
     def check_removable(self) -> None:
         """Rows can always be removed."""
 
+    def for_batches(
+        self,
+        settings: StreamSettings,
+        *,
+        rules: RowRules = NO_RULES,
+        quarantine: StoredTable | None = None,
+        tombstone_table: StoredTable | None = None,
+    ) -> MemoryTable:
+        self.rules, self.quarantine = rules, None if quarantine is None else memory_table(quarantine)
+        return self
+
+    def upkeep(
+        self, settings: TableSettings, *, generation: int, forgets: timedelta | None = None, unread: Unread = no_readers
+    ) -> MemoryUpkeep:
+        return MemoryUpkeep(self.name)
+
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
         """The output as it is, judged if there are rules."""
         return marked(output, self.name, self.rules) if self.rules else output
@@ -308,6 +347,12 @@ class MemoryWrite(PendingWrite):
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once; raises Fenced if the table is in a newer generation."""
         return self.sink.append(self.table, entry)
+
+
+def memory_table(table: StoredTable) -> MemoryTable:
+    """The table as a `MemoryTable`; a store receives only tables that it has opened."""
+    assert isinstance(table, MemoryTable)
+    return table
 
 
 def memory_content(content: Content) -> MemoryContent:

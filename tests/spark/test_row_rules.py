@@ -28,7 +28,6 @@ from streaming_jobs.errors import RuleBroken, UsageError
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.quarantine import TableRules, declared_quarantine
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
@@ -197,7 +196,7 @@ def test_a_table_and_its_quarantine_are_written_by_one_committer_where_one_of_th
 ) -> None:
     home = Home(settings, "driver append", [NotNull("name", on_fail="quarantine")])
     map_columns(spark, home.sink if mapped == "table" else home.aside)
-    output = DeltaOutput(home.sink, StreamSettings(), rules=home.rules)
+    output = home.sink.for_batches(StreamSettings(), rules=home.rules.rules, quarantine=home.rules.quarantine)
     made = output.prepare(output.fit(rows_of(spark, [{}, {"name": None}]), ["t"]), BatchOfRows(1, 0, True, ["t"]))
     (aside,) = made.before
     assert (made.committer, aside.committer) == ("spark", "spark")

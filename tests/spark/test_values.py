@@ -170,7 +170,7 @@ def test_a_stateful_batch_with_such_a_row_goes_through_the_executors(
     computed = spark.sparkContext.accumulator(0)
 
     def batch(frame: DataFrame, number: int) -> None:
-        staged = write(sink, frame.persist(), PATHS["executors"], number)  # as batch.py does
+        staged = write(sink, frame, PATHS["executors"], number)
         null_keys.append(0 if staged.rejected is None else staged.rejected.num_rows)
 
     stream = spark.readStream.schema("k binary").option("maxFilesPerTrigger", 1).parquet(str(source))

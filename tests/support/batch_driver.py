@@ -23,7 +23,6 @@ from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, Companion, PendingWrite, SinkSet
 from streaming_jobs.sinks.delta.log import newest, walk
-from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sources.base import Observed
@@ -106,11 +105,11 @@ class Source:
         raise NotImplementedError
 
 
-class Output(DeltaOutput):
+class Output(DeltaSink):
     """A table whose rows are in memory already; it says what is asked of it."""
 
     def __init__(self, sink: DeltaSink, driver: Driver) -> None:
-        super().__init__(sink, StreamSettings())
+        super().__init__(sink.path, sink.declared, sink.stream, sink.handle)
         self.driver = driver
 
     def fit(self, output: Frame, topics: object) -> Frame:  # type: ignore[override]
@@ -118,7 +117,7 @@ class Output(DeltaOutput):
         return output
 
     def prepare(self, frame: Frame, rows: BatchOfRows) -> PendingWrite:  # type: ignore[override]
-        self.own = self.driver.pipeline.settings
+        self.settings = self.driver.pipeline.settings
         return self.driver.prepare(self, frame, rows)
 
 
@@ -200,22 +199,22 @@ class Driver:
 
     def in_memory(self, output: Output, frame: Frame, rows: BatchOfRows) -> Recorded:
         self.log.append(f"stage {output.name}")
-        self.ways.append(output.way(rows))
+        self.ways.append(output.write_path(rows))
         rejected = self.rejected if output.name == self.rejected_of else None
         noted = frame.rows.slice(0, self.noted)
         before = [
-            Recorded(companion.sink.sink, noted, log=self.log)
+            Recorded(companion.sink, noted, log=self.log)
             for companion in self.pipeline.sinks.companions
             if companion.table == output.name and isinstance(companion.sink, Output) and self.noted
         ]
-        return Recorded(output.sink, frame.rows, rejected=rejected, before=before, log=self.log)
+        return Recorded(output, frame.rows, rejected=rejected, before=before, log=self.log)
 
     def letters_in_memory(self, output: Output, refused: Any, rejected: Any, rows: BatchOfRows) -> Recorded:
         count = sum(count for _, _, count in refused) + sum(rows.num_rows for rows in rejected)
         self.log.append(f"stage {output.name}")
         letters = [{"topic": TOPIC, "offset": number, "reason": "not_json"} for number in range(count)]
-        schema = pa.schema(output.sink.handle.schema().to_arrow())
-        return Recorded(output.sink, pa.Table.from_pylist(letters, schema), log=self.log)
+        schema = pa.schema(output.handle.schema().to_arrow())
+        return Recorded(output, pa.Table.from_pylist(letters, schema), log=self.log)
 
     def run(self, batch: int, numbers: list[int] | None = None) -> None:
         """Spark plans the batch and calls the pipeline."""

@@ -18,44 +18,24 @@ from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.refused_rows import DETAILS, with_bytes
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.time_range import without_outside
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sources.base import Source
-from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 
 _TIME = DEAD_LETTERS.fieldNames().index("timestamp")
 _DRIVER_ROWS = 50_000
 
 
-def declared_dead_letters(name: str, stream: str) -> DeltaTable:
-    """The declaration of a stream's table of dead letters."""
-    return DeltaTable(name, schema=DEAD_LETTERS, description=f"Records that the stream {stream} refused, and why")
-
-
-class DeadLetterTable(DeltaOutput):
-    """The table of a stream's dead letters, as a sink of its batches."""
-
-    def prepare_letters(
-        self,
-        spark: SparkSession,
-        refused: Sequence[tuple[Source, OffsetRange, int]],
-        rejected: Sequence[pa.Table],
-        rows: BatchOfRows,
-    ) -> PendingWrite:
-        """Read the refused records of a batch again and prepare them with their reasons."""
-        return _prepared(self.sink, spark, refused, rejected, rows)
-
-
-def _prepared(
+def prepared(
     sink: DeltaSink,
     spark: SparkSession,
     refused: Sequence[tuple[Source, OffsetRange, int]],

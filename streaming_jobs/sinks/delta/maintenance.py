@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import structlog
 from deltalake.exceptions import DeltaError
@@ -24,9 +25,11 @@ from streaming_jobs.sinks.delta import column_bounds, orphan_files, tombstones
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded, expired, log_files
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.unread_log import UnreadLog
 from streaming_jobs.sinks.stored import Unread, no_readers
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 log = structlog.get_logger()
 

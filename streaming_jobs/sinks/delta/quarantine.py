@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streaming_jobs.declare.rules import NO_RULES, RowRules
-from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
-    from streaming_jobs.declare.table import DeclaredTable
     from streaming_jobs.sinks.delta.sink import DeltaSink
 
 
@@ -32,10 +30,3 @@ class TableRules:
 
 
 NO_TABLE_RULES = TableRules()
-
-
-def declared_quarantine(name: str, table: DeclaredTable, stream: str) -> DeltaTable:
-    """The declaration of the quarantine of a stream's table."""
-    return DeltaTable(
-        name, description=f"Rows that stream {stream} did not write to {table.name}, and why", owners=table.owners
-    )

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
@@ -22,9 +23,11 @@ from streaming_jobs.platform.files import link_as_new
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
 from streaming_jobs.sinks.delta.content import DeltaContent, has_content, inodes
 from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Replaced, committed_as
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 _ANY_GENERATION = 0
 """The generation in the entries of changes before the commit itself: they do not depend on it."""

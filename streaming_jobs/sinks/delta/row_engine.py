@@ -155,9 +155,7 @@ class Tally:
     """What tasks have done with the rows of a batch: numbers of rows, and the files written, relative to the table."""
 
     written: int = 0
-    rejected: int = 0
     aside: int = 0
-    noted: int = 0
     dropped: int = 0
     numbers: list[int] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -166,25 +164,19 @@ class Tally:
     def add(self, made: Divided) -> None:
         """Count divided rows."""
         self.written += made.written.num_rows
-        self.rejected += _rows(made.rejected)
-        self.aside += _rows(made.quarantined)
-        self.noted += _rows(made.noted)
+        self.aside += 0 if made.quarantined is None else made.quarantined.num_rows
         self.dropped += made.dropped
         self._count(made.numbers)
 
     def plus(self, other: Mapping[str, Any]) -> None:
         """Add the tally of another task, as JSON has it."""
-        for name in ("written", "rejected", "aside", "noted", "dropped", "files", "aside_files"):
+        for name in ("written", "aside", "dropped", "files", "aside_files"):
             setattr(self, name, getattr(self, name) + other[name])
         self._count(other["numbers"])
 
     def _count(self, numbers: Sequence[int]) -> None:
         if numbers:
             self.numbers = [a + b for a, b in zip(self.numbers or [0] * len(numbers), numbers, strict=True)]
-
-
-def _rows(rows: pa.Table | None) -> int:
-    return 0 if rows is None else int(rows.num_rows)
 
 
 @dataclass(frozen=True)

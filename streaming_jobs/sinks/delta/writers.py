@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType
 
-from streaming_jobs.errors import PermanentError
+from streaming_jobs.errors import PermanentError, RuleBroken
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.fitting import has_place
@@ -136,7 +136,13 @@ class Preparation:
         task = partial(RowTask(self.engine).written_to_files, files, aside)
         told = marked.mapInArrow(task, told_schema(marked.schema)).toArrow()
         tally, rest = _tallied(told)
-        outcome = self.engine.outcome(tally.numbers, tally.dropped, rest.failing)
+        try:
+            outcome = self.engine.outcome(tally.numbers, tally.dropped, rest.failing)
+        except RuleBroken:
+            for written in (files, aside):
+                if written is not None:
+                    shutil.rmtree(written.folder, ignore_errors=True)
+            raise
         before: list[PendingWrite] = []
         if tally.aside:
             assert self.quarantine is not None

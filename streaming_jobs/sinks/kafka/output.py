@@ -24,7 +24,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.kafka.producer import Header
-from streaming_jobs.sinks.kafka.rows import BatchRecords, Block, KnownTopics, RowJudge, fitted
+from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowBlock, RowJudge, fitted
 from streaming_jobs.sinks.kafka.sharded import ShardedWrite, ShardedWriter, prepare_shards
 from streaming_jobs.sinks.kafka.writer import Writer
 from streaming_jobs.sources.record_blocks import FIRST_READ
@@ -150,14 +150,14 @@ class TopicOutput:
 class _Repeated:
     """An iterable that begins anew each time."""
 
-    def __init__(self, begin: partial[Iterator[Block]]) -> None:
+    def __init__(self, begin: partial[Iterator[RowBlock]]) -> None:
         self._begin = begin
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[RowBlock]:
         return self._begin()
 
 
-def _blocks(judge: RowJudge, files: Sequence[Path]) -> Iterator[Block]:
+def _blocks(judge: RowJudge, files: Sequence[Path]) -> Iterator[RowBlock]:
     for block in judge.blocks(_read(files)):
         judge.refused.clear()  # they are dead letters already
         yield block
@@ -188,5 +188,5 @@ def _gone(path: Path) -> TransientError:
     )
 
 
-def _written(blocks: Iterable[Block]) -> int:
+def _written(blocks: Iterable[RowBlock]) -> int:
     return sum(len(block.written) for block in blocks)

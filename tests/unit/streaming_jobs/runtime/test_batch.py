@@ -289,7 +289,7 @@ def test_a_table_that_others_keep_committing_to_is_tried_again(start: Start, mon
     def refuse(*_: object) -> None:
         raise CommitRefused("by others")
 
-    monkeypatch.setattr(driver.sinks[PRIMARY], "commit", refuse)
+    monkeypatch.setattr(driver.pipeline.sinks.primary, "commit", refuse)
     with pytest.raises(TransientError):
         driver.run(0)
 

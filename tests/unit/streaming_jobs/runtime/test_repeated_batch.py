@@ -71,7 +71,7 @@ def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_commit
     def on_executors(driver: Driver) -> Driver:
         def staged_files(output: Output, refused: Any, rejected: Any, rows: BatchOfRows) -> PendingWrite:
             table = driver.letters_in_memory(output, refused, rejected, rows).table
-            return by_executors(output.sink, table, (rows.generation, rows.batch))
+            return by_executors(output, table, (rows.generation, rows.batch))
 
         driver.prepare_letters = staged_files
         driver.bad = 2

@@ -22,7 +22,6 @@ from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
@@ -41,7 +40,7 @@ def make(settings: Settings, name: str = "odd", keys: tuple[str, ...] = ()) -> D
 
 def published(sink: DeltaSink, content: DeltaContent, generation: int) -> DeltaSink:
     entry = LedgerEntry("publish", STREAM, sink.name, generation, 0, plan="p")
-    _publish(DeltaStoredTable(sink), content, entry, f"r-{generation}")
+    _publish(sink, content, entry, f"r-{generation}")
     return sink
 
 
