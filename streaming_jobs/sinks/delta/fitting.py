@@ -71,11 +71,6 @@ def named(refused: pa.Table, topics: Sequence[str]) -> pa.Table:
     return refused.append_column(TOPIC, topic)
 
 
-def without_place(rows: pa.Table) -> pa.Table:
-    """The rows without the columns that name their record."""
-    return rows.drop_columns([name for name in PLACE if name in rows.column_names])
-
-
 def as_returned(schema: StructType, rows: pa.Table) -> pa.Table:
     """Rows as the function returned them, without the position that is added to them."""
     return rows.drop_columns([f.name for f in schema.fields if is_position(f) and f.name in rows.column_names])

@@ -69,8 +69,7 @@ def _widen(sink: DeltaSink, now: DeltaContent) -> None:
             f"column {other[0]} of table {sink.name} has another type in the rebuilt rows than in those after them",
             "give the recovery up, and let the function return the type that the table has",
         )
-    if added := [field for field in columns.fields if field.name not in here]:
-        sink.add_columns(added, _FIRST_GENERATION)
+    sink.widen(now.schema, _FIRST_GENERATION)
 
 
 def _give_bounds(sink: DeltaSink) -> None:

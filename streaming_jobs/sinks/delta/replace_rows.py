@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
-from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -40,7 +39,7 @@ def replace_rows(
 
     The entry names those of them that are in `new`, if it is given.
     """
-    _widen(sink, content)
+    sink.widen(content.schema, _ANY_GENERATION)
     _narrow(sink, content)
     unread = None if new is None else set(new.inodes())
     made = Replaced(None, 0, 0, 0, 0.0)
@@ -105,14 +104,6 @@ def _naming(sink: DeltaSink, change: _Change, entry: LedgerEntry, unread: set[tu
     shown = set(earlier.entry.new or ()) if earlier is not None and earlier.entry is not None else set()
     named = (name for inode, name in change.names.items() if inode in unread and name not in shown)
     return replace(entry, new=tuple(sorted(named)))
-
-
-def _widen(sink: DeltaSink, content: DeltaContent) -> None:
-    """Add the columns that the content has and the table lacks; columns are never removed."""
-    wanted = StructType.fromJson(json.loads(content.schema))
-    here = {field.name for field in sink.handle.schema().fields}
-    if added := [field for field in wanted.fields if field.name not in here]:
-        sink.add_columns(added, _ANY_GENERATION)
 
 
 def _narrow(sink: DeltaSink, content: DeltaContent) -> None:

@@ -261,6 +261,12 @@ class DeltaSink:
         self.refresh()
         self._read_schema()
 
+    def widen(self, schema: str, generation: int) -> None:
+        """Add the columns that only the schema (Delta's JSON) has; columns are never removed."""
+        here = {field.name for field in self.handle.schema().fields}
+        if added := [field for field in StructType.fromJson(json.loads(schema)).fields if field.name not in here]:
+            self.add_columns(added, generation)
+
     def set_properties(self, properties: Mapping[str, str], generation: int) -> None:
         entry = self._changed(generation, f"set {', '.join(properties)}")
         self.handle.alter.set_table_properties(dict(properties), commit_properties=noted(entry))
