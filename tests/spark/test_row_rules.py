@@ -28,7 +28,7 @@ from streaming_jobs.errors import RuleBroken, UsageError
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.quarantine import TableRules, declared_quarantine
+from streaming_jobs.sinks.delta.quarantine import TableRules
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import prepare_write
@@ -87,7 +87,7 @@ class Home:
         declared = Declared(name, keys=keys, delete_when=gone)
         home = settings()
         self.sink = ensure_sink(home, declared, STREAM, COLUMNS, generation=1)
-        aside = declared_quarantine(f"{name}_quarantine", declared, STREAM)
+        aside = Declared(f"{name}_quarantine")
         self.aside = ensure_sink(home, aside, STREAM, quarantine_of(name, COLUMNS), generation=1)
         self.rules = TableRules(RowRules(tuple(rules)), self.aside)
         self.batch = -1
