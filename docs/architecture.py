@@ -44,8 +44,8 @@ RECORD = (
     ("streaming_jobs.sources.kafka", "KafkaSource", "records of a range of offsets, decoded; bad ones are counted"),
     ("streaming_jobs.runtime.batch", "BatchPipeline", "called by Spark for each batch, with the range already fixed"),
     ("streaming_jobs.sinks.base", "Sink", "the methods that a batch needs of any output"),
-    ("streaming_jobs.sinks.delta.output", "DeltaOutput", "a Delta table as such a sink"),
     ("streaming_jobs.sinks.delta.writers", "prepare_write", "its rows are computed; nobody sees them yet"),
+    ("streaming_jobs.sinks.delta.row_engine", "RowEngine", "what each row must satisfy before it is written"),
     ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
     ("streaming_jobs.runtime.batch_hooks", "BatchFiles", "what a batch leaves beside its tables"),
     ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),
@@ -77,7 +77,7 @@ RECOVERY = (
     ("reprocessing.stages.stages", "Audit", "rebuilt rows against published ones, and the rules"),
     ("reprocessing.stages.publish", "publish", "one commit per table: old rows out, rebuilt rows in"),
     ("streaming_jobs.sinks.stored", "StoredTable", "the methods that a recovery needs of a table, in any store"),
-    ("streaming_jobs.sinks.delta.stored_table", "DeltaStoredTable", "a Delta table as such a stored table"),
+    ("streaming_jobs.sinks.delta.sink", "DeltaSink", "a Delta table as such a stored table"),
 )
 
 

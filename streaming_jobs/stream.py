@@ -13,7 +13,6 @@ opens Kafka or touches a file. How a stream runs (trigger, rate, paths) is in `s
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -140,11 +139,6 @@ class DeltaTable:
             description=f"Deleted keys of table {self.name}, so that older rows do not come back",
             owners=self.owners,
         )
-
-    @property
-    def store(self) -> Any:
-        """The store of Delta tables; imported here, since a declaration needs no deltalake."""
-        return importlib.import_module("streaming_jobs.sinks.delta.store").STORE
 
 
 @dataclass(frozen=True)

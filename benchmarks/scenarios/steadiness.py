@@ -32,8 +32,8 @@ from benchmarks.run import Report, Row, median, progress, quantile
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -122,7 +122,7 @@ class Bench:
         start, end = (dict.fromkeys((0, 1), number * ROWS // 2) for number in (batch, batch + 1))
         offsets = OffsetRange("payments", "mZJtAxW7QdKxMCj3Uk2oGw", start, end)
         entry = LedgerEntry("batch", name, self.sink.name, 1, batch, (offsets,), rows={"written": rows.num_rows})
-        staged = ArrowMerge(self.sink, rows, None) if self.upsert else ArrowAppend(self.sink, rows)
+        staged = ArrowMerge(self.sink, rows) if self.upsert else ArrowAppend(self.sink, rows)
         version = staged.commit(entry)
         assert version is not None
         self.ledger.append(entry, {self.sink.name: version})

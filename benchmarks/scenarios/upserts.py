@@ -30,9 +30,8 @@ from benchmarks.writers import STREAM, Write, Writer, our_sink, write_in_turns
 from streaming_jobs.declare.columns import POSITION_COLUMN
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.schemas import POSITION_FIELD
@@ -113,7 +112,7 @@ def _filled(settings: Settings, count: int, name: str, order_by: Sequence[str] =
 
 
 def _our_upsert(settings: Settings, sink: DeltaSink) -> Write:
-    upsert = our_sink(DeltaOutput(sink, settings.stream), after=TableMaintenance(sink, settings.table, 1).after_commit)
+    upsert = our_sink(sink.for_batches(settings.stream), after=TableMaintenance(sink, settings.table, 1).after_commit)
     return lambda frame, batch: {**upsert(frame, FILES + batch), **_written(sink.path)}
 
 

@@ -169,9 +169,9 @@ def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Se
 
 def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
     """The stream's tables; quarantines and dead letters come last, in a group of their own."""
-    from streaming_jobs.sinks.tables import quarantines, store_of
+    from streaming_jobs.sinks.tables import dead_letters, quarantines, store_of
 
-    letters = store_of(stream.primary).dead_letters(stream.dead_letters, stream.name)
+    letters = dead_letters(stream)
     beside = [*quarantines(stream).values(), letters]
     shown = {letters.name: f"Records that stream {stream.name} could not decode, with the reason."}
     return [

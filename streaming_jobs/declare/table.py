@@ -1,14 +1,14 @@
 """The declaration of a table that a stream writes, whatever store keeps it: the options of one sink.
 
-`DeltaTable` in `stream.py` is one, `MemoryDeclaration` in `streaming_jobs.testing` another. The store that it names
-opens the table (`sinks/stored.py`).
+`DeltaTable` in `stream.py` is one, `MemoryDeclaration` in `streaming_jobs.testing` another. `sinks/tables.py` finds the
+store that opens the table.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -73,13 +73,6 @@ class DeclaredTable(Protocol):
     def deletes(self) -> DeclaredTable | None:
         """The table that remembers this one's deletes; it lies in the same store."""
 
-    @property
-    def store(self) -> Any:
-        """The store that keeps the table, a `TableStore` of `sinks/stored.py`; use `sinks.tables.store_of`.
-
-        A declaration imports nothing that opens tables: reading this property imports the store.
-        """
-
 
 _OPTIONS = tuple(name for name, value in vars(DeclaredTable).items() if isinstance(value, property))
 _MISSING = object()
@@ -91,5 +84,5 @@ def emits(table: DeclaredTable) -> Emit:
 
 
 def is_declared_table(part: object) -> bool:
-    """True if it has every option of a declaration. The options are not read: reading `store` would import it."""
+    """True if it has every option of a declaration."""
     return all(inspect.getattr_static(part, name, _MISSING) is not _MISSING for name in _OPTIONS)

@@ -58,10 +58,10 @@ class BatchCounts:
     def of_write(self, table: str, counted_as: str, pending: PendingWrite) -> None:
         """Count the prepared rows of a table, and those that its rules have taken out."""
         self.rows[counted_as] = pending.rows
-        if pending.judged.dropped:
-            self.rows[f"{DROPPED}{table}"] = pending.judged.dropped
-        if pending.judged.broken:
-            self.rules[table] = dict(pending.judged.broken)
+        if pending.outcome.dropped:
+            self.rows[f"{DROPPED}{table}"] = pending.outcome.dropped
+        if pending.outcome.broken:
+            self.rules[table] = dict(pending.outcome.broken)
 
 
 def rows_read(sources: Sequence[Source], ranges: Sequence[OffsetRange]) -> dict[str, int]:
@@ -107,7 +107,7 @@ def refuse_other_letters(
 
 
 def _refused(pending: PendingWrite | None) -> int:
-    return 0 if pending is None or pending.null_keys is None else int(pending.null_keys.num_rows)
+    return 0 if pending is None or pending.rejected is None else int(pending.rejected.num_rows)
 
 
 def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, batch: LedgerEntry) -> None:
@@ -355,10 +355,6 @@ class BatchPipeline:
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
         """Prepare the rows of every table that does not have this batch yet; with one sink, `frame` is fitted to it."""
-        if self.traits.may_keep_state and path == "executor" and self.stream.primary.mode == "append":
-            # Rows that no table can hold need a second pass, and state must be computed only once.
-            held.callback(frame.unpersist)
-            frame = frame.persist()
         topics = [source.name for source in self.sources]
         others = (*self.sinks.secondary, *self.sinks.topics)
         waiting = [sink for sink in others if self._done(sink, replace(entry, table=sink.name)) is None]
@@ -401,20 +397,19 @@ class BatchPipeline:
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
         """Yields each other sink with its entry if it has the batch, else with its pending rows, if there are any.
 
-        Dead letters come first, then what is found while a table is staged, then tables, then topics."""
+        Dead letters come first, then the companions of tables, then tables, then topics."""
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
         refuse_other_letters(done, staged, self.sinks, entry)
         yield letters, done, self._stage_letters(spark, entry, staged, path, held) if done is None else None
-        for table, sink in self.sinks.deletes.items():
-            noted = staged[table].deletes if table in staged else None
-            there = self._done(sink, replace(entry, table=sink.name))
-            yield sink, there, noted if noted is not None and noted.rows else None
-        for table, sink in self.sinks.quarantines.items():
-            done, aside = self._done(sink, replace(entry, table=sink.name)), None
-            if table in staged:
-                refuse_other_rows(done, aside := staged[table].judged.quarantine, entry)
-            yield sink, done, aside
+        for companion in self.sinks.companions:
+            sink = companion.sink
+            done, pending = self._done(sink, replace(entry, table=sink.name)), None
+            if companion.table in staged:
+                pending = next((write for write in staged[companion.table].before if write.name == sink.name), None)
+                if companion.kind == "quarantine":
+                    refuse_other_rows(done, pending, entry)
+            yield sink, done, pending
         for sink in (*self.sinks.secondary, *self.sinks.topics):
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
@@ -452,12 +447,12 @@ class BatchPipeline:
         ranges = {r.topic: r for r in entry.offsets}
         counts = [(source, self._seen.get(source.observation)) for source in self.sources]
         refused = [(source, ranges[source.name], seen.bad) for source, seen in counts if seen is not None and seen.bad]
-        null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
-        if not refused and not null_keys:
+        rejected = [s.rejected for s in staged.values() if s.rejected is not None and s.rejected.num_rows]
+        if not refused and not rejected:
             return None
         with self.files.attempts.watched(), fits_the_driver(self.settings, entry.batch):
             rows = BatchOfRows(self.generation, entry.batch, path == "driver")
-            letters = self.sinks.dead_letters.prepare_letters(spark, refused, null_keys, rows)
+            letters = self.sinks.dead_letters.prepare_letters(spark, refused, rejected, rows)
         held.callback(letters.close)
         return letters
 

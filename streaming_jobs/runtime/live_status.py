@@ -146,6 +146,6 @@ class LiveStatus:
             if kind not in self._warned:
                 log.warning(text, stream=status.stream)
         for upkeep in pipeline.upkeep if pipeline is not None else ():
-            warnings |= {f"{upkeep.sink.name}: {what}": text for what, text in upkeep.put_off.items()}
+            warnings |= {f"{upkeep.name}: {what}": text for what, text in upkeep.put_off.items()}
         status.warnings = [w for w in status.warnings if w not in self._warned.values()] + list(warnings.values())
         self._warned = warnings

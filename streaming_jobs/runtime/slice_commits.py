@@ -31,7 +31,7 @@ PUT_OFF = 5.0
 """Seconds until the next try, after requests could not be read or written."""
 
 
-class Batch(Protocol):
+class BatchFunction(Protocol):
     """The function of a batch; while `in_batch` is true, the stream does not count as ended."""
 
     in_batch: bool
@@ -51,7 +51,7 @@ class SliceCommits:
     _put_off: tuple[float, str] = field(default=(0.0, ""), init=False)
     """Until when nothing is tried, and why."""
 
-    def around(self, batch: Batch) -> Callable[[DataFrame, int], None]:
+    def around(self, batch: BatchFunction) -> Callable[[DataFrame, int], None]:
         """The function of a batch, with waiting slices committed before it; that counts as a part of the batch."""
 
         def run(frame: DataFrame, number: int) -> None:

@@ -19,7 +19,8 @@ from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sinks.base import Sink, SinkSet, Upkeep
+from streaming_jobs.sinks.base import Companion, Sink, SinkSet, Upkeep
+from streaming_jobs.sinks.batches import BatchesSink
 from streaming_jobs.sinks.kafka.clients import ClientLost
 from streaming_jobs.sinks.kafka.markers import (
     TopicMaker,
@@ -39,7 +40,7 @@ from streaming_jobs.sinks.schemas import (
     POSITION_FIELD,
     TOPICS,
     quarantine_of,
-    remembered_deletes,
+    tombstones,
 )
 from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
@@ -79,22 +80,24 @@ def sinks_of(
     stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings, topics: Sequence[Sink] = ()
 ) -> SinkSet:
     """The tables as the sinks of the stream's batches; `topics` are open already."""
-    outputs, deletes, quarantines = [], {}, {}
+    outputs: list[Sink] = []
+    tombstone_tables, quarantined = [], []
     for declared in stream.sinks.values():
-        store, remembered = store_of(declared), tables[declared.deletes.name] if declared.deletes else None
+        remembered = tables[declared.deletes.name] if declared.deletes else None
         aside = tables[stream.quarantines[declared.name]] if declared.name in stream.quarantines else None
         rules = stream.rules_of(declared.name)
-        outputs.append(store.sink(tables[declared.name], settings, remembered, rules=rules, quarantine=aside))
+        outputs.append(
+            tables[declared.name].for_batches(settings, rules=rules, quarantine=aside, tombstone_table=remembered)
+        )
         if remembered is not None:
-            deletes[declared.name] = store.sink(remembered, settings)
+            tombstone_tables.append(Companion(remembered.for_batches(settings), declared.name, "tombstones"))
         if aside is not None:
-            quarantines[declared.name] = store.sink(aside, settings)
-    letters = store_of(stream.primary).dead_letter_sink(tables[stream.dead_letters], settings)
+            quarantined.append(Companion(aside.for_batches(settings), declared.name, "quarantine"))
+    letters = tables[stream.dead_letters].for_batches(settings)
     primary, *secondary = outputs
     if stream.topics_only:
-        batches = tables[stream.primary.name]
-        primary = store_of(stream.primary).batches_sink(batches, settings, lambda txn: written(topics, txn))
-    return SinkSet(primary, secondary, letters, deletes, quarantines, topics, stream.topics_only)
+        primary = BatchesSink(tables[stream.primary.name], lambda txn: written(topics, txn))
+    return SinkSet(primary, secondary, letters, (*tombstone_tables, *quarantined), topics, stream.topics_only)
 
 
 def upkeep_of(
@@ -111,8 +114,7 @@ def upkeep_of(
     }
     forgets = {table.name: parse_duration(table.deletes_kept) for table in stream.deletes}
     return [
-        store_of(declared).upkeep(
-            tables[declared.name],
+        tables[declared.name].upkeep(
             settings.table.model_copy(update={"compact_after_files": 0})
             if replay and readers[declared.name].names
             else settings.table,
@@ -136,7 +138,7 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
         if sink.deletes is not None and sink.deletes.name == table:
             output = _schema(stream, sink.name, outputs)
             checked_order(sink.name, sink.order_by, output)
-            return remembered_deletes(sink, output)
+            return tombstones(sink, output)
         if stream.quarantines.get(sink.name) == table:
             return quarantine_of(sink.name, _schema(stream, sink.name, outputs))
     sink, frame = next((sink, outputs[name]) for name, sink in stream.sinks.items() if sink.name == table)

@@ -1,12 +1,13 @@
 """The seam between a batch (`runtime/batch.py`) and the tables, or other outputs, that it writes to.
 
 A sink takes the rows of each batch once. It prepares them (nothing is visible), then commits them together with the
-batch's ledger entry. If the same batch comes again, nothing is committed. `sinks/delta/output.py` is the sink of a
+batch's ledger entry. If the same batch comes again, nothing is committed. `sinks/delta/sink.py` is the sink of a
 Delta table, `streaming_jobs.testing` has one in memory.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from streaming_jobs.sinks.row_rules import Judged
     from streaming_jobs.sources.base import Source
 
 Committer = Literal["direct", "spark"]
@@ -38,31 +38,45 @@ class BatchOfRows:
     first_read: int | None = None
 
 
-class PendingWrite(Protocol):
-    """Rows of one batch for one sink, computed and not yet visible."""
+@dataclass(frozen=True)
+class RuleOutcome:
+    """What row rules found in a batch's rows for a table: rule -> rows that break it; `dropped` are written nowhere."""
 
-    committer: ClassVar[Committer]
+    broken: Mapping[str, int] = field(default_factory=dict)
+    dropped: int = 0
+
+
+NOTHING_BROKEN = RuleOutcome()
+
+
+@dataclass(kw_only=True)
+class PendingWrite(ABC):
+    """Rows of one batch for one sink, computed and not yet visible.
+
+    `rejected` rows become dead letters in place of being written: those that the sink cannot hold, and null keys.
+    `before` are writes to companions of the table that are committed before this one; each has rows.
+    """
+
+    committer: ClassVar[Committer] = "direct"
+    rejected: pa.Table | None = None
+    before: Sequence[PendingWrite] = ()
+    outcome: RuleOutcome = NOTHING_BROKEN
 
     @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the sink."""
+
+    @property
+    @abstractmethod
     def rows(self) -> int:
         """The number of prepared rows."""
 
-    @property
-    def null_keys(self) -> pa.Table | None:
-        """Rows that become dead letters in place of being written: those that the sink cannot hold, and null keys."""
-
-    @property
-    def deletes(self) -> PendingWrite | None:
-        """The write to the table that remembers the deletes; it is committed before this one."""
-
-    @property
-    def judged(self) -> Judged:
-        """The verdict of the row rules; its quarantine is committed before this write."""
-
+    @abstractmethod
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once, with the entry; the sink's version, or None if the batch is in it already."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold none
         """Free the resources that the rows hold."""
 
 
@@ -108,27 +122,21 @@ class DeadLetterSink(Sink, Protocol):
         self,
         spark: SparkSession,
         refused: Sequence[tuple[Source, OffsetRange, int]],
-        null_keys: Sequence[pa.Table],
+        rejected: Sequence[pa.Table],
         rows: BatchOfRows,
     ) -> PendingWrite:
-        """Prepare dead letters: refused records, read again with their reasons, and rows with a null key.
+        """Prepare dead letters: refused records, read again with their reasons, and rejected output rows.
 
         `refused` holds per source the batch's range and the number of refused records in it.
         """
-
-
-class Named(Protocol):
-    @property
-    def name(self) -> str:
-        """The name."""
 
 
 class Upkeep(Protocol):
     """The maintenance that keeps one sink fast and small between batches. A failure in it never ends the stream."""
 
     @property
-    def sink(self) -> Named:
-        """The sink that it maintains."""
+    def name(self) -> str:
+        """The name of the sink that it maintains."""
 
     @property
     def put_off(self) -> Mapping[str, str]:
@@ -139,19 +147,27 @@ class Upkeep(Protocol):
 
 
 @dataclass(frozen=True)
+class Companion:
+    """A table that takes rows of another table's batch, and is committed before that table."""
+
+    sink: Sink
+    table: str
+    """The name of the table that it belongs to."""
+    kind: Literal["tombstones", "quarantine"]
+
+
+@dataclass(frozen=True)
 class SinkSet:
     """The sinks of one stream.
 
     `topics` commit after every table but the primary one. With `topics_only`, the primary table only says what they
-    have. By the name of a table, `deletes` has the sink that remembers its deletes, `quarantines` the one of
-    rows that rules set aside.
+    have. `companions` are in the order of their commits.
     """
 
     primary: Sink
     secondary: Sequence[Sink]
     dead_letters: DeadLetterSink
-    deletes: Mapping[str, Sink] = field(default_factory=dict)
-    quarantines: Mapping[str, Sink] = field(default_factory=dict)
+    companions: Sequence[Companion] = ()
     topics: Sequence[Sink] = ()
     topics_only: bool = False
 
@@ -162,13 +178,14 @@ class SinkSet:
 
     def counted_as(self, sink: Sink) -> str:
         """The name under which the primary table's entry counts the rows of another sink."""
-        aside = next((table for table, each in self.quarantines.items() if each is sink), "")
-        return "dead_letters" if sink is self.dead_letters else f"{QUARANTINED}{aside}" if aside else sink.name
+        if sink is self.dead_letters:
+            return "dead_letters"
+        of = next((c.table for c in self.companions if c.sink is sink and c.kind == "quarantine"), "")
+        return f"{QUARANTINED}{of}" if of else sink.name
 
     def others(self) -> Iterator[Sink]:
         """All but the primary one."""
-        beside = (*self.deletes.values(), *self.quarantines.values(), self.dead_letters)
-        yield from (*self.secondary, *beside, *self.topics)
+        yield from (*self.secondary, *(each.sink for each in self.companions), self.dead_letters, *self.topics)
 
     def __iter__(self) -> Iterator[Sink]:
         yield self.primary

@@ -1,13 +1,13 @@
 """Row rules on the rows of a batch: the verdict is a column of the batch's own plan, and decides where a row goes.
 
 `marked` adds the column `__broken` to a frame before the query starts: a number with a bit for each rule that the row
-breaks. So no rule costs a second job. `split` divides rows in the driver's memory by it.
+breaks. So no rule costs a second job. `evaluate` divides the computed rows by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,12 @@ import pyarrow.compute as pc
 
 from streaming_jobs.declare.rules import RowRules, Rule, Unique
 from streaming_jobs.errors import RuleBroken, UsageError
+from streaming_jobs.sinks.base import NOTHING_BROKEN, RuleOutcome
 from streaming_jobs.text.spelling import counted, instead
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import Column, DataFrame
-
-    from streaming_jobs.sinks.base import PendingWrite
 
 BROKEN_COLUMN = "__broken"
 _SAMPLE = 3
@@ -32,29 +31,17 @@ _NESTED = frozenset({"array", "map", "struct", "variant"})
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The verdict on a batch's rows for one table.
+class Evaluated:
+    """The rows of a batch by what happens to them; `quarantined` ones still have the column `__broken`.
 
-    `broken`: rule -> rows that break it. `dropped` rows are written nowhere; `quarantine` is the write of those that
-    are set aside, None if there is none.
+    `failing` are some of the rows that stop the stream, None without any; `numbers` are the rows that break each rule.
     """
-
-    broken: Mapping[str, int] = field(default_factory=dict)
-    dropped: int = 0
-    quarantine: PendingWrite | None = None
-
-
-NOTHING_BROKEN = Judged()
-
-
-@dataclass(frozen=True)
-class Split:
-    """The rows of a batch by what happens to them; `quarantined` ones still have the column `__broken`."""
 
     written: pa.Table
     quarantined: pa.Table | None = None
     dropped: int = 0
-    broken: Mapping[str, int] = field(default_factory=dict)
+    numbers: Sequence[int] = ()
+    failing: pa.Table | None = None
 
 
 def marked(frame: DataFrame, table: str, rules: RowRules, *, exempt: Column | None = None) -> DataFrame:
@@ -97,31 +84,39 @@ def _check_equality(rule: Unique, table: str, frame: DataFrame) -> None:
             raise UsageError(f"rule {rule.name} of table {table}: values of {column}, a {kinds[column]}, are not equal")
 
 
-def split(rows: pa.Table, table: str, rules: RowRules, keys: Sequence[str], exempt: str = "") -> Split:
-    """Divide rows with the column `__broken`; raises RuleBroken if a row breaks a rule that stops the stream.
+def evaluate(rows: pa.Table, rules: RowRules, exempt: str = "", *, with_unique: bool = True) -> Evaluated:
+    """Divide rows by the column `__broken`; rows without it are all written.
 
-    `keys` name a row in that error. `exempt` is a column that is true for rows that are not judged.
+    `exempt` is a column that is true for rows that are not judged. Without `with_unique`, the column has the verdicts
+    of the rules that the rows of a batch decide together (`mark_equal`).
     """
     if BROKEN_COLUMN not in rows.column_names:
-        return Split(rows)
-    verdicts = _verdicts(rows, rules, exempt)
+        return Evaluated(rows)
+    verdicts = np.array(rows[BROKEN_COLUMN].to_numpy(), np.int64)
+    if with_unique:
+        for bit, rule in rules.unique:
+            verdicts[equal_rows(rows, rule.columns, exempt)] |= bit
     rows = rows.drop_columns([BROKEN_COLUMN])
     if not verdicts.any():
-        return Split(rows)
+        return Evaluated(rows)
     numbers = [int(np.count_nonzero(verdicts & (1 << n))) for n in range(len(rules.rules))]
-    broken = {rule.name: number for rule, number in zip(rules.rules, numbers, strict=True) if number}
-    if (failing := (verdicts & rules.bits("fail")) != 0).any():
-        sample = rows.take(np.flatnonzero(failing)[:_SAMPLE])
-        refuse(table, rules, sample, numbers, keys)
+    if (stopping := (verdicts & rules.bits("fail")) != 0).any():
+        return Evaluated(rows, numbers=numbers, failing=rows.take(np.flatnonzero(stopping)[:_SAMPLE]))
     aside = (verdicts & rules.bits("quarantine")) != 0
     dropped = ((verdicts & rules.bits("drop")) != 0) & ~aside
     if not aside.any() and not dropped.any():
-        return Split(rows, broken=broken)
+        return Evaluated(rows, numbers=numbers)
     quarantined = None
     if aside.any():
         quarantined = rows.filter(pa.array(aside)).append_column(BROKEN_COLUMN, pa.array(verdicts[aside]))
-    written = rows.filter(pa.array(~aside & ~dropped))
-    return Split(written, quarantined, int(np.count_nonzero(dropped)), broken)
+    return Evaluated(rows.filter(pa.array(~aside & ~dropped)), quarantined, int(np.count_nonzero(dropped)), numbers)
+
+
+def outcome(rules: RowRules, numbers: Sequence[int], dropped: int) -> RuleOutcome:
+    """The outcome of a batch; `numbers` are the rows that break each rule, empty if no row breaks any."""
+    if not any(numbers):
+        return NOTHING_BROKEN
+    return RuleOutcome({rule.name: n for rule, n in zip(rules.rules, numbers, strict=True) if n}, dropped)
 
 
 def refuse(table: str, rules: RowRules, sample: pa.Table, numbers: Sequence[int], keys: Sequence[str]) -> None:
@@ -132,7 +127,7 @@ def refuse(table: str, rules: RowRules, sample: pa.Table, numbers: Sequence[int]
     of_rules = [column for rule, n in stopping if n for column in rule.columns]
     known = [c for c in sample.column_names if not c.startswith("__")]
     columns = [c for c in dict.fromkeys([*keys, *of_rules, *known]) if c in known]
-    shown = "; ".join(_shown(row) for row in sample.select(columns[:_COLUMNS]).to_pylist())
+    shown = "; ".join(_shown(row) for row in sample.slice(0, _SAMPLE).select(columns[:_COLUMNS]).to_pylist())
     raise RuleBroken(
         f"table {table}: {counts} ({shown}); the batch was not written",
         f"correct the function or the data, or change on_fail of {', '.join(names)}; then start the stream again",
@@ -175,19 +170,10 @@ def set_aside(
     return aside
 
 
-def _verdicts(rows: pa.Table, rules: RowRules, exempt: str) -> NDArray[np.int64]:
-    verdicts = np.array(rows[BROKEN_COLUMN].to_numpy(), np.int64)
-    if rules.unique:
-        judged = pc.invert(rows[exempt]) if exempt in rows.column_names else None
-        for bit, rule in rules.unique:
-            verdicts[_doubled(rows, rule.columns, judged)] |= bit
-    return verdicts
-
-
-def _doubled(rows: pa.Table, columns: Sequence[str], judged: pa.ChunkedArray | None) -> NDArray[np.int64]:
-    """Positions of the rows whose values in these columns occur more than once."""
+def equal_rows(rows: pa.Table, columns: Sequence[str], exempt: str) -> NDArray[np.int64]:
+    """Positions of the judged rows whose values in these columns occur more than once; a null is equal to nothing."""
     known = reduce(pc.and_, [pc.is_valid(rows[column]) for column in columns])
-    mask = known if judged is None else pc.and_(known, judged)
+    mask = pc.and_(known, pc.invert(rows[exempt])) if exempt in rows.column_names else known
     names = [f"c{number}" for number in range(len(columns))]
     values = [pc.add(v, 0.0) if pa.types.is_floating(v.type) else v for v in (rows[c] for c in columns)]  # -0.0 is 0.0
     numbered = pa.table([*values, pa.array(np.arange(rows.num_rows))], names=[*names, "__row"])

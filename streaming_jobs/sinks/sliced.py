@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SliceOutdated(TransientError):
-    """The table is not the one any more that the slice was rebuilt from; it has to be rebuilt on the newest version."""
+    """The table changed while the slice was being rebuilt; rebuild it on the newest version."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ it. So staging is an ordinary folder of tables, which a recovery makes, renames 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
-from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
+from streaming_jobs.sinks.base import DeadLetterSink, Upkeep
 from streaming_jobs.sinks.torn import ReliedOn, TornEnd
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
 
@@ -158,12 +158,24 @@ class LaterRows:
     split: int
 
 
-class StoredTable(Protocol):
-    """One table of one stream, open. Not for two threads at once."""
+@dataclass(frozen=True)
+class Need:
+    """The versions of a table that a stream needs: from `first` on; it reads `then` next, None if nobody knows."""
 
-    @property
-    def name(self) -> str:
-        """The table's name."""
+    first: int
+    then: int | None
+
+
+Unread = Callable[[], Sequence[Need]]
+
+
+def no_readers() -> Sequence[Need]:
+    """Nothing: no stream reads the table."""
+    return ()
+
+
+class StoredTable(DeadLetterSink, Protocol):
+    """One table of one stream, open: at rest, and as a sink of batches. Not for two threads at once."""
 
     @property
     def table_id(self) -> str:
@@ -174,20 +186,33 @@ class StoredTable(Protocol):
         """The stream that the table says it belongs to."""
 
     @property
-    def version(self) -> int:
-        """The number of its last commit, as of the last commit or since it was opened."""
-
-    @property
-    def position(self) -> Txn | None:
-        """The stream's newest position in it, as of the last commit or since it was opened; None if it has none."""
-
-    @property
     def schema(self) -> StructType:
         """Its columns."""
 
     @property
     def partition_by(self) -> Sequence[str]:
         """The columns that it is partitioned by."""
+
+    def for_batches(
+        self,
+        settings: StreamSettings,
+        *,
+        rules: RowRules = NO_RULES,
+        quarantine: StoredTable | None = None,
+        tombstone_table: StoredTable | None = None,
+    ) -> DeadLetterSink:
+        """The table as a sink of batches; `quarantine` has what `rules` set aside."""
+
+    def upkeep(
+        self, settings: TableSettings, *, generation: int, forgets: timedelta | None = None, unread: Unread = ...
+    ) -> Upkeep:
+        """The maintenance of the table between batches; `forgets` is the time for which it remembers deletes.
+
+        `unread` gives the versions that streams that read the table still need.
+        """
+
+    def append(self, rows: pa.Table, entry: LedgerEntry) -> int | None:
+        """Add rows once; the new version, or None if the table has the entry's batch. Raises as `holds` does."""
 
     def commits(self) -> Iterator[Commit]:
         """Its commits as they are now, newest first, as far back as they are known without a gap."""
@@ -225,8 +250,8 @@ class StoredTable(Protocol):
         """Add the rows that the content `now` has and `then` has not, as multisets, and the columns of `now`.
 
         Both are contents of one table. A piece of `now` that holds no row of `then` is added as it is; of the others,
-        the later rows come in new pieces. Not once: the table is one that nobody else sees yet. Raises PreflightRefused
-        if `then` has rows that `now` has not.
+        the later rows come in new pieces. Not idempotent: only for staging tables. Raises PreflightRefused if `then`
+        has rows that `now` has not.
         """
 
     def complete(self, version: int) -> bool:
@@ -243,22 +268,6 @@ class StoredTable(Protocol):
 
     def check_removable(self) -> None:
         """Raise UsageError if the table does not allow rows to be removed."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """The versions of a table that a stream needs: from `first` on; it reads `then` next, None if nobody knows."""
-
-    first: int
-    then: int | None
-
-
-Unread = Callable[[], Sequence[Need]]
-
-
-def no_readers() -> Sequence[Need]:
-    """Nothing: no stream reads the table."""
-    return ()
 
 
 class TableStore(Protocol):
@@ -296,49 +305,15 @@ class TableStore(Protocol):
     ) -> StoredTable:
         """A new table that begins with a content, in one commit with the entry, if one is given."""
 
-    def dead_letters(self, name: str, stream: str) -> DeclaredTable:
-        """The declaration of a stream's table of dead letters."""
-
-    def quarantine(self, name: str, table: DeclaredTable, stream: str) -> DeclaredTable:
-        """The declaration of the quarantine of a stream's table."""
-
-    def sink(
-        self,
-        table: StoredTable,
-        settings: StreamSettings,
-        deletes: StoredTable | None = None,
-        *,
-        rules: RowRules = NO_RULES,
-        quarantine: StoredTable | None = None,
-    ) -> Sink:
-        """A table as a sink of batches: `deletes` remembers its deletes, `quarantine` has what `rules` set aside."""
-
-    def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
-        """A table of dead letters as a sink of batches."""
-
-    def batches_sink(
-        self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
-    ) -> Sink:
-        """The table of a stream's batches as its primary sink; `written` gives the offsets that a batch wrote."""
-
-    def upkeep(
-        self,
-        table: StoredTable,
-        settings: TableSettings,
-        *,
-        generation: int,
-        forgets: timedelta | None,
-        unread: Unread = no_readers,
-    ) -> Upkeep:
-        """The maintenance of a table between batches; `forgets` is the time for which it remembers deletes.
-
-        `unread` gives the versions that streams that read the table still need.
-        """
+    def companion(
+        self, name: str, description: str, *, owners: Sequence[str] = (), schema: StructType | None = None
+    ) -> DeclaredTable:
+        """The declaration of a table of this kind beside a stream's own: its dead letters, a quarantine."""
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
         """Keep these versions' rows for a savepoint, whatever happens to the tables; on disk when this returns."""
 
-    def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, Content]:
+    def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> Mapping[str, Content]:
         """The contents of these tables of a savepoint, by name."""
 
     def release(self, settings: Settings, saved: SavedAs) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+
 from streaming_jobs.declare.columns import checked_order
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
@@ -9,30 +12,51 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Role, StoredTable, TableStore
 from streaming_jobs.stream import Stream
 
+_DELTA = "streaming_jobs.sinks.delta.store"
+"""Imported with the first table that is opened: whoever only reads declarations needs no deltalake."""
+_STORES: dict[type, Callable[[DeclaredTable], TableStore]] = {}
+
+
+def register(declaration: type, store: Callable[[DeclaredTable], TableStore]) -> None:
+    """Have tables of this kind of declaration opened by the store that the function returns."""
+    _STORES[declaration] = store
+
 
 def store_of(declared: DeclaredTable) -> TableStore:
-    """The store of a declared table, as a `TableStore`."""
-    store: TableStore = declared.store
-    return store
+    """The store that keeps a declared table: the one of Delta tables, unless another is registered."""
+    if (registered := _STORES.get(type(declared))) is not None:
+        return registered(declared)
+    delta: TableStore = importlib.import_module(_DELTA).STORE
+    return delta
 
 
 def all_tables(stream: Stream) -> list[tuple[DeclaredTable, Role]]:
     """Every table of a stream with its role, the primary first and the dead letters last."""
-    letters = store_of(stream.primary).dead_letters(stream.dead_letters, stream.name)
     return [
         (stream.primary, "primary"),
         *((table, "secondary") for table in stream.secondary),
         *((table, "deletes") for table in stream.deletes),
         *((table, "quarantine") for table in quarantines(stream).values()),
-        (letters, "secondary"),
+        (dead_letters(stream), "secondary"),
     ]
+
+
+def dead_letters(stream: Stream) -> DeclaredTable:
+    """The table of the records that a stream refuses, in the store of its primary table."""
+    # Its types are PySpark's, which takes long to import.
+    from streaming_jobs.sinks.schemas import DEAD_LETTERS
+
+    description = f"Records that the stream {stream.name} refused, and why"
+    return store_of(stream.primary).companion(stream.dead_letters, description, schema=DEAD_LETTERS)
 
 
 def quarantines(stream: Stream) -> dict[str, DeclaredTable]:
     """The quarantines of a stream's tables, by the name of the table whose rows they take."""
     declared = {sink.name: sink for sink in stream.sinks.values()}
     return {
-        table: store_of(declared[table]).quarantine(name, declared[table], stream.name)
+        table: store_of(declared[table]).companion(
+            name, f"Rows that stream {stream.name} did not write to {table}, and why", owners=declared[table].owners
+        )
         for table, name in stream.quarantines.items()
     }
 
@@ -64,7 +88,7 @@ def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> 
 def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:
     """Make the remembered deletes and quarantines that a stream has not made since they are declared."""
     # Their types are PySpark's, which takes long to import.
-    from streaming_jobs.sinks.schemas import quarantine_of, remembered_deletes
+    from streaming_jobs.sinks.schemas import quarantine_of, tombstones
 
     aside = quarantines(stream)
     for declared in stream.sinks.values():
@@ -74,7 +98,7 @@ def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:
         deletes, quarantine = declared.deletes, aside.get(declared.name)
         if deletes is not None and open_table(settings, deletes, stream.name) is None:
             checked_order(declared.name, declared.order_by, table.schema)
-            output = remembered_deletes(declared, table.schema)
+            output = tombstones(declared, table.schema)
             store_of(deletes).ensure(settings, deletes, stream.name, output, generation=generation)
         if quarantine is not None and open_table(settings, quarantine, stream.name) is None:
             output = quarantine_of(declared.name, table.schema)

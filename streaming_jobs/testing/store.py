@@ -7,40 +7,34 @@ So a table exists as long as its folder does, and moves with it: staging is made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
 
-from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable, Emit, Mode
 from streaming_jobs.errors import OutputMismatch, PreflightRefused
-from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import private_folder, write_atomic
-from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import DeadLetterSink, Named, Sink, Upkeep
-from streaming_jobs.sinks.schemas import DEAD_LETTERS
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import (
     Commit,
     Content,
     SavedAs,
     SavedTable,
     StoredTable,
-    Unread,
-    no_readers,
 )
+from streaming_jobs.sinks.tables import register
 from streaming_jobs.sinks.torn import ReliedOn, TornEnd
-from streaming_jobs.testing.batches import MemoryBatches
 from streaming_jobs.testing.tables import (
     NO_ROWS,
     MemoryCommit,
     MemoryContent,
     MemoryTable,
     memory_content,
+    memory_table,
 )
 
 _FILE = "in_memory"
@@ -70,17 +64,6 @@ class MemoryDeclaration:
     @property
     def deletes(self) -> DeclaredTable | None:
         return None
-
-
-@dataclass(frozen=True)
-class MemoryUpkeep:
-    """The upkeep of a table in memory: there is none to do."""
-
-    sink: Named
-    put_off: dict[str, str] = field(default_factory=dict)
-
-    def after_commit(self) -> None:
-        """Nothing grows but the rows."""
 
 
 class MemoryStore:
@@ -148,48 +131,14 @@ class MemoryStore:
         table.log.append(MemoryCommit(entry, begun.rows(), begun, moves_to=None if entry is None else entry.txn))
         return self._opened(settings, declared, stream)
 
-    def dead_letters(self, name: str, stream: str) -> DeclaredTable:
-        return MemoryDeclaration(name, self, DEAD_LETTERS, description=f"Records that the stream {stream} refused")
-
-    def quarantine(self, name: str, table: DeclaredTable, stream: str) -> DeclaredTable:
-        return MemoryDeclaration(name, self, description=f"Rows that stream {stream} did not write to {table.name}")
-
-    def sink(
-        self,
-        table: StoredTable,
-        settings: StreamSettings,
-        deletes: StoredTable | None = None,
-        *,
-        rules: RowRules = NO_RULES,
-        quarantine: StoredTable | None = None,
-    ) -> Sink:
-        opened = _table(table)
-        opened.rules, opened.quarantine = rules, None if quarantine is None else _table(quarantine)
-        return opened
-
-    def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
-        return _table(table)
-
-    def batches_sink(
-        self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
-    ) -> Sink:
-        opened = _table(table)
-        return MemoryBatches(opened.name, opened.log, opened.table_id, opened.owner, written=written)
-
-    def upkeep(
-        self,
-        table: StoredTable,
-        settings: TableSettings,
-        *,
-        generation: int,
-        forgets: timedelta | None,
-        unread: Unread = no_readers,
-    ) -> Upkeep:
-        return MemoryUpkeep(table)
+    def companion(
+        self, name: str, description: str, *, owners: Sequence[str] = (), schema: StructType | None = None
+    ) -> DeclaredTable:
+        return MemoryDeclaration(name, self, schema, description=description, owners=owners)
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
         """Hold the pieces of these versions."""
-        held = {table.name: _table(table).content(version) for table, version in versions}
+        held = {table.name: memory_table(table).content(version) for table, version in versions}
         self._retained[saved.folder] = held
         return [
             SavedTable(
@@ -237,7 +186,9 @@ class MemoryStore:
         return table
 
 
-def _table(table: StoredTable) -> MemoryTable:
-    """The table as a `MemoryTable`; a store receives only tables that it has opened."""
-    assert isinstance(table, MemoryTable)
-    return table
+def _store(declared: DeclaredTable) -> MemoryStore:
+    assert isinstance(declared, MemoryDeclaration)
+    return declared.store
+
+
+register(MemoryDeclaration, _store)

@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -21,9 +22,20 @@ from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.errors import Fenced, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
-from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged, marked, set_aside, split
-from streaming_jobs.sinks.stored import Commit, Content, LaterRows, Replaced, committed_as, refuse_foreign
+from streaming_jobs.settings import StreamSettings, TableSettings
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.row_rules import evaluate, marked, outcome, refuse, set_aside
+from streaming_jobs.sinks.stored import (
+    Commit,
+    Content,
+    LaterRows,
+    Replaced,
+    StoredTable,
+    Unread,
+    committed_as,
+    no_readers,
+    refuse_foreign,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -90,6 +102,17 @@ class MemoryCommit(NamedTuple):
     """The position to which it moves the table; None if it does not move it."""
     at: int = 0
     """The time in milliseconds since 1970; 0 if it does not matter."""
+
+
+@dataclass(frozen=True)
+class MemoryUpkeep:
+    """The upkeep of a table in memory: there is none to do."""
+
+    name: str
+    put_off: dict[str, str] = field(default_factory=dict)
+
+    def after_commit(self) -> None:
+        """Nothing grows but the rows."""
 
 
 @dataclass
@@ -248,32 +271,50 @@ class MemoryTable:
     def check_removable(self) -> None:
         """Rows can always be removed."""
 
+    def for_batches(
+        self,
+        settings: StreamSettings,
+        *,
+        rules: RowRules = NO_RULES,
+        quarantine: StoredTable | None = None,
+        tombstone_table: StoredTable | None = None,
+    ) -> MemoryTable:
+        self.rules, self.quarantine = rules, None if quarantine is None else memory_table(quarantine)
+        return self
+
+    def upkeep(
+        self, settings: TableSettings, *, generation: int, forgets: timedelta | None = None, unread: Unread = no_readers
+    ) -> MemoryUpkeep:
+        return MemoryUpkeep(self.name)
+
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
         """The output as it is, judged if there are rules."""
         return marked(output, self.name, self.rules) if self.rules else output
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
-        made = split(frame.toArrow(), self.name, self.rules, ())
-        aside = None
+        made, before = evaluate(frame.toArrow(), self.rules), []
+        if made.failing is not None:
+            refuse(self.name, self.rules, made.failing, made.numbers, ())
         if made.quarantined is not None and self.quarantine is not None:
             place = (None, None, None)
             batch = (rows.generation, rows.batch)
-            aside = MemoryWrite(self.quarantine, set_aside(made.quarantined, self.rules, batch, place))
-        return MemoryWrite(self, made.written, judged=Judged(made.broken, made.dropped, aside))
+            before.append(MemoryWrite(self.quarantine, set_aside(made.quarantined, self.rules, batch, place)))
+        found = outcome(self.rules, made.numbers, made.dropped)
+        return MemoryWrite(self, made.written, before=before, outcome=found)
 
     def prepare_letters(
         self,
         spark: SparkSession,
         refused: Sequence[tuple[Source, OffsetRange, int]],
-        null_keys: Sequence[pa.Table],
+        rejected: Sequence[pa.Table],
         rows: BatchOfRows,
     ) -> PendingWrite:
-        """The refused records with their reasons, and the rows without a key as they are."""
+        """The refused records with their reasons, and the rejected rows as they are."""
         letters = []
         for source, offsets, _ in refused:
             letters += source.bad_records(spark, offsets).toArrow().to_pylist()
         tables = [pa.Table.from_pylist(letters)] if letters else []
-        return MemoryWrite(self, pa.concat_tables([*tables, *null_keys], promote_options="default"))
+        return MemoryWrite(self, pa.concat_tables([*tables, *rejected], promote_options="default"))
 
     def _commit(
         self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, operation: str, *, changes_data: bool = True
@@ -289,15 +330,15 @@ class MemoryTable:
 
 
 @dataclass
-class MemoryWrite:
+class MemoryWrite(PendingWrite):
     """Rows for a table in memory, not yet visible."""
 
-    committer: ClassVar[Committer] = "direct"
     sink: MemoryTable
     table: pa.Table
-    null_keys: ClassVar[None] = None
-    deletes: ClassVar[None] = None
-    judged: Judged = NOTHING_BROKEN
+
+    @property
+    def name(self) -> str:
+        return self.sink.name
 
     @property
     def rows(self) -> int:
@@ -307,8 +348,11 @@ class MemoryWrite:
         """Make the rows visible once; raises Fenced if the table is in a newer generation."""
         return self.sink.append(self.table, entry)
 
-    def close(self) -> None:
-        """Nothing is held."""
+
+def memory_table(table: StoredTable) -> MemoryTable:
+    """The table as a `MemoryTable`; a store receives only tables that it has opened."""
+    assert isinstance(table, MemoryTable)
+    return table
 
 
 def memory_content(content: Content) -> MemoryContent:

@@ -26,13 +26,12 @@ from pyspark.sql.types import (
 from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, RowRules, Rule, Unique
 from streaming_jobs.errors import RuleBroken, UsageError
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.base import BatchOfRows
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sinks.delta.quarantine import Judge, declared_quarantine
+from streaming_jobs.sinks.delta.quarantine import TableRules
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
+from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import quarantine_of
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.stream import DeltaTable as Declared
@@ -88,25 +87,25 @@ class Home:
         declared = Declared(name, keys=keys, delete_when=gone)
         home = settings()
         self.sink = ensure_sink(home, declared, STREAM, COLUMNS, generation=1)
-        aside = declared_quarantine(f"{name}_quarantine", declared, STREAM)
+        aside = Declared(f"{name}_quarantine")
         self.aside = ensure_sink(home, aside, STREAM, quarantine_of(name, COLUMNS), generation=1)
-        self.judge = Judge(RowRules(tuple(rules)), self.aside)
+        self.rules = TableRules(RowRules(tuple(rules)), self.aside)
         self.batch = -1
 
     def write(self, frame: DataFrame) -> PendingWrite:
         self.batch += 1
         made = self.prepare(frame, self.batch)
         try:
-            if made.judged.quarantine is not None:
-                self.commit(made.judged.quarantine, self.aside, self.batch)
+            for aside in made.before:
+                self.commit(aside, self.aside, self.batch)
             self.commit(made, self.sink, self.batch)
         finally:
             made.close()
         return made
 
     def prepare(self, frame: DataFrame, batch: int) -> PendingWrite:
-        rows = fitted(self.sink, frame, ["t"], self.judge.rules)
-        return prepare_write(self.sink, rows, **self.way, batch=(1, batch), topics=["t"], judge=self.judge)
+        rows = fitted(self.sink, frame, ["t"], self.rules.rules)
+        return prepare_write(self.sink, rows, **self.way, batch=(1, batch), topics=["t"], rules=self.rules)
 
     def commit(self, made: PendingWrite, sink: DeltaSink, batch: int) -> None:
         assert made.commit(entry(batch, sink.name)) is not None
@@ -175,9 +174,9 @@ def test_a_row_goes_where_its_strictest_rule_sends_it_and_every_breach_is_counte
     assert aside[5] | {"_rules": 0, "_reason": 0} == dict(
         zip(COLUMNS.fieldNames(), (5, None, -1, *FINE[3:7], False), strict=True)
     ) | {"_rules": 0, "_reason": 0, "_topic": "t", "_partition": 3, "_offset": 105, "_generation": 1, "_batch": 0}
-    assert made.judged.quarantine is not None and made.judged.quarantine.committer == made.committer
-    assert made.judged.dropped == 2, "rows 3 and 6"
-    assert made.judged.broken == {
+    assert [write.committer for write in made.before] == [made.committer]
+    assert made.outcome.dropped == 2, "rows 3 and 6"
+    assert made.outcome.broken == {
         "name_not_null": 3,
         "n_between": 2,
         "yes_in_set": 3,
@@ -188,7 +187,7 @@ def test_a_row_goes_where_its_strictest_rule_sends_it_and_every_breach_is_counte
         "at_between": 1,
         "x_between": 1,
     }
-    assert made.rows + len(aside) + made.judged.dropped == len(changes)
+    assert made.rows + len(aside) + made.outcome.dropped == len(changes)
 
 
 @pytest.mark.parametrize("mapped", ["table", "quarantine"])
@@ -197,16 +196,18 @@ def test_a_table_and_its_quarantine_are_written_by_one_committer_where_one_of_th
 ) -> None:
     home = Home(settings, "driver append", [NotNull("name", on_fail="quarantine")])
     map_columns(spark, home.sink if mapped == "table" else home.aside)
-    output = DeltaOutput(home.sink, StreamSettings(), judge=home.judge)
+    output = home.sink.for_batches(StreamSettings(), rules=home.rules.rules, quarantine=home.rules.quarantine)
     made = output.prepare(output.fit(rows_of(spark, [{}, {"name": None}]), ["t"]), BatchOfRows(1, 0, True, ["t"]))
-    assert made.judged.quarantine is not None
-    assert (made.committer, made.judged.quarantine.committer) == ("spark", "spark")
-    assert made.judged.quarantine.commit(entry(0, home.aside.name)) is not None
+    (aside,) = made.before
+    assert (made.committer, aside.committer) == ("spark", "spark")
+    assert aside.commit(entry(0, home.aside.name)) is not None
     assert made.commit(entry(0, home.sink.name)) is not None
     made.close()
-    written, aside = (spark.read.format("delta").load(str(sink.path)).collect() for sink in (home.sink, home.aside))
+    written, quarantined = (
+        spark.read.format("delta").load(str(sink.path)).collect() for sink in (home.sink, home.aside)
+    )
     assert [row["id"] for row in written] == [0]
-    assert [(row["id"], row["_rules"], row["_offset"]) for row in aside] == [(1, ["name_not_null"], 101)]
+    assert [(row["id"], row["_rules"], row["_offset"]) for row in quarantined] == [(1, ["name_not_null"], 101)]
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "driver" not in way])
@@ -216,14 +217,14 @@ def test_a_repeated_batch_writes_no_files_of_rows_that_the_quarantine_has(
     home = Home(settings, way, [NotNull("name", on_fail="quarantine")])
     frame = rows_of(spark, [{}, {"name": None}, {"name": None}])
     died = home.prepare(frame, 0)
-    assert died.judged.quarantine is not None
-    home.commit(died.judged.quarantine, home.aside, 0)
+    (aside,) = died.before
+    home.commit(aside, home.aside, 0)
     died.close()
     before = files(home.aside)
 
     again = home.prepare(frame, 0)
-    assert again.judged.quarantine is not None and again.judged.quarantine.rows == 2
-    assert again.judged.quarantine.commit(entry(0, home.aside.name)) is None
+    (aside,) = again.before
+    assert aside.rows == 2 and aside.commit(entry(0, home.aside.name)) is None
     home.commit(again, home.sink, 0)
     again.close()
     assert files(home.aside) == before
@@ -255,10 +256,10 @@ def test_rows_that_only_warn_are_all_written_and_a_fine_batch_has_no_verdict(
 ) -> None:
     home = Home(settings, way, [Between("n", 0, 4), NotNull("name", on_fail="quarantine")])
     made = home.write(rows_of(spark, [{}, {"n": 3}]))
-    assert (made.judged.broken, made.judged.dropped, made.judged.quarantine) == ({"n_between": 1}, 0, None)
+    assert (made.outcome.broken, made.outcome.dropped, made.before) == ({"n_between": 1}, 0, [])
     assert home.ids() == [0, 1]
     made = home.write(rows_of(spark, [{"n": 1}]))
-    assert (dict(made.judged.broken), made.judged.dropped, made.judged.quarantine) == ({}, 0, None)
+    assert (dict(made.outcome.broken), made.outcome.dropped, made.before) == ({}, 0, [])
     assert home.set_aside() == {}
 
 
@@ -286,7 +287,7 @@ def test_rows_of_a_batch_that_are_equal_in_some_columns_all_break_unique(
     )
     assert sorted(home.set_aside()) == [0, 1]
     assert home.ids() == [2, 3, 4], "a null is equal to nothing"
-    assert made.judged.broken == {"name_n_unique": 2}
+    assert made.outcome.broken == {"name_n_unique": 2}
 
 
 def test_deletes_and_rows_without_their_key_are_not_judged(spark: SparkSession, settings: SettingsFactory) -> None:
@@ -295,9 +296,9 @@ def test_deletes_and_rows_without_their_key_are_not_judged(spark: SparkSession, 
         home = Home(settings, way, rules, way.split()[0], gone="n = 99")
         changes = [{"x": 1.0}, {"n": 99, "name": None, "x": 1.0}, {"id": None, "name": None, "x": 1.0}]
         made = home.write(rows_of(spark, changes))
-        assert home.ids() == [0] and home.set_aside() == {} and not made.judged.broken
-        assert made.null_keys is not None and made.null_keys.num_rows == 1
-        assert not [name for name in made.null_keys.column_names if name == "__broken"]
+        assert home.ids() == [0] and home.set_aside() == {} and not made.outcome.broken
+        assert made.rejected is not None and made.rejected.num_rows == 1
+        assert not [name for name in made.rejected.column_names if name == "__broken"]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +316,7 @@ def test_a_rule_that_spark_cannot_evaluate_is_named_before_the_query_starts(
 ) -> None:
     home = Home(settings, "driver append", [Between("n", 0, 1), rule])
     with pytest.raises(UsageError) as refused:
-        fitted(home.sink, rows_of(spark, [{}]), ["t"], home.judge.rules)
+        fitted(home.sink, rows_of(spark, [{}]), ["t"], home.rules.rules)
     assert f"rule {rule.name} of table judged" in refused.value.found and text in refused.value.found
 
 

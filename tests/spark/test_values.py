@@ -24,13 +24,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import dead_letters, refused_rows
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
+from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support import values
@@ -81,8 +83,8 @@ def write(
 
 
 def letters(staged: PendingWrite) -> list[tuple[str, Any]]:
-    assert staged.null_keys is not None
-    rows = dead_letters._from_rows(staged.null_keys).to_pylist()
+    assert staged.rejected is not None
+    rows = dead_letters._from_rows(staged.rejected).to_pylist()
     return sorted((one["reason"], json.loads(one["value"])["id"]) for one in rows)
 
 
@@ -122,12 +124,12 @@ UNHELD = [
 @pytest.mark.parametrize("column", ["day", "at", "local", "days"])
 def test_a_year_that_python_has_not_is_found_in_every_type_of_time(spark: SparkSession, column: str) -> None:
     schema = StructType([StructField("id", LongType()), PLACES[column]])
-    reason = refused_rows.reason(Declared("t"), schema)
-    assert reason is not None
-    reasons = broken(spark).where("id = 1 or id >= 6").select("id", column).withColumn("reason", reason)
-    assert [row["reason"] for row in reasons.orderBy("id").select("reason").collect()] == [None] * 2 + [
-        "time_out_of_range"
-    ] * len(YEARS)
+    held, rejected = refused_rows.split(
+        Declared("t"), schema, broken(spark).where("id = 1 or id >= 6").select("id", column).toArrow()
+    )
+    assert held["id"].to_pylist() == [1, 6]
+    assert sorted(rejected["id"].to_pylist()) == [7 + number for number in range(len(YEARS))]
+    assert set(rejected[REASON_COLUMN].to_pylist()) == {"time_out_of_range"}
 
 
 @pytest.mark.parametrize(
@@ -144,9 +146,9 @@ def test_what_a_table_cannot_hold_is_refused_on_every_path(
         source = F.struct(F.lit("t").alias("topic"), F.lit(3).alias("partition"), F.col("id").alias("offset"))
         staged = write(sink, broken(spark).withColumn("_source", source), PATHS[path], batch, topics)
         assert letters(staged) == UNHELD
-        assert staged.null_keys is not None and {
+        assert staged.rejected is not None and {
             (one["topic"], one["partition"], one["offset"])
-            for one in dead_letters._from_rows(staged.null_keys).to_pylist()
+            for one in dead_letters._from_rows(staged.rejected).to_pylist()
         } == {("t", 3, number) for _, number in UNHELD}
         assert staged.rows == 2
     TableMaintenance(sink, settings().table, 1).compact()
@@ -168,8 +170,8 @@ def test_a_stateful_batch_with_such_a_row_goes_through_the_executors(
     computed = spark.sparkContext.accumulator(0)
 
     def batch(frame: DataFrame, number: int) -> None:
-        staged = write(sink, frame.persist(), PATHS["executors"], number)  # as batch.py does
-        null_keys.append(0 if staged.null_keys is None else staged.null_keys.num_rows)
+        staged = write(sink, frame, PATHS["executors"], number)
+        null_keys.append(0 if staged.rejected is None else staged.rejected.num_rows)
 
     stream = spark.readStream.schema("k binary").option("maxFilesPerTrigger", 1).parquet(str(source))
     counted = stream.groupBy(F.col("k").cast("string").alias("k")).count()

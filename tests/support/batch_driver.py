@@ -21,10 +21,9 @@ from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchRepo
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, SinkSet
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
+from streaming_jobs.sinks.base import BatchOfRows, Companion, PendingWrite, SinkSet
 from streaming_jobs.sinks.delta.log import newest, walk
-from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -106,11 +105,11 @@ class Source:
         raise NotImplementedError
 
 
-class Output(DeltaOutput):
+class Output(DeltaSink):
     """A table whose rows are in memory already; it says what is asked of it."""
 
     def __init__(self, sink: DeltaSink, driver: Driver) -> None:
-        super().__init__(sink, StreamSettings())
+        super().__init__(sink.path, sink.declared, sink.stream, sink.handle)
         self.driver = driver
 
     def fit(self, output: Frame, topics: object) -> Frame:  # type: ignore[override]
@@ -118,15 +117,15 @@ class Output(DeltaOutput):
         return output
 
     def prepare(self, frame: Frame, rows: BatchOfRows) -> PendingWrite:  # type: ignore[override]
-        self.own = self.driver.pipeline.settings
+        self.settings = self.driver.pipeline.settings
         return self.driver.prepare(self, frame, rows)
 
 
 class Letters(Output):
     """The table of dead letters; how many there are is what the driver's source counts."""
 
-    def prepare_letters(self, spark: None, refused: Any, null_keys: Any, rows: BatchOfRows) -> PendingWrite:
-        return self.driver.prepare_letters(self, refused, null_keys, rows)
+    def prepare_letters(self, spark: None, refused: Any, rejected: Any, rows: BatchOfRows) -> PendingWrite:
+        return self.driver.prepare_letters(self, refused, rejected, rows)
 
 
 class Driver:
@@ -140,8 +139,8 @@ class Driver:
         self.bad = 0
         self.newest: int | None = 7_000_000
         self.watermark: int | None = None
-        self.null_keys: pa.Table | None = None
-        self.null_keys_of = PRIMARY
+        self.rejected: pa.Table | None = None
+        self.rejected_of = PRIMARY
         self.noted = 0
         self.ways: list[tuple[bool, bool]] = []
         self.fitted: list[str] = []
@@ -180,14 +179,14 @@ class Driver:
         )
 
     def sink_set(
-        self, secondary: Sequence[str] = (SECONDARY,), deletes: Mapping[str, DeltaSink] | None = None
+        self, secondary: Sequence[str] = (SECONDARY,), tombstones: Mapping[str, DeltaSink] | None = None
     ) -> SinkSet:
         """The tables of the stream."""
         return SinkSet(
             Output(self.sinks[PRIMARY], self),
             [Output(self.sinks[name], self) for name in secondary],
             Letters(self.sinks[DEAD_LETTERS], self),
-            {table: Output(sink, self) for table, sink in (deletes or {}).items()},
+            [Companion(Output(sink, self), table, "tombstones") for table, sink in (tombstones or {}).items()],
         )
 
     def observed(self, observation: str) -> Observed:
@@ -200,20 +199,22 @@ class Driver:
 
     def in_memory(self, output: Output, frame: Frame, rows: BatchOfRows) -> Recorded:
         self.log.append(f"stage {output.name}")
-        self.ways.append(output.way(rows))
-        null_keys = self.null_keys if output.name == self.null_keys_of else None
-        staged = Recorded(output.sink, frame.rows, null_keys, log=self.log)
-        deletes = self.pipeline.sinks.deletes.get(output.name)
-        if isinstance(deletes, Output):
-            staged.deletes = Recorded(deletes.sink, frame.rows.slice(0, self.noted), log=self.log)  # type: ignore[misc]
-        return staged
+        self.ways.append(output.write_path(rows))
+        rejected = self.rejected if output.name == self.rejected_of else None
+        noted = frame.rows.slice(0, self.noted)
+        before = [
+            Recorded(companion.sink, noted, log=self.log)
+            for companion in self.pipeline.sinks.companions
+            if companion.table == output.name and isinstance(companion.sink, Output) and self.noted
+        ]
+        return Recorded(output, frame.rows, rejected=rejected, before=before, log=self.log)
 
-    def letters_in_memory(self, output: Output, refused: Any, null_keys: Any, rows: BatchOfRows) -> Recorded:
-        count = sum(count for _, _, count in refused) + sum(rows.num_rows for rows in null_keys)
+    def letters_in_memory(self, output: Output, refused: Any, rejected: Any, rows: BatchOfRows) -> Recorded:
+        count = sum(count for _, _, count in refused) + sum(rows.num_rows for rows in rejected)
         self.log.append(f"stage {output.name}")
         letters = [{"topic": TOPIC, "offset": number, "reason": "not_json"} for number in range(count)]
-        schema = pa.schema(output.sink.handle.schema().to_arrow())
-        return Recorded(output.sink, pa.Table.from_pylist(letters, schema), log=self.log)
+        schema = pa.schema(output.handle.schema().to_arrow())
+        return Recorded(output, pa.Table.from_pylist(letters, schema), log=self.log)
 
     def run(self, batch: int, numbers: list[int] | None = None) -> None:
         """Spark plans the batch and calls the pipeline."""

@@ -127,7 +127,7 @@ class Orders(StreamOnDisk):
             append(table, data, entry) if data.num_rows else table.mark(entry)
         else:
             keys = " AND ".join(f"t.{key} = s.{key}" for key in self.stream.primary.keys)
-            table.sink.commit(  # type: ignore[attr-defined]
+            table.commit(  # type: ignore[attr-defined]
                 entry,
                 lambda handle, how: (
                     handle.merge(data, keys, source_alias="s", target_alias="t", commit_properties=how)

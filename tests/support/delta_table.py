@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.sql.types import StructType
 
 from streaming_jobs.sinks.delta.sink import DeltaSink
 
@@ -22,3 +25,32 @@ def rows_in(sink: DeltaSink) -> list[dict[str, Any]]:
     """The table's rows as any reader sees them."""
     rows: list[dict[str, Any]] = DeltaTable(sink.path).to_pyarrow_table().to_pylist()
     return sorted(rows, key=repr)
+
+
+def files_below(table: Path, folder: Path) -> list[str]:
+    """The Parquet files of a folder, relative to the table."""
+    return [file.relative_to(table).as_posix() for file in folder.rglob("*.parquet")]
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """Rows where Spark has a frame; the tasks of `mapInArrow` run in this process."""
+
+    rows: pa.Table
+    schema: StructType
+    after: Callable[[], object] = lambda: None
+    """Called when a task has ended."""
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.rows.column_names)
+
+    def mapInArrow(
+        self, task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
+    ) -> InProcess:
+        made = list(task(iter(self.rows.to_batches())))
+        self.after()
+        return InProcess(pa.Table.from_batches(made), schema)
+
+    def toArrow(self) -> pa.Table:
+        return self.rows

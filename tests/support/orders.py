@@ -32,11 +32,15 @@ from streaming_jobs.declare.columns import POSITION_COLUMN
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
+from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
+from streaming_jobs.sinks.delta.pending_writes import ArrowMerge
+from streaming_jobs.sinks.delta.row_engine import RowEngine
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
-from streaming_jobs.sinks.delta.writers import PendingWrite, merged, prepare_write
+from streaming_jobs.sinks.delta.tombstones import Tombstones
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, order_of
+from streaming_jobs.sinks.delta.writers import Preparation, prepare_write
 from streaming_jobs.sinks.schemas import POSITION_FIELD
 from streaming_jobs.stream import DeltaTable as Declared
 
@@ -146,6 +150,16 @@ def arrow(events: Sequence[tuple[int, Event]], *, by_position: bool) -> pa.Table
     return pa.table(columns | {DELETE_COLUMN: pa.array([e.delete for _, e in events], pa.bool_())})
 
 
+def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
+    """Prepare an upsert of rows in the driver's memory."""
+    order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
+    tombstones = None if kept is None else Tombstones.of(kept)
+    engine = RowEngine(sink.declared, sink.schema, order, tombstones=tombstones)
+    made = Preparation(sink, engine, tombstone_table=kept).in_memory(rows)
+    assert isinstance(made, ArrowMerge)
+    return made
+
+
 @dataclass
 class Tables:
     """A table with an order, and the one that remembers its deletes. Rows of a frame take a path with `stage`."""
@@ -166,7 +180,7 @@ class Tables:
             spark_commits=not driver,
             batch=at,
             topics=["t"],
-            delete_table=self.kept,
+            tombstone_table=self.kept,
         )
         try:
             self.commit(staged)
@@ -179,7 +193,7 @@ class Tables:
         declared = Declared(name, keys=["k"], order_by=order_by, delete_when="gone")
         assert declared.deletes is not None
         output = StructType([*(StructField(c, kind) for c, kind in types.items()), POSITION_FIELD])
-        remembers = schemas.remembered_deletes(declared, output)
+        remembers = schemas.tombstones(declared, output)
         sink = ensure_sink(settings, declared, STREAM, output, generation=1)
         return cls(sink, ensure_sink(settings, declared.deletes, STREAM, remembers, generation=1))
 
@@ -191,10 +205,9 @@ class Tables:
 
     def commit(self, staged: PendingWrite, *, primary: bool = True) -> None:
         """Commit the prepared write of a batch."""
-        assert staged.deletes is not None
         self.kept.refresh()
-        if staged.deletes.rows:
-            staged.deletes.commit(self.entry(self.kept))
+        for tombstones in staged.before:
+            tombstones.commit(self.entry(self.kept))
         if primary:
             staged.commit(self.entry(self.sink))
 

@@ -22,7 +22,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
+from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of
@@ -112,8 +112,8 @@ def append(table: StoredTable, rows: pa.Table, entry: LedgerEntry) -> int | None
     """A batch's rows into a table of any store, as a batch on the driver path does."""
     if isinstance(table, MemoryTable):
         return table.append(rows, entry)
-    assert isinstance(table, DeltaStoredTable)
-    return table.sink.commit(
+    assert isinstance(table, DeltaSink)
+    return table.commit(
         entry,
         lambda handle, how: write_deltalake(handle, rows, mode="append", schema_mode="merge", commit_properties=how),
     )

@@ -27,7 +27,6 @@ from streaming_jobs.preflight.snapshot import (
 )
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.stored import Commit, Role
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
@@ -258,8 +257,8 @@ class Disk(StreamOnDisk):
         self.make()
         for declared, _ in all_tables(self.stream):
             table = self.stored(declared.name)
-            assert isinstance(table, DeltaStoredTable)
-            self.sinks[declared.name] = table.sink
+            assert isinstance(table, DeltaSink)
+            self.sinks[declared.name] = table
         return self
 
     def entry(self, batch: int, generation: int = 1) -> LedgerEntry:
@@ -310,7 +309,7 @@ class Disk(StreamOnDisk):
 
 def append(sink: DeltaSink, made: LedgerEntry, rows: pa.Table) -> int | None:
     """Append through the sink, as a batch on the driver path does."""
-    return append_rows(DeltaStoredTable(sink), rows, made)
+    return append_rows(sink, rows, made)
 
 
 def lay_checkpoint(folder: Path, *, planned: int, committed: int | None) -> None:

@@ -8,6 +8,9 @@ from deltalake import CommitProperties, Transaction
 
 from streaming_jobs.ledger.entry import LedgerEntry
 
+STREAM_PROPERTY = "recourse.stream"
+"""The property of a table that names the stream it belongs to."""
+
 
 def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties:
     """Properties of a commit that leaves the stream's position as it is; `retries` None: deltalake's default."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable, Schema
 
 from streaming_jobs.platform.files import hard_link
-from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY
+from streaming_jobs.sinks.delta.commit_properties import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.stored import Content
 
@@ -43,14 +43,19 @@ class DeltaContent:
 
     def without(self, other: Content) -> DeltaContent:
         """Only the files that are not among those of the other."""
-        assert isinstance(other, DeltaContent)
-        there = set(other.inodes())
+        there = set(delta_content(other).inodes())
         left = {
             path: file
             for (path, file), place in zip(self.files.items(), self.inodes(), strict=True)
             if place not in there
         }
         return replace(self, files=left)
+
+
+def delta_content(content: Content) -> DeltaContent:
+    """A content as files; a table receives only contents of its store."""
+    assert isinstance(content, DeltaContent)
+    return content
 
 
 def inodes(root: Path, files: Iterable[str]) -> list[tuple[int, int]]:

@@ -17,55 +17,35 @@ import pyarrow as pa
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.refused_rows import DETAILS, with_bytes
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.time_range import without_outside
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sources.base import Source
-from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 
 _TIME = DEAD_LETTERS.fieldNames().index("timestamp")
 _DRIVER_ROWS = 50_000
 
 
-def declared_dead_letters(name: str, stream: str) -> DeltaTable:
-    """The declaration of a stream's table of dead letters."""
-    return DeltaTable(name, schema=DEAD_LETTERS, description=f"Records that the stream {stream} refused, and why")
-
-
-class DeadLetterTable(DeltaOutput):
-    """The table of a stream's dead letters, as a sink of its batches."""
-
-    def prepare_letters(
-        self,
-        spark: SparkSession,
-        refused: Sequence[tuple[Source, OffsetRange, int]],
-        null_keys: Sequence[pa.Table],
-        rows: BatchOfRows,
-    ) -> PendingWrite:
-        """Read the refused records of a batch again and prepare them with their reasons."""
-        return _prepared(self.sink, spark, refused, null_keys, rows)
-
-
-def _prepared(
+def prepared(
     sink: DeltaSink,
     spark: SparkSession,
     refused: Sequence[tuple[Source, OffsetRange, int]],
-    null_keys: Sequence[pa.Table],
+    rejected: Sequence[pa.Table],
     batch: BatchOfRows,
 ) -> PendingWrite:
     """The refused rows for `sink`; many of them, and all if `batch.driver` is false, stay on the executors."""
     if not batch.driver or sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
         frames = [source.bad_records(spark, r).mapInArrow(_storable, DEAD_LETTERS) for source, r, _ in refused]
-        frames += [spark.createDataFrame(_from_rows(rows), DEAD_LETTERS) for rows in null_keys]
+        frames += [spark.createDataFrame(_from_rows(rows), DEAD_LETTERS) for rows in rejected]
         whole = frames[0]
         for frame in frames[1:]:
             whole = whole.unionByName(frame)
@@ -76,7 +56,7 @@ def _prepared(
     for source, offsets, _ in refused:
         batches = source.bad_records(spark, offsets).toArrow().to_batches()
         tables.append(pa.Table.from_batches([*_storable(iter(batches))], schema))
-    tables += [_from_rows(rows) for rows in null_keys]
+    tables += [_from_rows(rows) for rows in rejected]
     return ArrowAppend(sink, pa.concat_tables(tables))
 
 

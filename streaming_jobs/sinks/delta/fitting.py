@@ -16,13 +16,14 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.declare.rules import NO_RULES, RowRules
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, packed
 from streaming_jobs.sinks.row_rules import marked
 from streaming_jobs.sinks.schemas import is_position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 TOPIC = "__topic"
 ORDER = ("__partition", "__offset")
@@ -70,14 +71,9 @@ def named(refused: pa.Table, topics: Sequence[str]) -> pa.Table:
     return refused.append_column(TOPIC, topic)
 
 
-def without_place(rows: pa.Table) -> pa.Table:
-    """The rows without the columns that name their record."""
-    return rows.drop_columns([name for name in PLACE if name in rows.column_names])
-
-
-def as_returned(sink: DeltaSink, rows: pa.Table) -> pa.Table:
+def as_returned(schema: StructType, rows: pa.Table) -> pa.Table:
     """Rows as the function returned them, without the position that is added to them."""
-    return rows.drop_columns([f.name for f in sink.schema.fields if is_position(f) and f.name in rows.column_names])
+    return rows.drop_columns([f.name for f in schema.fields if is_position(f) and f.name in rows.column_names])
 
 
 def _is_place(frame: DataFrame) -> bool:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
@@ -26,11 +26,13 @@ from streaming_jobs.platform.files import hard_link
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
 from streaming_jobs.sinks.stored import LaterRows
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.text.sql import quoted
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 _PLACE = "later"
 _SCRATCH = "_later"
@@ -67,8 +69,7 @@ def _widen(sink: DeltaSink, now: DeltaContent) -> None:
             f"column {other[0]} of table {sink.name} has another type in the rebuilt rows than in those after them",
             "give the recovery up, and let the function return the type that the table has",
         )
-    if added := [field for field in columns.fields if field.name not in here]:
-        sink.add_columns(added, _FIRST_GENERATION)
+    sink.widen(now.schema, _FIRST_GENERATION)
 
 
 def _give_bounds(sink: DeltaSink) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import structlog
 from deltalake.exceptions import DeltaError
@@ -20,13 +21,15 @@ from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync_files
 from streaming_jobs.settings import TableSettings
-from streaming_jobs.sinks.delta import column_bounds, orphan_files, remembered_deletes
+from streaming_jobs.sinks.delta import column_bounds, orphan_files, tombstones
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded, expired, log_files
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.unread_log import UnreadLog
 from streaming_jobs.sinks.stored import Unread, no_readers
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 log = structlog.get_logger()
 
@@ -83,6 +86,10 @@ class TableMaintenance:
 
     def __post_init__(self) -> None:
         self._kept = UnreadLog(self.sink.path)
+
+    @property
+    def name(self) -> str:
+        return self.sink.name
 
     def after_commit(self) -> None:
         """Every 50 commits: compact if there are enough small files, shorten the log, remove unlisted files.
@@ -232,7 +239,7 @@ class TableMaintenance:
     def forget(self, retention: timedelta) -> int:
         """Remove remembered deletes older than `retention`; returns their number."""
         gone = self._or_put_off(
-            "removing old deletes", lambda: remembered_deletes.forget(self.sink, retention, self.generation)
+            "removing old deletes", lambda: tombstones.forget(self.sink, retention, self.generation)
         )
         if gone:
             log.info("removed old deletes", table=self.sink.name, rows=gone)

@@ -7,7 +7,7 @@ protocol, section "Per-file Statistics".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,30 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_SPECIAL = frozenset("\"#%'*/:=?\\{[]^\x7f")
 _JULIAN_END, _GREGORIAN_BEGIN = date(1582, 10, 4), date(1582, 10, 15)
 _LAST = datetime.max - timedelta(milliseconds=1)
 
 
 def add_actions(
-    table: Path, folder: Path, partition_by: Sequence[str], bounded: Sequence[str]
+    table: Path, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str]
 ) -> tuple[list[AddAction], int]:
-    """The `add` actions for every Parquet file below `folder`, and the number of rows in them.
+    """The `add` actions for Parquet files below the table's folder, and the number of rows in those that are there.
 
     `bounded` are the columns that have bounds (`column_bounds.py`).
     """
     actions, rows = [], 0
-    for file in sorted(folder.rglob("*.parquet")):
-        metadata = pq.read_metadata(file)
-        if metadata.num_rows == 0:
+    for path in sorted(files):
+        if not (file := table / path).exists():
             continue
+        metadata = pq.read_metadata(file)
         rows += metadata.num_rows
         status = file.stat()
         actions.append(
             AddAction(
-                path=file.relative_to(table).as_posix(),
+                path=path,
                 size=status.st_size,
-                partition_values=_partition_values(file.relative_to(folder), partition_by),
+                partition_values=_partition_values(path, partition_by),
                 modification_time=int(status.st_mtime * 1000),
                 data_change=True,
                 stats=json.dumps(statistics(file, metadata, bounded)),
@@ -84,13 +85,24 @@ def _from_rows(file: Path, name: str) -> tuple[int, Any, Any]:
     return values.null_count, bounds["min"], bounds["max"]
 
 
-def _partition_values(path: Path, partition_by: Sequence[str]) -> dict[str, str | None]:
+def partition_folder(values: Mapping[str, str | None]) -> str:
+    """The folder of a partition, named as Spark does (`ExternalCatalogUtils.escapePathName`)."""
+    return "/".join(
+        f"{_escaped(column)}={_escaped(value) if value else _NULL_PARTITION}" for column, value in values.items()
+    )
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"%{ord(c):02X}" if c in _SPECIAL or ord(c) < 32 else c for c in text)
+
+
+def _partition_values(path: str, partition_by: Sequence[str]) -> dict[str, str | None]:
     values = dict(_folders(path))
     return {column: values[column] for column in partition_by}
 
 
-def _folders(path: Path) -> Iterator[tuple[str, str | None]]:
-    for part in path.parts[:-1]:
+def _folders(path: str) -> Iterator[tuple[str, str | None]]:
+    for part in path.split("/")[:-1]:
         column, _, value = part.partition("=")
         yield unquote(column), None if value == _NULL_PARTITION else unquote(value)
 

@@ -11,10 +11,10 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
-from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -22,9 +22,11 @@ from streaming_jobs.platform.files import link_as_new
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
 from streaming_jobs.sinks.delta.content import DeltaContent, has_content, inodes
 from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Replaced, committed_as
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 _ANY_GENERATION = 0
 """The generation in the entries of changes before the commit itself: they do not depend on it."""
@@ -37,7 +39,7 @@ def replace_rows(
 
     The entry names those of them that are in `new`, if it is given.
     """
-    _widen(sink, content)
+    sink.widen(content.schema, _ANY_GENERATION)
     _narrow(sink, content)
     unread = None if new is None else set(new.inodes())
     made = Replaced(None, 0, 0, 0, 0.0)
@@ -102,14 +104,6 @@ def _naming(sink: DeltaSink, change: _Change, entry: LedgerEntry, unread: set[tu
     shown = set(earlier.entry.new or ()) if earlier is not None and earlier.entry is not None else set()
     named = (name for inode, name in change.names.items() if inode in unread and name not in shown)
     return replace(entry, new=tuple(sorted(named)))
-
-
-def _widen(sink: DeltaSink, content: DeltaContent) -> None:
-    """Add the columns that the content has and the table lacks; columns are never removed."""
-    wanted = StructType.fromJson(json.loads(content.schema))
-    here = {field.name for field in sink.handle.schema().fields}
-    if added := [field for field in wanted.fields if field.name not in here]:
-        sink.add_columns(added, _ANY_GENERATION)
 
 
 def _narrow(sink: DeltaSink, content: DeltaContent) -> None:

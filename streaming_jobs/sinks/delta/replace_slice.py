@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
@@ -24,9 +24,11 @@ from streaming_jobs.platform.files import link_as_new
 from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, table_files
 from streaming_jobs.sinks.sliced import SliceOutdated
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.delta.sink import DeltaSink
 
 STAGED = "_slices"
 """The folder of a table below which slices are staged; readers skip it."""

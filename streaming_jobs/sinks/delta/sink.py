@@ -1,34 +1,64 @@
-"""A stream's open Delta table: its position in the ledger, and commits to it exactly once.
+"""A stream's open Delta table: commits to it exactly once, its sink of batches, and the table at rest.
 
 Every commit goes through `DeltaSink.commit`, which is the one place where exactly once is decided:
 refresh the table, compare its transaction version with the batch's, commit with no retries, and after a refusal
 start again. A version of a newer generation raises Fenced; the batch's version means that it is committed already.
+
+Batches see the table by the methods of `sinks/base.py`, everything else by those of `sinks/stored.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake import Field as DeltaField
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructField, StructType
 
+from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
-from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, RecourseError
+from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import column_bounds
-from streaming_jobs.sinks.delta.commit_properties import moving, noted
+from streaming_jobs.settings import Settings, StreamSettings, TableSettings
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.delta import column_bounds, dead_letters
+from streaming_jobs.sinks.delta.commit_properties import STREAM_PROPERTY, moving, noted
+from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content
 from streaming_jobs.sinks.delta.durable_commits import sync_commits
-from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.stored import refuse_foreign
+from streaming_jobs.sinks.delta.fitting import fitted
+from streaming_jobs.sinks.delta.later_rows import add_later_rows
+from streaming_jobs.sinks.delta.log import newest, walk
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
+from streaming_jobs.sinks.delta.quarantine import NO_TABLE_RULES, TableRules
+from streaming_jobs.sinks.delta.replace_rows import replace_rows
+from streaming_jobs.sinks.delta.table_files import on_disk, table_files
+from streaming_jobs.sinks.delta.writers import prepare_write
+from streaming_jobs.sinks.sliced import SlicedTable
+from streaming_jobs.sinks.stored import (
+    Commit,
+    Content,
+    LaterRows,
+    Replaced,
+    StoredTable,
+    Unread,
+    no_readers,
+    refuse_foreign,
+)
+from streaming_jobs.sources.base import Source
 
-STREAM_PROPERTY = "recourse.stream"
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 _ATTEMPTS = 20
 _OPEN_END = 5
 """Commits that a driver may have made and not synced before it was killed: one batch, upkeep, a change of schema."""
@@ -52,6 +82,9 @@ class DeltaSink:
         self.app_id = app_id(stream, declared.name)
         self.handle = handle
         self.removed_bytes = 0
+        self.settings = StreamSettings()
+        self.rules = NO_TABLE_RULES
+        self.tombstone_table: DeltaSink | None = None
         self._known = handle.version()
         self._synced = handle.version() - _OPEN_END
         self._sized: tuple[int, float] | None = None
@@ -66,6 +99,18 @@ class DeltaSink:
     def table_id(self) -> str:
         """Delta's id of the table; a table made anew has another."""
         return str(self.handle.metadata().id)
+
+    @property
+    def owner(self) -> str | None:
+        return self.handle.metadata().configuration.get(STREAM_PROPERTY)
+
+    @property
+    def version(self) -> int:
+        return int(self.handle.version())
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        return tuple(self.handle.metadata().partition_columns)
 
     @property
     def position(self) -> Txn | None:
@@ -216,6 +261,12 @@ class DeltaSink:
         self.refresh()
         self._read_schema()
 
+    def widen(self, schema: str, generation: int) -> None:
+        """Add the columns that only the schema (Delta's JSON) has; columns are never removed."""
+        here = {field.name for field in self.handle.schema().fields}
+        if added := [field for field in StructType.fromJson(json.loads(schema)).fields if field.name not in here]:
+            self.add_columns(added, generation)
+
     def set_properties(self, properties: Mapping[str, str], generation: int) -> None:
         entry = self._changed(generation, f"set {', '.join(properties)}")
         self.handle.alter.set_table_properties(dict(properties), commit_properties=noted(entry))
@@ -226,6 +277,144 @@ class DeltaSink:
 
     def _read_schema(self) -> None:
         self.schema = StructType.fromJson(json.loads(self.handle.schema().to_json()))
+
+    # A sink of batches.
+
+    def for_batches(
+        self,
+        settings: StreamSettings,
+        *,
+        rules: RowRules = NO_RULES,
+        quarantine: StoredTable | None = None,
+        tombstone_table: StoredTable | None = None,
+    ) -> DeltaSink:
+        self.settings = settings
+        self.rules = TableRules(rules, None if quarantine is None else delta_sink(quarantine))
+        self.tombstone_table = None if tombstone_table is None else delta_sink(tombstone_table)
+        return self
+
+    def newest_entry(self) -> LedgerEntry | None:
+        """The stream's newest entry that the table's log still shows."""
+        commit, _ = newest(self.path, self.stream)
+        return commit.entry if commit else None
+
+    def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
+        """The table's columns, and those that ordering, deleting, refusing and judging need."""
+        return fitted(self, output, topics, self.rules.rules)
+
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
+        driver, spark_commits = self.write_path(rows)
+        return prepare_write(
+            self,
+            frame,
+            driver=driver,
+            spark_commits=spark_commits,
+            batch=(rows.generation, rows.batch),
+            topics=rows.topics,
+            tombstone_table=self.tombstone_table,
+            rules=self.rules,
+        )
+
+    def prepare_letters(
+        self,
+        spark: SparkSession,
+        refused: Sequence[tuple[Source, OffsetRange, int]],
+        rejected: Sequence[pa.Table],
+        rows: BatchOfRows,
+    ) -> PendingWrite:
+        """Read the refused records of a batch again and prepare them with their reasons."""
+        return dead_letters.prepared(self, spark, refused, rejected, rows)
+
+    def append(self, rows: pa.Table, entry: LedgerEntry) -> int | None:
+        return ArrowAppend(self, rows).commit(entry)
+
+    def write_path(self, rows: BatchOfRows) -> tuple[bool, bool]:
+        """Two flags: rows pass through the driver; delta-spark makes the commit.
+
+        Upserts into a table too large for the driver go through the executors. A table with features outside our
+        profile is committed to by delta-spark. A quarantine goes the way of its table, so its features count too.
+        """
+        large = self.declared.mode == "upsert" and self.megabytes > self.settings.direct_merge_max_mb
+        aside = self.rules.quarantine
+        direct = self.direct and (aside is None or aside.direct)
+        return rows.driver and not large, self.settings.committer == "spark" or not direct
+
+    def upkeep(
+        self, settings: TableSettings, *, generation: int, forgets: timedelta | None = None, unread: Unread = no_readers
+    ) -> TableMaintenance:
+        """Compaction, a short log, removal of unlisted files."""
+        return TableMaintenance(self, settings, generation, forgets=forgets, unread=unread)
+
+    # The table at rest.
+
+    def commits(self) -> Iterator[Commit]:
+        return walk(self.path)
+
+    def mark(self, entry: LedgerEntry) -> int | None:
+        """One commit with the entry's transaction and no action."""
+        return self.commit(entry, lambda *_: None)
+
+    def content(self, version: int | None = None) -> DeltaContent:
+        return content_of(self.path, version)
+
+    def has_content(self, content: Content, version: int | None = None) -> bool:
+        return has_content(self.path, delta_content(content), version)
+
+    def no_rows(self) -> DeltaContent:
+        return DeltaContent({}, self.path, self.handle.schema().to_json(), self.partition_by)
+
+    def replace_rows(self, content: Content, entry: LedgerEntry, place: str, new: Content | None = None) -> Replaced:
+        return replace_rows(self, delta_content(content), entry, place, None if new is None else delta_content(new))
+
+    def add_later_rows(self, now: Content, then: Content) -> LaterRows:
+        """Add files of later rows, in commits of their own."""
+        return add_later_rows(self, delta_content(now), delta_content(then))
+
+    def sliced(self) -> SlicedTable:
+        """The table as one whose slices can be replaced."""
+        from streaming_jobs.sinks.delta.slice_staging import DeltaSlices  # it needs PySpark
+
+        return DeltaSlices(self)
+
+    def complete(self, version: int) -> bool:
+        """True if the files of a version are all there."""
+        try:
+            for path in table_files(self.path, version):
+                on_disk(self.path, path)
+        except PreflightRefused:
+            return False
+        return True
+
+    def readable(self, version: int | None = None) -> DeltaTable:
+        return DeltaTable(self.path, version=version)
+
+    def size(self) -> tuple[int, int]:
+        """The number of its files, and their total bytes."""
+        sizes = self.handle.get_add_actions()["size_bytes"].to_pylist()
+        return len(sizes), sum(sizes)
+
+    def check_one_commit(self) -> None:
+        """Raise UsageError for a table with features outside of the profile."""
+        if not self.direct:
+            raise UsageError(
+                f"table {self.name} has constraints or features that a publish in one commit cannot keep",
+                "a recovery of such a table is not offered; see docs/recover.md",
+            )
+
+    def check_removable(self) -> None:
+        """Raise UsageError for a table that is append-only."""
+        if self.handle.metadata().configuration.get("delta.appendOnly") == "true":
+            raise UsageError(
+                f"table {self.name} is append-only (delta.appendOnly): a publish takes the wrong rows out, and the "
+                "table refuses that",
+                f"let it take rows out: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('delta.appendOnly')",
+            )
+
+
+def delta_sink(table: StoredTable) -> DeltaSink:
+    """An open table as a Delta table; tables receive only companions of their own store."""
+    assert isinstance(table, DeltaSink)
+    return table
 
 
 def open_sink(settings: Settings, declared: DeclaredTable, stream: str) -> DeltaSink | None:

@@ -34,7 +34,7 @@ from streaming_jobs.platform.files import private_folder, sync_tree
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.quarantine import Judge
+from streaming_jobs.sinks.delta.quarantine import TableRules
 from streaming_jobs.sinks.delta.replace_slice import STAGED, SliceChange, StagedFile, replace_slice
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
@@ -110,9 +110,14 @@ class DeltaStagedSlice:
         frame = fitted(self.sink, rows, topics, dropping).where(_condition(chosen))
 
         def prepared(*, driver: bool) -> PendingWrite:
-            judge = Judge(dropping)
             return prepare_write(
-                target, frame, driver=driver, spark_commits=False, batch=(0, 0), topics=topics, judge=judge
+                target,
+                frame,
+                driver=driver,
+                spark_commits=False,
+                batch=(0, 0),
+                topics=topics,
+                rules=TableRules(dropping),
             )
 
         try:
@@ -121,9 +126,9 @@ class DeltaStagedSlice:
             if not larger_than_the_driver_takes(error):
                 raise
             pending = prepared(driver=False)
-        refused = pending.null_keys.num_rows if pending.null_keys is not None else 0
+        refused = pending.rejected.num_rows if pending.rejected is not None else 0
         pending.commit(LedgerEntry("batch", self.sink.stream, self.sink.name, 1, 0))
-        return Rebuilt(pending.rows, pending.judged.dropped, refused)
+        return Rebuilt(pending.rows, pending.outcome.dropped, refused)
 
     def before(self) -> DeltaTable:
         return DeltaTable(self.folder / "before")

@@ -12,33 +12,23 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
-from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
-from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
-from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.ledger.entry import LedgerEntry, app_id
 from streaming_jobs.platform.files import hard_link, sync, sync_names
-from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import torn_commits
-from streaming_jobs.sinks.delta.batches import BatchesTable
 from streaming_jobs.sinks.delta.commit_properties import moving
-from streaming_jobs.sinks.delta.content import DeltaContent, make_table
-from streaming_jobs.sinks.delta.dead_letters import DeadLetterTable, declared_dead_letters
+from streaming_jobs.sinks.delta.content import DeltaContent, delta_content, make_table
 from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sinks.delta.quarantine import Judge, declared_quarantine
-from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable, delta_content
+from streaming_jobs.sinks.delta.sink import DeltaSink, delta_sink, open_sink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.table_setup import check_output, ensure_sink
 from streaming_jobs.sinks.stored import (
@@ -47,10 +37,9 @@ from streaming_jobs.sinks.stored import (
     SavedAs,
     SavedTable,
     StoredTable,
-    Unread,
-    no_readers,
 )
 from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.stream import DeltaTable as Declared
 
 _FILES = "files.json.gz"
 
@@ -61,75 +50,40 @@ class DeltaStore:
     kind = "deltalake"
     faults: tuple[type[Exception], ...] = (DeltaError,)
 
-    def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> DeltaStoredTable | None:
-        sink = open_sink(settings, declared, stream)
-        return None if sink is None else DeltaStoredTable(sink)
+    def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> DeltaSink | None:
+        return open_sink(settings, declared, stream)
 
     def commits(self, settings: Settings, declared: DeclaredTable, *, up_to: int | None = None) -> Iterator[Commit]:
         return walk(settings.tables / declared.name, up_to)
 
     def ensure(
         self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
-    ) -> DeltaStoredTable:
-        return DeltaStoredTable(ensure_sink(settings, declared, stream, output, generation=generation))
+    ) -> DeltaSink:
+        return ensure_sink(settings, declared, stream, output, generation=generation)
 
     def check_output(self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
         check_output(settings, declared, stream, output)
 
     def create(
         self, settings: Settings, declared: DeclaredTable, stream: str, content: Content, entry: LedgerEntry | None
-    ) -> DeltaStoredTable:
+    ) -> DeltaSink:
         """A table of hard links."""
         properties = CommitProperties() if entry is None else moving(entry, app_id(stream, declared.name))
         path = settings.tables / declared.name
         make_table(path, declared.name, delta_content(content), stream, properties)
-        return DeltaStoredTable(DeltaSink(path, declared, stream, DeltaTable(path)))
+        return DeltaSink(path, declared, stream, DeltaTable(path))
 
-    def dead_letters(self, name: str, stream: str) -> DeclaredTable:
-        return declared_dead_letters(name, stream)
-
-    def quarantine(self, name: str, table: DeclaredTable, stream: str) -> DeclaredTable:
-        return declared_quarantine(name, table, stream)
-
-    def sink(
-        self,
-        table: StoredTable,
-        settings: StreamSettings,
-        deletes: StoredTable | None = None,
-        *,
-        rules: RowRules = NO_RULES,
-        quarantine: StoredTable | None = None,
-    ) -> Sink:
-        judge = Judge(rules, None if quarantine is None else _sink(quarantine))
-        return DeltaOutput(_sink(table), settings, None if deletes is None else _sink(deletes), judge)
-
-    def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
-        """The table of dead letters as batches see it."""
-        return DeadLetterTable(_sink(table), settings)
-
-    def batches_sink(
-        self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
-    ) -> Sink:
-        return BatchesTable(_sink(table), settings, written)
-
-    def upkeep(
-        self,
-        table: StoredTable,
-        settings: TableSettings,
-        *,
-        generation: int,
-        forgets: timedelta | None,
-        unread: Unread = no_readers,
-    ) -> Upkeep:
-        """Compaction, a short log, removal of unlisted files."""
-        return TableMaintenance(_sink(table), settings, generation, forgets=forgets, unread=unread)
+    def companion(
+        self, name: str, description: str, *, owners: Sequence[str] = (), schema: StructType | None = None
+    ) -> DeclaredTable:
+        return Declared(name, schema=schema, description=description, owners=owners)
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
         """Link the files of these versions, and write their `add` actions into the savepoint's folder."""
         files: dict[str, list[TableFile]] = {}
         tables = []
         for table, version in versions:
-            path = _sink(table).path
+            path = delta_sink(table).path
             files[table.name] = list(table_files(path, version).values())
             _link(path, files[table.name], _links(path, saved))
             handle = DeltaTable(path, version=version)
@@ -181,12 +135,6 @@ class DeltaStore:
 
 
 STORE = DeltaStore()
-
-
-def _sink(table: StoredTable) -> DeltaSink:
-    """The open table; a store receives only tables that it has opened."""
-    assert isinstance(table, DeltaStoredTable)
-    return table.sink
 
 
 def _links(table: Path, saved: SavedAs) -> Path:

@@ -15,8 +15,8 @@ from streaming_jobs.ledger.entry import LedgerEntry, app_id
 from streaming_jobs.platform.files import private_folder, sync_tree
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
-from streaming_jobs.sinks.delta.commit_properties import moving
-from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, DeltaSink, open_sink
+from streaming_jobs.sinks.delta.commit_properties import STREAM_PROPERTY, moving
+from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.schemas import is_position
 from streaming_jobs.text.durations import milliseconds
 

@@ -6,32 +6,13 @@ a bound of the year 10000 makes a whole table unreadable for pyarrow.
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DateType, TimestampNTZType, TimestampType
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 _FIRST, _LAST = datetime.min, datetime.max
-_LITERALS: dict[type[DataType], tuple[str, str]] = {
-    DateType: (f"DATE'{date.min}'", f"DATE'{date.max}'"),
-    TimestampType: (f"TIMESTAMP'{_FIRST}Z'", f"TIMESTAMP'{_LAST}Z'"),
-    TimestampNTZType: (f"TIMESTAMP_NTZ'{_FIRST}'", f"TIMESTAMP_NTZ'{_LAST}'"),
-}
-
-
-def in_range(value: Column, kind: DataType) -> Column | None:
-    """True if a date or time is one of these years, null for a null; None for a value of another type."""
-    if type(kind) not in _LITERALS:
-        return None
-    first, last = _LITERALS[type(kind)]
-    return value.between(F.expr(first), F.expr(last))
 
 
 def rows_outside(rows: pa.Table) -> pa.Array:

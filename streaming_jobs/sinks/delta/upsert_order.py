@@ -1,9 +1,9 @@
-"""The rule for the row of a key that a table with `order_by` holds: one definition, for every path.
+"""The rows of an upsert: one event per key, and which event a table with `order_by` keeps.
 
 An event of a key is a row, or a delete (`delete_when` holds). Its order is the values of the `order_by` columns, then
 its source position. Nulls are lower than every value; NaN is higher than every other number; -0.0 equals 0.0. The
 greatest event wins over the table's whole life, whatever the batches are and in whatever order events arrive: the
-table's row and the remembered delete (`remembered_deletes.py`) take part. Of events of equal order and position the
+table's row and the remembered delete (`tombstones.py`) take part. Of events of equal order and position the
 later one wins.
 
 A delete without any order value, such as a Kafka tombstone, counts by its position alone: it removes all events of its
@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from streaming_jobs.declare.columns import POSITION_COLUMN
+from streaming_jobs.errors import OutputMismatch
 from streaming_jobs.sinks.schemas import TOPICS, is_position
 
 DELETE_COLUMN = "__delete"
@@ -36,7 +37,7 @@ _PARTITION_BITS, _OFFSET_BITS = 14, 46
 
 
 @dataclass(frozen=True)
-class Order:
+class EventOrder:
     """The order of one table: its columns, those of them that are floating-point, and whether positions decide ties."""
 
     columns: Sequence[str]
@@ -61,11 +62,11 @@ class Clauses:
     insert: str | None
 
 
-def order_of(schema: T.StructType, order_by: Sequence[str], *, by_position: bool) -> Order:
+def order_of(schema: T.StructType, order_by: Sequence[str], *, by_position: bool) -> EventOrder:
     """The order of a table with this schema; positions count only if the table has their column."""
     floating = frozenset(f.name for f in schema.fields if isinstance(f.dataType, (T.FloatType, T.DoubleType)))
     has_position = any(is_position(f) for f in schema.fields)
-    return Order(tuple(order_by), floating, bool(order_by) and by_position and has_position)
+    return EventOrder(tuple(order_by), floating, bool(order_by) and by_position and has_position)
 
 
 def packed(topics: Sequence[str], source: str) -> str:
@@ -90,7 +91,7 @@ def packed(topics: Sequence[str], source: str) -> str:
     )
 
 
-def at_least(order: Order) -> str:
+def at_least(order: EventOrder) -> str:
     """SQL, never null: `s` is not older than `t`. DataFusion and Spark evaluate it alike."""
     condition = "true"
     for column in reversed(order.all):
@@ -107,7 +108,7 @@ def at_least(order: Order) -> str:
     return condition
 
 
-def clauses(order: Order, columns: Sequence[str]) -> Clauses:
+def clauses(order: EventOrder, columns: Sequence[str]) -> Clauses:
     """The conditions of a merge of reduced events with these columns."""
     wins = at_least(order) if order.columns else None
     if wins is not None and RESET_COLUMN in columns:
@@ -119,7 +120,39 @@ def clauses(order: Order, columns: Sequence[str]) -> Clauses:
     return Clauses(f"{gone}{and_wins}", f"NOT {gone}{and_wins}", f"NOT {gone}")
 
 
-def last_events(rows: pa.Table, keys: Sequence[str], order: Order) -> pa.Table:
+def split_null_keys(rows: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+    """Rows whose keys are all there, and rows with a null in a key."""
+    null = pc.is_null(rows[keys[0]])
+    for key in keys[1:]:
+        null = pc.or_(null, pc.is_null(rows[key]))
+    if not pc.any(null, min_count=0).as_py():
+        return rows, rows.slice(0, 0)
+    return rows.filter(pc.invert(null)), rows.filter(null)
+
+
+def last_per_key(rows: pa.Table, keys: Sequence[str], order_by: Sequence[str]) -> pa.Table:
+    """One row per key: the greatest by `order_by` (columns that are all there; nulls lose).
+
+    With no order, rows must be unique already: OutputMismatch names a doubled key, because a merge would
+    insert both.
+    """
+    if order_by:
+        rows = rows.take(pc.sort_indices(rows, [(c, "ascending", "at_start") for c in order_by]))
+    numbered = rows.append_column(ROW_COLUMN, pa.array(range(rows.num_rows), pa.int64()))
+    grouped = numbered.select([*keys, ROW_COLUMN]).group_by(list(keys), use_threads=False)
+    last = grouped.aggregate([(ROW_COLUMN, "max"), (ROW_COLUMN, "count")])
+    if last.num_rows == rows.num_rows:
+        return rows
+    if not order_by:
+        doubled = last.filter(pc.greater(last[f"{ROW_COLUMN}_count"], 1)).select(list(keys)).slice(0, 1).to_pylist()
+        raise OutputMismatch(
+            f"a batch has several rows for the key {doubled[0]} and nothing says which one is last",
+            "set order_by on the sink, or keep the column _source in the stream's output",
+        )
+    return rows.take(last[f"{ROW_COLUMN}_max"])
+
+
+def last_events(rows: pa.Table, keys: Sequence[str], order: EventOrder) -> pa.Table:
     """One event per key, in Arrow; with the column `__delete`, the column `__reset` is added."""
     reset = None
     if DELETE_COLUMN in rows.column_names:
@@ -158,7 +191,7 @@ def without_order(rows: pa.Table, order_by: Sequence[str]) -> np.ndarray[Any, An
     return np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_)
 
 
-def _resets(rows: pa.Table, keys: Sequence[str], order: Order) -> tuple[np.ndarray[Any, Any], pa.Table]:
+def _resets(rows: pa.Table, keys: Sequence[str], order: EventOrder) -> tuple[np.ndarray[Any, Any], pa.Table]:
     """Of each key the rows from its last reset on, that one included, and before them a mask: the key was reset."""
     resets = without_order(rows, order.columns)
     if not resets.any():

@@ -8,42 +8,68 @@
 | SparkAppend    | executors, delta-spark         | delta-spark  | appends to tables outside our profile      |
 | SparkMerge     | executors, delta-spark         | delta-spark  | large upserts, and such tables             |
 
-Preparing runs the stream's plan, once. So bad records are counted in the same pass and written out before the primary
-table commits. All five write the same ledger entry.
+Preparing runs the stream's plan, once, and divides the rows by `row_engine.py`. So bad records are counted in the same
+pass and written out before the primary table commits. All five write the same ledger entry.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import Observation
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, FloatType
 
-from streaming_jobs.declare.columns import REASON_COLUMN
-from streaming_jobs.errors import PermanentError
+from streaming_jobs.errors import PermanentError, RuleBroken
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks.base import PendingWrite
-from streaming_jobs.sinks.delta import refused_rows, upsert_order_frames
-from streaming_jobs.sinks.delta import remembered_deletes as deletes
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, ParquetAppend
-from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, has_place, named, without_place
-from streaming_jobs.sinks.delta.judging import Judging
+from streaming_jobs.sinks.delta.fitting import has_place
 from streaming_jobs.sinks.delta.parquet import add_actions
-from streaming_jobs.sinks.delta.quarantine import NO_JUDGE, Judge
-from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.spark_writers import SparkAppend, SparkMerge
-from streaming_jobs.sinks.delta.upsert_order import ROW_COLUMN, last_events, order_of
-from streaming_jobs.sinks.delta.upsert_rows import last_per_key, split_null_keys
-from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, NOTHING_BROKEN, Judged
+from streaming_jobs.sinks.delta.pending_writes import (
+    ArrowAppend,
+    ArrowMerge,
+    CommittedBefore,
+    ParquetAppend,
+    SparkAppend,
+    SparkMerge,
+)
+from streaming_jobs.sinks.delta.quarantine import NO_TABLE_RULES, TableRules
+from streaming_jobs.sinks.delta.row_engine import (
+    FAILING,
+    KIND_COLUMN,
+    NOTED,
+    PARTITION_COLUMN,
+    QUARANTINED,
+    REJECTED,
+    TALLY,
+    TALLY_COLUMN,
+    WRITTEN,
+    Divided,
+    Files,
+    RowEngine,
+    RowTask,
+    Tally,
+    told_schema,
+)
+from streaming_jobs.sinks.delta.tombstones import Tombstones, notes
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, FLAGS, ROW_COLUMN, order_of
 from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+
+    from streaming_jobs.sinks.delta.sink import DeltaSink
+
+_TASKS_PER_CORE = 4
+"""Tasks that divide the keys of an upsert: a task holds all its rows in the memory of a Python process."""
 
 
 def prepare_write(
@@ -54,79 +80,165 @@ def prepare_write(
     spark_commits: bool,
     batch: tuple[int, int],
     topics: Sequence[str] = (),
-    delete_table: DeltaSink | None = None,
-    judge: Judge = NO_JUDGE,
+    tombstone_table: DeltaSink | None = None,
+    rules: TableRules = NO_TABLE_RULES,
 ) -> PendingWrite:
-    """Compute the rows for the table; `rows` is a frame as `fitted` makes it.
+    """Compute the rows for the table; `rows` is a frame as `fitted` makes it. Raises RuleBroken and OutputMismatch.
 
     `driver`: through the driver's memory. `spark_commits`: delta-spark makes the commit (then rows never pass
     the driver). `batch` is (generation, batch id), for the names of files. `topics` are the stream's, for positions;
-    `delete_table` remembers the table's deletes; `judge` has its row rules.
+    `tombstone_table` remembers the table's deletes.
     """
-    judging = Judging(sink, judge, batch, topics)
-    if sink.declared.mode == "append":
-        if spark_commits:
-            return _spark_rows(judging, rows)
-        if driver:
-            fine, unheld = refused_rows.split(sink.declared, sink.schema, rows.toArrow())
-            written, judged = judging.split(fine)
-            return ArrowAppend(sink, without_place(written), named(_without_verdict(unheld), topics), judged)
-        return _parquet(judging, rows)
+    order = order_of(sink.schema, sink.declared.order_by, by_position=has_place(rows))
+    tombstones = None if tombstone_table is None else Tombstones.of(tombstone_table)
+    engine = RowEngine(sink.declared, sink.schema, order, rules.rules, batch, tuple(topics), tombstones)
+    way = Preparation(sink, engine, rules.quarantine, tombstone_table)
     if driver and not spark_commits:
-        return merged(sink, rows.toArrow(), delete_table, by_position=has_place(rows), judging=judging)
-    return _spark_merge(judging, rows, delete_table, by_position=has_place(rows))
+        return way.in_memory(rows.toArrow())
+    return way.by_spark(rows) if spark_commits or engine.upserts else way.in_files(rows)
 
 
-def merged(
-    sink: DeltaSink,
-    rows: pa.Table,
-    delete_table: DeltaSink | None = None,
-    *,
-    by_position: bool,
-    judging: Judging | None = None,
-) -> ArrowMerge:
-    """Prepare an upsert of rows in the driver's memory: refused rows set aside, one event per key."""
-    keys = sink.declared.keys
-    rows, unheld = refused_rows.split(sink.declared, sink.schema, rows)
-    table, null_keys = split_null_keys(rows, keys)
-    if unheld.num_rows:
-        null_keys = pa.concat_tables([unheld, refused_rows.with_bytes(null_keys)], promote_options="default")
-    table, judged = (table, NOTHING_BROKEN) if judging is None else judging.split(table)
-    order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
-    noted = None
-    if order.columns:
-        unique = last_events(table, keys, order)
-        if delete_table is not None:
-            unique, notes = deletes.split(unique, delete_table, order)
-            noted = ArrowMerge(delete_table, notes, None, order.by_position)
-    else:
-        unique = last_per_key(table, keys, [c for c in ORDER if c in table.column_names])
-    unique = unique.drop_columns([c for c in PLACE if c in unique.column_names])
-    null_keys = _without_verdict(null_keys)
-    return ArrowMerge(sink, unique, as_returned(sink, null_keys), order.by_position, noted, judged)
+@dataclass(frozen=True)
+class Preparation:
+    """One batch for one table, with the open companions of the table."""
+
+    sink: DeltaSink
+    engine: RowEngine
+    quarantine: DeltaSink | None = None
+    tombstone_table: DeltaSink | None = None
+
+    def in_memory(self, rows: pa.Table) -> ArrowAppend | ArrowMerge:
+        """Rows in the driver's memory."""
+        made = self.engine.divide(rows)
+        outcome = self.engine.outcome(made.numbers, made.dropped, made.failing)
+        before: list[PendingWrite] = [*self._tombstones(made.noted)]
+        if made.quarantined is not None:
+            assert self.quarantine is not None
+            before.append(ArrowAppend(self.quarantine, self.engine.aside(made.quarantined)))
+        if not self.engine.upserts:
+            return ArrowAppend(self.sink, made.written, rejected=made.rejected, before=before, outcome=outcome)
+        return ArrowMerge(
+            self.sink,
+            made.written,
+            self.engine.order.by_position,
+            rejected=made.rejected,
+            before=before,
+            outcome=outcome,
+        )
+
+    def in_files(self, rows: DataFrame) -> ParquetAppend:
+        """Rows of an append that executors write to files, in one pass."""
+        values = {f"{PARTITION_COLUMN}{n}": _text(c) for n, c in enumerate(self.sink.declared.partition_by)}
+        marked = self._marked(rows).withColumns(values).sortWithinPartitions(*values) if values else self._marked(rows)
+        files, aside = self._files(self.sink), None
+        if self.quarantine is not None and not self._has_batch(self.quarantine):
+            aside = self._files(self.quarantine)
+        task = partial(RowTask(self.engine).written_to_files, files, aside)
+        told = marked.mapInArrow(task, told_schema(marked.schema)).toArrow()
+        tally, rest = _tallied(told)
+        try:
+            outcome = self.engine.outcome(tally.numbers, tally.dropped, rest.failing)
+        except RuleBroken:
+            for written in (files, aside):
+                if written is not None:
+                    shutil.rmtree(written.folder, ignore_errors=True)
+            raise
+        before: list[PendingWrite] = []
+        if tally.aside:
+            assert self.quarantine is not None
+            before.append(
+                CommittedBefore(self.quarantine, tally.aside)
+                if aside is None
+                else _append_of(self.quarantine, aside, tally.aside_files, tally.aside)
+            )
+        made = _append_of(self.sink, files, tally.files, tally.written)
+        made.rejected, made.before, made.outcome = self._returned(rest), before, outcome
+        return made
+
+    def by_spark(self, rows: DataFrame) -> SparkAppend:
+        """Rows on the executors, computed once, that delta-spark commits."""
+        marked = self._marked(rows)
+        if self.engine.upserts:
+            marked = marked.withColumn(ROW_COLUMN, F.monotonically_increasing_id())
+            marked = _together(marked, self.sink.declared.keys)
+        task = RowTask(self.engine)
+        cached = marked.mapInArrow(task.yielded, told_schema(marked.schema)).persist()
+        try:
+            tally, rest = _tallied(cached.where(F.col(KIND_COLUMN).isin(REJECTED, NOTED, FAILING, TALLY)).toArrow())
+            outcome = self.engine.outcome(tally.numbers, tally.dropped, rest.failing)
+            before: list[PendingWrite] = [*self._tombstones(rest.noted)]
+            if tally.aside:
+                assert self.quarantine is not None
+                quarantined = cached.where(F.col(KIND_COLUMN) == QUARANTINED)
+                before.append(
+                    CommittedBefore(self.quarantine, tally.aside)
+                    if self._has_batch(self.quarantine)
+                    else SparkAppend(
+                        self.quarantine, quarantined.mapInArrow(task.aside, self.quarantine.schema), tally.aside
+                    )
+                )
+            flags = FLAGS if DELETE_COLUMN in rows.columns and self.engine.order.columns else (DELETE_COLUMN,)
+            columns = [*self.sink.schema.fieldNames(), *(flag for flag in flags if flag in cached.columns)]
+            written = cached.where(F.col(KIND_COLUMN) == WRITTEN).select(*(f"`{column}`" for column in columns))
+            if self.engine.upserts:
+                written = written.coalesce(_cores(rows))  # a task of the merge writes a file
+            made = SparkMerge if self.engine.upserts else SparkAppend
+            write = made(
+                self.sink,
+                written,
+                tally.written,
+                cached,
+                rejected=self._returned(rest),
+                before=before,
+                outcome=outcome,
+            )
+            if isinstance(write, SparkMerge):
+                write.by_position = self.engine.order.by_position
+            return write
+        except BaseException:
+            cached.unpersist()
+            raise
+
+    def _marked(self, rows: DataFrame) -> DataFrame:
+        """The rows, with those marked that break a rule on the rows of a batch together."""
+        for bit, rule in self.engine.rules.unique:
+            task = partial(RowTask(self.engine).marked, rule.columns, bit)
+            rows = _together(rows, rule.columns).mapInArrow(task, rows.schema)
+        return rows
+
+    def _files(self, sink: DeltaSink) -> Files:
+        """New files of the batch; those of attempts that died are removed."""
+        generation, number = self.engine.batch
+        folder = sink.path / f"g{generation:04d}"
+        _remove_leftovers(sink, folder, f"b{number:09d}-")
+        return Files(sink.path, folder / f"b{number:09d}-{uuid.uuid4().hex[:8]}")
+
+    def _has_batch(self, quarantine: DeltaSink) -> bool:
+        """True if an earlier attempt has committed the batch's quarantined rows: new files would be in no version."""
+        quarantine.refresh()
+        return (at := quarantine.position) is not None and at >= Txn(*self.engine.batch)
+
+    def _tombstones(self, noted: pa.Table | None) -> list[ArrowMerge]:
+        if noted is None:
+            return []
+        assert self.tombstone_table is not None
+        order = self.engine.order
+        return [ArrowMerge(self.tombstone_table, notes(noted, self.sink.declared.keys, order), order.by_position)]
+
+    def _returned(self, told: Divided) -> pa.Table | None:
+        return None if told.rejected is None else self.engine.returned(told.rejected)
 
 
-def _without_verdict(rows: pa.Table) -> pa.Table:
-    return rows.drop_columns([name for name in rows.column_names if name == BROKEN_COLUMN])
-
-
-def _parquet(judging: Judging, rows: DataFrame) -> ParquetAppend:
-    sink, (generation, number) = judging.sink, judging.batch
-    folder = sink.path / f"g{generation:04d}"
-    _remove_leftovers(sink, folder, f"b{number:09d}-")
-    target = folder / f"b{number:09d}-{uuid.uuid4().hex[:8]}"
-    partition_by = list(sink.declared.partition_by)
-    unheld, judged, expected = _write_parquet(judging, rows, target)
-    for marker in (target / "_SUCCESS", target / "._SUCCESS.crc"):
-        marker.unlink(missing_ok=True)
-    actions, count = add_actions(sink.path, target, partition_by, sink.bounded)
+def _append_of(sink: DeltaSink, files: Files, written: Iterable[str], expected: int) -> ParquetAppend:
+    """The append of files; raises PermanentError if the driver does not see all their rows."""
+    actions, count = add_actions(sink.path, written, list(sink.declared.partition_by), sink.bounded)
     if count != expected:
         raise PermanentError(
-            f"the executors wrote {counted(expected, 'row')} for table {sink.name}, and the files in {target} have "
-            f"{count:,} as the driver sees them",
+            f"the executors wrote {counted(expected, 'row')} for table {sink.name}, and the files in {files.folder} "
+            f"have {count:,} as the driver sees them",
             "let the driver and all executors see one file system: they share the folders of tables and of state",
         )
-    return ParquetAppend(sink, actions, count, None if unheld is None else named(unheld, judging.topics), judged)
+    return ParquetAppend(sink, actions, count)
 
 
 def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
@@ -140,106 +252,34 @@ def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
             shutil.rmtree(attempt)
 
 
-def _write_parquet(judging: Judging, rows: DataFrame, target: Path) -> tuple[pa.Table | None, Judged, int]:
-    """Write the rows, and count those that the table cannot hold or rules take out; if any, write again without them.
+def _tallied(told: pa.Table) -> tuple[Tally, Divided]:
+    """The sum of what the tasks have counted, and the rows that they yielded besides those to be written."""
+    tally = Tally()
+    for task in told.filter(pc.equal(told[KIND_COLUMN], TALLY))[TALLY_COLUMN].to_pylist():
+        tally.plus(json.loads(task))
 
-    The last value is the number of rows that the executors have given to the files.
+    def of_kind(kind: int) -> pa.Table | None:
+        rows = told.filter(pc.equal(told[KIND_COLUMN], kind))
+        return rows if rows.num_rows else None
 
-    In the first pass such a row is written to the partition of nulls, because its value may not be a folder's name.
-    Only the second pass carries the places of the rows.
-    """
-    sink = judging.sink
-    partition_by, reason = list(sink.declared.partition_by), refused_rows.reason(sink.declared, sink.schema)
-    if reason is None and not judging.judges(rows):
-        return None, NOTHING_BROKEN, _write_counted(rows.drop(*PLACE), partition_by, target)
-    observed = Observation()
-    whole = judging.verdicts(rows.withColumn(REASON_COLUMN, F.lit(None).cast("string") if reason is None else reason))
-    first = whole.drop(*PLACE).observe(observed, F.count(REASON_COLUMN).alias("unheld"), *judging.counts(whole))
-    fine = F.col(REASON_COLUMN).isNull()
-    for column in partition_by:
-        first = first.withColumn(column, F.when(fine, F.col(f"`{column}`")))
-    number = _write_counted(first.drop(REASON_COLUMN, BROKEN_COLUMN), partition_by, target)
-    found = observed.get
-    if not found["unheld"] and not judging.takes_out(found):
-        return None, judging.only_counted(found), number
-    shutil.rmtree(target)
-    cached = whole.persist()
-    try:
-        if judging.judges(rows):  # a function of the user's may have made other rows this time
-            found = cached.agg(F.count(REASON_COLUMN).alias("unheld"), *judging.counts(cached)).collect()[0].asDict()
-        judging.refuse(cached, found)
-        written = judging.remaining(cached.where(fine)).drop(REASON_COLUMN, BROKEN_COLUMN, *PLACE)
-        number = _write_counted(written, partition_by, target)
-        judged = judging.judged(cached, found, lambda table, aside, _: _parquet(judging.without_rules(table), aside))
-        return cached.where(~fine).drop(BROKEN_COLUMN).toArrow(), judged, number
-    finally:
-        cached.unpersist()
+    return tally, Divided(told.slice(0, 0), of_kind(REJECTED), noted=of_kind(NOTED), failing=of_kind(FAILING))
 
 
-def _write_counted(rows: DataFrame, partition_by: list[str], target: Path) -> int:
-    """Write Parquet files; returns the number of rows as the executors have counted them."""
-    written = Observation()
-    rows.observe(written, F.count(F.lit(1)).alias("rows")).write.partitionBy(*partition_by).parquet(str(target))
-    return int(written.get.get("rows", 0))  # no metric: the plan was found to be empty
+def _together(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """The rows in tasks that each have all rows with equal values in these columns."""
+    return rows.repartition(_cores(rows) * _TASKS_PER_CORE, *(_normal(rows, column) for column in columns))
 
 
-def _spark_rows(judging: Judging, rows: DataFrame) -> SparkAppend:
-    sink = judging.sink
-    reason = refused_rows.reason(sink.declared, sink.schema)
-    whole = judging.verdicts(rows.withColumn(REASON_COLUMN, F.lit(None).cast("string") if reason is None else reason))
-    bad = F.col(REASON_COLUMN).isNotNull()
-    kept = bad if not judging.judges(rows) else bad | (F.col(BROKEN_COLUMN) != 0)
-    whole = whole.withColumns({c: F.when(kept, F.col(c)) for c in PLACE if c in rows.columns}).persist()
-    try:
-        found = whole.agg(F.count_if(~bad).alias("fine"), *judging.counts(whole)).collect()[0].asDict()
-        judging.refuse(whole, found)
-        fine = judging.remaining(whole.where(~bad)).drop(REASON_COLUMN, BROKEN_COLUMN, *PLACE)
-        unheld = named(whole.where(bad).drop(BROKEN_COLUMN).toArrow(), judging.topics)
-        number = found["fine"] - judging.taken_out(found)
-        return SparkAppend(sink, fine, whole, number, unheld, judging.judged(whole, found, _spark_aside))
-    except BaseException:
-        whole.unpersist()
-        raise
+def _cores(rows: DataFrame) -> int:
+    return int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
 
 
-def _spark_aside(sink: DeltaSink, rows: DataFrame, number: int) -> SparkAppend:
-    """The write of quarantined rows beside a table that delta-spark commits to; the table's write holds their cache."""
-    return SparkAppend(sink, rows, None, number)
+def _normal(rows: DataFrame, name: str) -> Column:
+    """A value whose equals have the same hash: -0.0 is 0.0."""
+    floating = isinstance(rows.schema[name].dataType, (DoubleType, FloatType))
+    return F.col(f"`{name}`") + F.lit(0.0) if floating else F.col(f"`{name}`")
 
 
-def _spark_merge(judging: Judging, rows: DataFrame, delete_table: DeltaSink | None, *, by_position: bool) -> SparkMerge:
-    sink, keys = judging.sink, judging.sink.declared.keys
-    order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
-    with ExitStack() as held:
-        reason = refused_rows.reason(sink.declared, sink.schema)
-        no_key = F.lit(False)
-        for key in keys:
-            no_key = no_key | F.col(f"`{key}`").isNull()
-        null_key = F.when(no_key, F.lit("null_key"))
-        judged_rows = judging.verdicts(
-            rows.withColumn(REASON_COLUMN, null_key if reason is None else F.coalesce(reason, null_key))
-        )
-        cached = [judged_rows.withColumn(ROW_COLUMN, F.monotonically_increasing_id()).persist()]
-        held.callback(lambda: [frame.unpersist() for frame in cached])
-        refused = F.col(REASON_COLUMN).isNotNull()
-        null_keys = cached[0].where(refused).drop(ROW_COLUMN, BROKEN_COLUMN).toArrow()
-        judged = NOTHING_BROKEN
-        if judging.judges(rows):
-            found = cached[0].agg(*judging.counts(cached[0])).collect()[0].asDict()
-            judging.refuse(cached[0], found)
-            judged = judging.judged(cached[0], found, _spark_aside)
-        whole, noted = judging.remaining(cached[0].where(~refused)).drop(REASON_COLUMN, BROKEN_COLUMN), None
-        if order.columns:
-            unique = upsert_order_frames.last_events(whole, keys, order)
-            if delete_table is not None:
-                cached.append(upsert_order_frames.beside(unique, delete_table, order).persist())
-                unique, notes = upsert_order_frames.split(cached[1], delete_table, order)
-                noted = ArrowMerge(delete_table, notes, None, order.by_position)
-            count = unique.count()
-        else:
-            unique, count = upsert_order_frames.last_per_key(whole, sink, [c for c in ORDER if c in rows.columns])
-        made = SparkMerge(
-            sink, unique.drop(*PLACE), cached, count, as_returned(sink, null_keys), order.by_position, noted, judged
-        )
-        held.pop_all()
-        return made
+def _text(column: str) -> Column:
+    """A partition value as Delta's log has it; an empty text is null there."""
+    return F.nullif(F.col(f"`{column}`").cast("string"), F.lit(""))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,12 +22,11 @@ from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import TopicSinkSettings
-from streaming_jobs.sinks.base import BatchOfRows, Committer
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.kafka.producer import Header
-from streaming_jobs.sinks.kafka.rows import BatchRecords, Block, KnownTopics, RowJudge, fitted
+from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowBlock, RowJudge, fitted
 from streaming_jobs.sinks.kafka.sharded import ShardedWrite, ShardedWriter, prepare_shards
 from streaming_jobs.sinks.kafka.writer import Writer
-from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
 from streaming_jobs.sources.record_blocks import FIRST_READ
 
 if TYPE_CHECKING:
@@ -37,18 +36,21 @@ _SCRATCH = "_topics"
 
 
 @dataclass
-class TopicWrite:
+class TopicWrite(PendingWrite):
     """Judged rows of one batch for one topic; nothing of them is sent yet."""
 
     writer: Writer
     records: BatchRecords
-    rows: int
-    null_keys: pa.Table | None
     scratch: Path | None = None
     table: pa.Table | None = None
-    committer: ClassVar[Committer] = "direct"
-    deletes: ClassVar[None] = None
-    judged: ClassVar[Judged] = NOTHING_BROKEN
+
+    @property
+    def name(self) -> str:
+        return self.records.judge.sink.ledger_name
+
+    @property
+    def rows(self) -> int:
+        return self.records.count
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Write the records once; the position's number, or None if the batch was there already."""
@@ -110,14 +112,14 @@ class TopicOutput:
             blocks = list(judge.blocks(iter([table])))
             count = _written(blocks)
             records = BatchRecords(judge, blocks, count, self.topics.ids, self.topics.smallest_batch)
-            return TopicWrite(self.writer, records, count, judge.refused_rows(), table=table)
+            return TopicWrite(self.writer, records, table=table, rejected=judge.refused_rows())
         scratch = self._written_files(frame, rows)
         files = _listed(scratch)
         count = _written(judge.blocks(_read(files)))
         again = RowJudge(self.declared, self.topics, judge.fixed)
         repeated = _Repeated(partial(_blocks, again, files))
         records = BatchRecords(again, repeated, count, self.topics.ids, self.topics.smallest_batch)
-        return TopicWrite(self.writer, records, count, judge.refused_rows(), scratch)
+        return TopicWrite(self.writer, records, scratch, rejected=judge.refused_rows())
 
     @property
     def scratch(self) -> Path:
@@ -148,14 +150,14 @@ class TopicOutput:
 class _Repeated:
     """An iterable that begins anew each time."""
 
-    def __init__(self, begin: partial[Iterator[Block]]) -> None:
+    def __init__(self, begin: partial[Iterator[RowBlock]]) -> None:
         self._begin = begin
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[RowBlock]:
         return self._begin()
 
 
-def _blocks(judge: RowJudge, files: Sequence[Path]) -> Iterator[Block]:
+def _blocks(judge: RowJudge, files: Sequence[Path]) -> Iterator[RowBlock]:
     for block in judge.blocks(_read(files)):
         judge.refused.clear()  # they are dead letters already
         yield block
@@ -186,5 +188,5 @@ def _gone(path: Path) -> TransientError:
     )
 
 
-def _written(blocks: Iterable[Block]) -> int:
+def _written(blocks: Iterable[RowBlock]) -> int:
     return sum(len(block.written) for block in blocks)

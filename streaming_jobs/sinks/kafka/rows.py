@@ -198,7 +198,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 @dataclass
-class Block:
+class RowBlock:
     """Some rows with their values; `written` are the indices of those that go to a topic."""
 
     rows: pa.RecordBatch
@@ -220,7 +220,7 @@ class RowJudge:
     def __post_init__(self) -> None:
         self._writer = self.sink.topic.value.writer()  # type: ignore[attr-defined]
 
-    def blocks(self, tables: Iterator[pa.Table | pa.RecordBatch]) -> Iterator[Block]:
+    def blocks(self, tables: Iterator[pa.Table | pa.RecordBatch]) -> Iterator[RowBlock]:
         """Yields all rows; raises PermanentError for a topic that does not exist, if the sink is declared so."""
         for table in tables:
             whole = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
@@ -228,7 +228,7 @@ class RowJudge:
                 if rows.num_rows:
                     yield self._judged(rows)
 
-    def records(self, block: Block) -> Iterator[Record]:
+    def records(self, block: RowBlock) -> Iterator[Record]:
         """The records of a block, in the order of the rows."""
         rows, values = block.rows, block.values
         if len(block.written) < rows.num_rows:
@@ -239,7 +239,7 @@ class RowJudge:
         """All refused rows, with `__reason` and `__detail`; None without any."""
         return pa.concat_tables(self.refused) if self.refused else None
 
-    def _judged(self, rows: pa.RecordBatch) -> Block:
+    def _judged(self, rows: pa.RecordBatch) -> RowBlock:
         fields = self.sink.topic.value.schema.fieldNames()
         made = self._writer.write(rows.select(fields))
         verdicts = {row: (refusal.reason, refusal.detail) for row, refusal in made.refused.items()}
@@ -262,7 +262,7 @@ class RowJudge:
                 taken = taken.append_column(name, pa.array([verdicts[row][part] for row in bad], pa.string()))
             self.refused.append(taken)
         written = [row for row in range(rows.num_rows) if row not in verdicts] if verdicts else range(rows.num_rows)
-        return Block(rows, values, written)
+        return RowBlock(rows, values, written)
 
     def _all_are_taken(self, columns: RecordColumns, values: Sequence[bytes | None]) -> bool:
         """True if no row of a block is refused by its topic, from the block's extremes; False: nobody knows."""
@@ -308,7 +308,7 @@ class BatchRecords:
     """The records of one batch; it can be gone through again."""
 
     judge: RowJudge
-    blocks: Iterable[Block]
+    blocks: Iterable[RowBlock]
     count: int
     topic_ids: Mapping[str, str]
     most_bytes: int

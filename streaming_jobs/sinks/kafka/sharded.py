@@ -13,21 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import ConfigurationError, PermanentError
 from streaming_jobs.ledger.entry import NO_CODE, CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
-from streaming_jobs.sinks.base import BatchOfRows, Committer
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.producer import BatchProducer, Header, Outgoing
 from streaming_jobs.sinks.kafka.record_columns import KEY
 from streaming_jobs.sinks.kafka.shards import COUNTED, WRITTEN, ShardTask, ShardWriter
 from streaming_jobs.sinks.kafka.writer import TransactionWriter
-from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
 from streaming_jobs.sources.topics import TopicInfo
 
 if TYPE_CHECKING:
@@ -170,17 +167,17 @@ class ShardedWriter(TransactionWriter):
 
 
 @dataclass
-class ShardedWrite:
+class ShardedWrite(PendingWrite):
     """Judged rows of one batch, kept by the executors; nothing of them is sent yet. `counts`: rows by shard."""
 
     writer: ShardedWriter
     task: ShardTask
     frame: DataFrame
     counts: Mapping[int, int]
-    null_keys: pa.Table | None
-    committer: ClassVar[Committer] = "direct"
-    deletes: ClassVar[None] = None
-    judged: ClassVar[Judged] = NOTHING_BROKEN
+
+    @property
+    def name(self) -> str:
+        return self.writer.name
 
     @property
     def rows(self) -> int:
@@ -212,7 +209,7 @@ def prepare_shards(
     except BaseException:
         frame.unpersist()
         raise
-    return ShardedWrite(writer, task, frame, {row["shard"]: row["rows"] for row in told}, letters)
+    return ShardedWrite(writer, task, frame, {row["shard"]: row["rows"] for row in told}, rejected=letters)
 
 
 def in_shards(fitted: DataFrame, shards: int) -> DataFrame:

@@ -23,7 +23,7 @@ from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.clients import ClientLost
 from streaming_jobs.sinks.kafka.producer import Header, Outgoing
-from streaming_jobs.sinks.kafka.rows import BatchRecords, Block, KnownTopics, RowJudge
+from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowBlock, RowJudge
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
 from streaming_jobs.sources.connection import read_client_file
 from streaming_jobs.sources.topics import TopicInfo
@@ -173,7 +173,7 @@ class ShardTask:
         `rows` has the number of rows by shard. Raises Fenced if another driver has claimed the shard.
         """
         shard, judge = _shard(), self._judge()
-        blocks: list[Block] = list(judge.blocks(iter(batches)))
+        blocks: list[RowBlock] = list(judge.blocks(iter(batches)))
         count, topics = sum(len(block.written) for block in blocks), judge.topics
         _ = topics[self.sink.name]  # also if the shard has no rows: its request size is the topic's
         records = BatchRecords(judge, blocks, count, topics.ids, topics.smallest_batch)

@@ -220,7 +220,7 @@ class TransactionWriter:
             )
 
     def _refuse_if_replaced(self) -> None:
-        """Raise Fenced if another driver opens the topic; a slow transaction that the broker has ended is no such.
+        """Raise Fenced if another driver has opened the topic; a transaction that merely timed out is not one.
 
         The other driver has fenced this one before it writes its marker: it gets a moment for that.
         """

@@ -110,7 +110,7 @@ def test_a_stream_over_them_can_start(life: Life) -> None:
     assert [sink.name for sink in sinks] == list(tables) and sinks.primary.position == Txn(1, BATCHES - 1)
     for upkeep in upkeep_of(life.stream, tables, life.settings, 1):
         upkeep.after_commit()
-        assert upkeep.sink.name in tables and not upkeep.put_off
+        assert upkeep.name in tables and not upkeep.put_off
     assert versions(life) == {name: table.version for name, table in tables.items()}
 
 

@@ -79,7 +79,7 @@ def test_rows_that_left_the_table_break_the_sum(orders: Orders) -> None:
     def delete(handle: DeltaTable, how: Any) -> None:
         handle.delete("id = 3", commit_properties=how)
 
-    orders.stored().sink.commit(entry, delete)  # type: ignore[attr-defined]
+    orders.stored().commit(entry, delete)  # type: ignore[attr-defined]
     text = looked(orders)
     assert "g0001 batch 2 (version 3)" in text and "removed 1 file of a table that only grows" in text
     assert "the table has 19 rows more than in version 0, the ledger says 20" in text

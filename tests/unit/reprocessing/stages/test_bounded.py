@@ -33,7 +33,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.commit_properties import noted as noted_in
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
+from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
@@ -219,8 +219,8 @@ def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
     def adding(context: RecoveryContext) -> Mapping[str, Any]:
         for name in ("things", "copies"):
             stored = context.staged()[name]
-            assert isinstance(stored, DeltaStoredTable)
-            stored.sink.add_columns([StructField("total", LongType())], context.plan.generation)
+            assert isinstance(stored, DeltaSink)
+            stored.add_columns([StructField("total", LongType())], context.plan.generation)
         return replay(context)
 
     request = Request(planning_snapshot(delta.settings, delta.stream, Topics(end=END)), Target("batch", "2"))
@@ -294,8 +294,8 @@ def test_rebuilt_rows_without_a_column_of_the_table_are_not_published(delta: Lif
     """The later rows have the column, and the rebuilt ones would have nulls in it."""
     for name in ("things", "copies"):
         stored = delta.stored(name)
-        assert isinstance(stored, DeltaStoredTable)
-        stored.sink.add_columns([StructField("more", LongType())], 1)
+        assert isinstance(stored, DeltaSink)
+        stored.add_columns([StructField("more", LongType())], 1)
     delta.batch(BATCHES)
     plan = planned(delta)
     whole = recovery(delta, plan)
@@ -405,9 +405,9 @@ def test_a_last_batch_that_is_not_finished_is_refused_before_the_fence(tmp_path:
 def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
     """A slice of the table is rebuilt, as a driver does it; a kill may leave its outcome out."""
     table, name = life.stored(), f"things-{batch}"
-    assert isinstance(table, DeltaStoredTable)
+    assert isinstance(table, DeltaSink)
     entry = LedgerEntry("slice", STREAM.name, table.name, 1, batch, plan=name)
-    made = DeltaTable(table.sink.path)
+    made = DeltaTable(table.path)
     first, *_ = made.get_add_actions().to_struct_array().to_pylist()
     made.delete(f"id = {first['min']['id']}", commit_properties=noted_in(entry))
     if noted:

@@ -26,7 +26,6 @@ from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Content
 from streaming_jobs.state import savepoints
@@ -38,9 +37,9 @@ from tests.support.rewind import planned, replay
 CODE = CodeVersion("fixed", "1")
 
 
-def stored(table: Path) -> DeltaStoredTable:
+def stored(table: Path) -> DeltaSink:
     """A Delta table of anybody's, as a table of the stream."""
-    return DeltaStoredTable(DeltaSink(table, STREAM.primary, STREAM.name, DeltaTable(table)))
+    return DeltaSink(table, STREAM.primary, STREAM.name, DeltaTable(table))
 
 
 def staging_begun(life: Life, plan: StreamPlan) -> None:
@@ -231,7 +230,7 @@ def test_what_somebody_else_did_before_a_publish_that_goes_on_is_not_written_ove
 def test_what_the_table_holds_afterwards_is_compared(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(life)
     rebuilt(life, plan)
-    monkeypatch.setattr("streaming_jobs.sinks.delta.stored_table.has_content", lambda *_: False)
+    monkeypatch.setattr("streaming_jobs.sinks.delta.sink.has_content", lambda *_: False)
     with pytest.raises(LedgerConflict, match="does not hold the files"):
         published(life, plan)
 

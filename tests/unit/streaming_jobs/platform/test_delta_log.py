@@ -13,9 +13,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.sinks.delta import orphan_files
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.sinks.delta.table_setup import ensure_sink

@@ -99,7 +99,7 @@ def test_a_table_without_rows_in_a_batch_gets_no_commit_and_the_primary_always_o
 
 def test_rows_without_a_key_become_dead_letters(disk: Disk, start: Start) -> None:
     driver = start()
-    driver.null_keys = pa.table({"k": pa.array([None], pa.string()), "n": [7]})
+    driver.rejected = pa.table({"k": pa.array([None], pa.string()), "n": [7]})
     driver.run(0)
     assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 1
     assert commits_of(disk, DEAD_LETTERS) == 1
@@ -150,7 +150,7 @@ def test_what_is_remembered_of_deletes_is_committed_before_its_table_and_once(
 
     def remembering(noted: int) -> Driver:
         driver = start()
-        driver.pipeline.sinks, driver.noted = driver.sink_set(deletes={table: remembered}), noted
+        driver.pipeline.sinks, driver.noted = driver.sink_set(tombstones={table: remembered}), noted
         return driver
 
     driver = remembering(1)
@@ -215,7 +215,7 @@ def test_several_batches_leave_a_world_that_preflight_lets_start(disk: Disk, sta
 
 def test_rows_without_a_key_of_a_secondary_table_are_dead_letters_too(disk: Disk, start: Start) -> None:
     driver = start()
-    driver.null_keys, driver.null_keys_of = pa.table({"k": pa.nulls(3, pa.string())}), SECONDARY
+    driver.rejected, driver.rejected_of = pa.table({"k": pa.nulls(3, pa.string())}), SECONDARY
     driver.run(0)
     assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 3
 
@@ -289,7 +289,7 @@ def test_a_table_that_others_keep_committing_to_is_tried_again(start: Start, mon
     def refuse(*_: object) -> None:
         raise CommitRefused("by others")
 
-    monkeypatch.setattr(driver.sinks[PRIMARY], "commit", refuse)
+    monkeypatch.setattr(driver.pipeline.sinks.primary, "commit", refuse)
     with pytest.raises(TransientError):
         driver.run(0)
 

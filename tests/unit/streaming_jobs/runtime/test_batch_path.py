@@ -16,7 +16,7 @@ from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import PendingWrite
 from tests.support.batch_driver import PLAIN, STATE, UNKNOWN, Driver, Start
-from tests.support.worlds import PRIMARY, plain
+from tests.support.worlds import PRIMARY
 
 MULTIPLYING = PlanTraits(stateful=False, multiplies=True)
 
@@ -103,19 +103,6 @@ def test_an_exception_of_the_function_is_no_death_of_the_driver(large: Driver, r
     large.prepare = large.in_memory
     large.run(0)
     assert large.reports[-1].path == path
-
-
-@pytest.mark.parametrize("traits", [STATE, UNKNOWN])
-def test_the_state_of_a_batch_on_the_executors_is_computed_once(start: Start, traits: PlanTraits) -> None:
-    driver = start()
-    driver.pipeline.stream, driver.pipeline.sinks = plain, driver.sink_set(secondary=())
-    driver.pipeline.settings = StreamSettings(path="executor")
-    driver.run(0)
-    assert "persist" not in driver.log
-    driver.pipeline.traits = traits
-    driver.run(1)
-    assert driver.log.index("persist") < driver.log.index(f"stage {PRIMARY}", driver.log.index("persist"))
-    assert driver.log.count("persist") == driver.log.count("unpersist") == 1
 
 
 def test_any_other_failure_of_staging_goes_up_as_it_is(large: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

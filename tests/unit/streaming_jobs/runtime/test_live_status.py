@@ -109,9 +109,7 @@ def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make:
 def test_upkeep_that_was_put_off_is_a_warning_until_it_succeeds(make: Make) -> None:
     running = make()
     query_of(running).reports.append(progress(7))
-    upkeep: Any = SimpleNamespace(
-        sink=SimpleNamespace(name="evens"), put_off={"compaction": "compaction was put off: full"}
-    )
+    upkeep: Any = SimpleNamespace(name="evens", put_off={"compaction": "compaction was put off: full"})
     pipeline_of(running).upkeep = [upkeep]
     running.refresh_status()
     running.refresh_status()

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.errors import Fenced, LedgerConflict, PermanentError, TransientError
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.runtime.spark_plan import PlanTraits
-from streaming_jobs.sinks.base import BatchOfRows
-from streaming_jobs.sinks.delta import writers as staged
-from streaming_jobs.sinks.delta.direct_writers import ParquetAppend
-from streaming_jobs.sinks.delta.judging import Judging
-from streaming_jobs.sinks.delta.quarantine import NO_JUDGE
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.writers import _parquet
-from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
+from streaming_jobs.sinks.delta.writers import prepare_write
 from tests.support.batch_driver import STATE, UNKNOWN, Driver, Output, Start, commits_of, newest_entry, numbers
+from tests.support.delta_table import InProcess
 from tests.support.worlds import DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, Disk, append, entry, offsets
 
 KILLED = {
@@ -61,30 +57,26 @@ def test_a_batch_killed_anywhere_is_repeated_and_every_row_is_there_once(
     assert disk.findings() == []
 
 
-def write_as_executors(judging: Judging, rows: pa.Table, target: Path) -> tuple[None, Judged, int]:
-    """Stands for Spark's writer."""
-    target.mkdir(parents=True)
-    pq.write_table(rows, target / "part-0.parquet")
-    return None, NOTHING_BROKEN, rows.num_rows
-
-
-def parquet(sink: DeltaSink, rows: Any, batch: tuple[int, int] = (1, 0)) -> ParquetAppend:
-    return _parquet(Judging(sink, NO_JUDGE, batch), rows)
+def by_executors(
+    sink: DeltaSink, rows: pa.Table, batch: tuple[int, int] = (1, 0), after: Callable[[], object] = lambda: None
+) -> PendingWrite:
+    """The rows in files that tasks wrote; `after` is called when a task has ended."""
+    frame: Any = InProcess(rows, sink.schema, after)
+    return prepare_write(sink, frame, driver=False, spark_commits=False, batch=batch)
 
 
 def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_committed(
     disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_executors(driver: Driver) -> Driver:
-        def staged_files(output: Output, refused: Any, null_keys: Any, rows: BatchOfRows) -> ParquetAppend:
-            table = driver.letters_in_memory(output, refused, null_keys, rows).table
-            return parquet(output.sink, table, (rows.generation, rows.batch))
+        def staged_files(output: Output, refused: Any, rejected: Any, rows: BatchOfRows) -> PendingWrite:
+            table = driver.letters_in_memory(output, refused, rejected, rows).table
+            return by_executors(output, table, (rows.generation, rows.batch))
 
         driver.prepare_letters = staged_files
         driver.bad = 2
         return driver
 
-    monkeypatch.setattr(staged, "_write_parquet", write_as_executors)
     first = on_executors(start())
     monkeypatch.setattr(first.pipeline, "_late", lambda *_: (_ for _ in ()).throw(TransientError("Kafka is away")))
     with pytest.raises(TransientError):
@@ -95,32 +87,24 @@ def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_commit
     assert disk.findings() == []
 
 
-def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink = disk.sinks[PRIMARY]
-    rows = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
+ONE = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
 
-    monkeypatch.setattr(staged, "_write_parquet", write_as_executors)
-    parquet(sink, rows)
+
+def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(disk: Disk) -> None:
+    sink = disk.sinks[PRIMARY]
+    by_executors(sink, ONE)
     (died,) = (sink.path / "g0001").iterdir()
-    parquet(sink, rows).commit(entry(0))
+    by_executors(sink, ONE).commit(entry(0))
     assert not died.exists()
-    parquet(sink, rows)
+    by_executors(sink, ONE)
     assert numbers(disk, PRIMARY) == [1]
 
 
-def test_rows_on_a_disk_that_the_driver_does_not_see_are_refused(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_on_a_disk_that_the_driver_does_not_see_are_refused(disk: Disk) -> None:
     """As on a cluster without a shared file system: committed, the batch would be empty and its records lost."""
-    rows = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
-
-    def write_elsewhere(judging: Judging, rows: pa.Table, target: Path) -> tuple[None, Judged, int]:
-        target.mkdir(parents=True)
-        return None, NOTHING_BROKEN, rows.num_rows
-
-    monkeypatch.setattr(staged, "_write_parquet", write_elsewhere)
+    sink = disk.sinks[PRIMARY]
     with pytest.raises(PermanentError, match="the executors wrote 1 row for table .* have 0 as the driver sees them"):
-        parquet(disk.sinks[PRIMARY], rows)
+        by_executors(sink, ONE, after=lambda: shutil.rmtree(sink.path / "g0001"))
 
 
 def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:

@@ -16,7 +16,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.runtime.stream_sinks import make_tables, sinks_of, upkeep_of
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.tables import all_tables, begin_late, open_tables
 from streaming_jobs.stream import DeltaTable, Stream
@@ -55,10 +55,11 @@ def test_batches_see_each_table_through_its_own_store(settings: SettingsFactory)
     tables = make_tables(home, market, {"prices": frame(SOURCED), "seen": frame(ROWS)}, 1)
     sinks = sinks_of(market, tables, home.for_stream("market"))
     assert [sink.name for sink in sinks] == ["prices", "seen", "prices_deletes", "market_dead_letters"]
-    assert isinstance(sinks.primary, DeltaOutput) and sinks.primary.remembers is not None
-    assert sinks.primary.remembers.name == "prices_deletes" and list(sinks.deletes) == ["prices"]
+    assert isinstance(sinks.primary, DeltaSink) and sinks.primary.tombstone_table is not None
+    assert sinks.primary.tombstone_table.name == "prices_deletes"
+    assert [(each.table, each.kind) for each in sinks.companions] == [("prices", "tombstones")]
     assert [type(sink) for sink in sinks.secondary] == [MemoryTable]
-    forgets = {u.sink.name: u.forgets for u in upkeep_of(market, tables, home, 1) if type(u) is TableMaintenance}
+    forgets = {u.name: u.forgets for u in upkeep_of(market, tables, home, 1) if type(u) is TableMaintenance}
     assert forgets == {"prices": None, "prices_deletes": timedelta(hours=3), "market_dead_letters": None}
 
 
@@ -94,11 +95,11 @@ def test_a_stream_that_begins_to_set_rows_aside_gets_a_quarantine_beside_each_su
         "seen_quarantine",
         "market_dead_letters",
     ]
-    assert sinks.counted_as(sinks.quarantines["seen"]) == "quarantined:seen"
-    assert isinstance(sinks.primary, DeltaOutput) and sinks.primary.judge.rules.quarantines
+    assert sinks.counted_as(sinks.companions[-1].sink) == "quarantined:seen"
+    assert isinstance(sinks.primary, DeltaSink) and sinks.primary.rules.rules.quarantines
     seen = sinks.secondary[0]
     assert isinstance(seen, MemoryTable) and seen.rules.quarantines and seen.quarantine is not None
-    assert {u.sink.name for u in upkeep_of(market, tables, home, 1)} >= {"prices_quarantine", "seen_quarantine"}
+    assert {u.name for u in upkeep_of(market, tables, home, 1)} >= {"prices_quarantine", "seen_quarantine"}
 
 
 def test_a_table_beside_another_has_names_and_types_of_its_columns_and_nothing_that_constrains_them(

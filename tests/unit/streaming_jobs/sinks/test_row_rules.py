@@ -11,7 +11,8 @@ from streaming_jobs.declare.rules import Between, NotNull, RowRules, Unique
 from streaming_jobs.errors import LedgerConflict, RuleBroken
 from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, CodeVersion, LedgerEntry, taken_out
 from streaming_jobs.runtime.batch import BatchCounts, own_entry, refuse_other_rows
-from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, Judged, Split, set_aside, split
+from streaming_jobs.sinks.base import RuleOutcome
+from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, Evaluated, evaluate, outcome, refuse, set_aside
 from streaming_jobs.state.status import Totals
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
 
@@ -25,25 +26,29 @@ def rows(*verdicts: int, **columns: list[Any]) -> pa.Table:
     return pa.table({**numbers, **columns, BROKEN_COLUMN: pa.array(verdicts, pa.int64())})
 
 
-def divided(table: pa.Table, rules: RowRules = RULES, exempt: str = "") -> Split:
-    return split(table, "t", rules, ["n"], exempt)
+def divided(table: pa.Table, rules: RowRules = RULES, exempt: str = "") -> tuple[Evaluated, dict[str, int]]:
+    """The rows by what happens to them, and how many break each rule."""
+    made = evaluate(table, rules, exempt)
+    if made.failing is not None:
+        refuse("t", rules, made.failing, made.numbers, ["n"])
+    return made, dict(outcome(rules, made.numbers, made.dropped).broken)
 
 
 def test_rows_without_a_verdict_are_written_as_they_are() -> None:
     table = pa.table({"n": [1]})
-    assert divided(table).written is table
+    assert divided(table)[0].written is table
 
 
 def test_no_breach_costs_no_copy_and_the_verdict_is_no_column_of_the_table() -> None:
-    made = divided(rows(0, 0))
-    assert made.written.column_names == ["n"] and (made.quarantined, made.dropped, dict(made.broken)) == (None, 0, {})
+    made, broken = divided(rows(0, 0))
+    assert made.written.column_names == ["n"] and (made.quarantined, made.dropped, broken) == (None, 0, {})
 
 
 def test_each_row_goes_one_way_and_each_breach_is_counted() -> None:
-    made = divided(rows(0, 1, 2, 3, 4, 7))
+    made, broken = divided(rows(0, 1, 2, 3, 4, 7))
     assert made.written["n"].to_pylist() == [0, 4] and made.dropped == 1
     assert made.quarantined is not None and made.quarantined["n"].to_pylist() == [1, 3, 5]
-    assert made.broken == {"k_not_null": 3, "n_between": 3, "small": 2}
+    assert broken == {"k_not_null": 3, "n_between": 3, "small": 2}
 
 
 def test_a_rule_that_stops_the_stream_comes_before_all_others() -> None:
@@ -56,14 +61,14 @@ def test_a_rule_that_stops_the_stream_comes_before_all_others() -> None:
     ("k", "doubled"), [([1, 1, 2], [0, 1]), ([1, None, None], []), ([1, 2, 3], []), ([1, 1, 1], [0, 1, 2])]
 )
 def test_unique_breaks_every_row_of_a_value_that_comes_twice(k: list[int | None], doubled: list[int]) -> None:
-    made = divided(rows(0, 0, 0, k=k), RowRules((Unique("k", on_fail="quarantine"),)))
+    made, broken = divided(rows(0, 0, 0, k=k), RowRules((Unique("k", on_fail="quarantine"),)))
     aside = made.quarantined["n"].to_pylist() if made.quarantined is not None else []
-    assert aside == doubled and made.broken == ({"k_unique": len(doubled)} if doubled else {})
+    assert aside == doubled and broken == ({"k_unique": len(doubled)} if doubled else {})
 
 
 def test_deletes_are_no_rows_for_unique() -> None:
     table = rows(0, 0, 0, k=[1, 1, 1], gone=[True, False, False])
-    made = divided(table, RowRules((Unique("k", on_fail="drop"),)), "gone")
+    made, _ = divided(table, RowRules((Unique("k", on_fail="drop"),)), "gone")
     assert made.written["n"].to_pylist() == [0] and made.dropped == 2
 
 
@@ -97,7 +102,7 @@ def test_a_row_that_is_set_aside_says_why_where_and_when() -> None:
 
 def test_the_counts_of_a_batch_are_in_its_entry_and_in_the_totals_and_old_entries_are_read() -> None:
     table = MemoryTable("t")
-    pending = MemoryWrite(table, pa.table({"n": [1, 2]}), judged=Judged({"a": 3, "b": 1}, dropped=2))
+    pending = MemoryWrite(table, pa.table({"n": [1, 2]}), outcome=RuleOutcome({"a": 3, "b": 1}, dropped=2))
     empty = LedgerEntry("batch", "s", "t", 1, 4)
     counts = BatchCounts()
     counts.of_write("t", "written", pending)

@@ -20,8 +20,10 @@ from streaming_jobs.declare.table import DeclaredTable, is_declared_table
 from streaming_jobs.errors import Fenced, ForeignWrite, OutputMismatch, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import Content, SavedAs, StoredTable, TableStore, entries, newest
+from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
 from tests.conftest import SettingsFactory
@@ -45,10 +47,6 @@ class Kind(Protocol):
     declared: DeclaredTable
 
     @abstractmethod
-    def append(self, table: StoredTable, ids: pa.Table, made: LedgerEntry) -> int | None:
-        """A batch of the stream."""
-
-    @abstractmethod
     def meddle(self, table: StoredTable, ids: pa.Table) -> int:
         """A write of somebody else; its version."""
 
@@ -56,14 +54,8 @@ class Kind(Protocol):
 class InDelta:
     declared: DeclaredTable = Declared(TABLE)
 
-    def append(self, table: StoredTable, ids: pa.Table, made: LedgerEntry) -> int | None:
-        assert isinstance(table, DeltaStoredTable)
-        return table.sink.commit(
-            made, lambda handle, how: write_deltalake(handle, ids, mode="append", commit_properties=how)
-        )
-
     def meddle(self, table: StoredTable, ids: pa.Table) -> int:
-        assert isinstance(table, DeltaStoredTable)
+        assert isinstance(table, DeltaSink)
         write_deltalake(table.path, ids, mode="append")
         return DeltaTable(table.path).version()
 
@@ -71,10 +63,6 @@ class InDelta:
 class InMemory:
     def __init__(self) -> None:
         self.declared: DeclaredTable = MemoryDeclaration(TABLE, MemoryStore())
-
-    def append(self, table: StoredTable, ids: pa.Table, made: LedgerEntry) -> int | None:
-        assert isinstance(table, MemoryTable)
-        return table.append(ids, made)
 
     def meddle(self, table: StoredTable, ids: pa.Table) -> int:
         assert isinstance(table, MemoryTable)
@@ -90,8 +78,7 @@ class Home:
 
     @property
     def store(self) -> TableStore:
-        store: TableStore = self.kind.declared.store
-        return store
+        return store_of(self.kind.declared)
 
     def ensure(self, columns: StructType = COLUMNS, generation: int = 1) -> StoredTable:
         return self.store.ensure(self.settings, self.kind.declared, STREAM, columns, generation=generation)
@@ -104,7 +91,7 @@ class Home:
 
     def batch(self, number: int, *ids: int, generation: int = 1) -> StoredTable:
         table = self.open()
-        assert self.kind.append(table, rows(*ids), entry(number, generation)) == table.version
+        assert table.append(rows(*ids), entry(number, generation)) == table.version
         return table
 
     def below(self, folder: str) -> Settings:
@@ -201,7 +188,7 @@ def test_a_fence_moves_the_table_once_and_changes_no_row(home: Home) -> None:
     with pytest.raises(Fenced):
         old.mark(entry(1))
     with pytest.raises(Fenced):
-        home.kind.append(home.open(), rows(2), entry(1))
+        home.open().append(rows(2), entry(1))
     assert ids(home.open()) == [1] and home.open().version == table.version
 
 
@@ -225,7 +212,7 @@ def test_a_content_is_told_by_its_pieces_and_not_by_its_rows(home: Home) -> None
     assert table.content(version).pieces == 1 and table.content().pieces == 2 and table.no_rows().pieces == 0
     assert not table.has_content(table.no_rows()) and table.complete(version)
     other = home.create("beside", table.no_rows())
-    home.kind.append(other, rows(1), entry(0))
+    other.append(rows(1), entry(0))
     assert ids(other) == [1] and not other.has_content(first), "equal rows in another piece"
 
 
@@ -233,7 +220,7 @@ def replaced(home: Home) -> tuple[StoredTable, Content, LedgerEntry]:
     """A table of two batches, what it is to hold (the first and another row), and the entry of the publish."""
     home.batch(0, 1)
     staged = home.create("_staging", home.open().content(), entry(0, 2, "publish"))
-    assert home.kind.append(staged, rows(20), entry(1, 2)) == staged.version
+    assert staged.append(rows(20), entry(1, 2)) == staged.version
     home.batch(1, 2)
     return home.open(), staged.content(), entry(1, 2, "publish", plan="orders-0001")
 
@@ -289,7 +276,7 @@ def test_a_table_that_begins_with_a_content_says_how_far_it_goes(home: Home) -> 
         assert commit is not None and commit.entry == made and not foreign
     unnamed = home.create("_look", content)
     assert unnamed.position is None and ids(unnamed) == [1] and entries(unnamed.commits(), 9) == []
-    home.kind.append(home.open(home.below("_staging")), rows(5), entry(1, 2))
+    home.open(home.below("_staging")).append(rows(5), entry(1, 2))
     assert ids(home.open()) == [1] == ids(unnamed), "each continues on its own"
 
 
@@ -332,10 +319,10 @@ def test_what_a_savepoint_retains_outlives_the_tables_own_rows(home: Home, tmp_p
     assert ids(home.open(home.below("again"))) == [1], "what was made of it stays"
 
 
-def test_dead_letters_are_declared_in_the_same_store(home: Home) -> None:
-    letters = home.store.dead_letters("orders_dead_letters", STREAM)
-    assert is_declared_table(letters) and letters.store is home.store and letters.mode == "append"
-    assert letters.schema is not None and {"topic", "offset", "reason"} <= set(letters.schema.fieldNames())
+def test_companions_are_declared_in_the_same_store(home: Home) -> None:
+    letters = home.store.companion("orders_dead_letters", "refused", owners=["us"], schema=DEAD_LETTERS)
+    assert is_declared_table(letters) and store_of(letters) is home.store and letters.mode == "append"
+    assert (letters.schema, list(letters.owners), letters.description) == (DEAD_LETTERS, ["us"], "refused")
 
 
 def later(home: Home, folder: str, base: Content, now: Content, then: Content) -> tuple[StoredTable, tuple[int, int]]:
@@ -359,8 +346,8 @@ def test_a_piece_that_holds_earlier_rows_too_is_split_row_by_row(home: Home) -> 
     """Equal rows count: of four, two are earlier ones."""
     then = home.batch(0, 1, 3, 3).content()
     now = home.create("now", home.open().no_rows())
-    home.kind.append(now, rows(1, 3, 3, 3, 3, 7), entry(0))
-    home.kind.append(now, rows(8), entry(1))
+    now.append(rows(1, 3, 3, 3, 3, 7), entry(0))
+    now.append(rows(8), entry(1))
     combined, pieces = later(home, "split", home.open().no_rows(), now.content(), then)
     assert ids(combined) == [3, 3, 7, 8] and pieces == (1, 1)
 
@@ -368,7 +355,7 @@ def test_a_piece_that_holds_earlier_rows_too_is_split_row_by_row(home: Home) -> 
 def test_earlier_rows_that_are_gone_are_told(home: Home) -> None:
     then = home.batch(0, 1, 2).content()
     now = home.create("now", home.open().no_rows())
-    home.kind.append(now, rows(1, 3), entry(0))
+    now.append(rows(1, 3), entry(0))
     with pytest.raises(PreflightRefused, match="1 rows? of table placed that came before (is|are) no longer in it"):
         later(home, "gone", home.open().no_rows(), now.content(), then)
 
@@ -377,7 +364,7 @@ def test_later_rows_bring_their_columns(home: Home) -> None:
     then = home.batch(0, 1).content()
     home.ensure(StructType([*COLUMNS.fields, StructField("colour", StringType())]))
     table = home.open()
-    assert home.kind.append(table, rows(2).append_column("colour", pa.array(["red"])), entry(1)) == table.version
+    assert table.append(rows(2).append_column("colour", pa.array(["red"])), entry(1)) == table.version
     combined, _ = later(home, "wider", then, table.content(), then)
     assert combined.schema.fieldNames() == ["id", "place", "colour"]
     shown = pa.table(QueryBuilder().register("t", combined.readable()).execute("SELECT id, colour FROM t").read_all())
@@ -389,8 +376,8 @@ def test_files_that_are_added_to_an_empty_table_do_not_hide_their_rows(delta: Ho
     then = delta.batch(0, 1).content()
     delta.ensure(StructType([*COLUMNS.fields, StructField("size", LongType())]))
     table = delta.open()
-    delta.kind.append(table, rows(2).append_column("size", pa.array([7])), entry(1))
+    table.append(rows(2).append_column("size", pa.array([7])), entry(1))
     combined, _ = later(delta, "wider", table.no_rows(), table.content(), then)
-    assert isinstance(combined, DeltaStoredTable)
+    assert isinstance(combined, DeltaSink)
     found = DeltaTable(combined.path).to_pyarrow_table(filters=[("size", "=", 7)])
     assert found["id"].to_pylist() == [2]

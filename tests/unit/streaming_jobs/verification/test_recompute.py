@@ -16,7 +16,7 @@ from streaming_jobs.formats import Json
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.verification import recompute as module
 from streaming_jobs.verification.delta_log import Entry, Range, versions

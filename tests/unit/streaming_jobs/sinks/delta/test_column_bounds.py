@@ -18,16 +18,16 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.parquet import add_actions
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support import values
+from tests.support.delta_table import files_below
 from tests.support.worlds import STREAM, entry
 
 Way = Callable[[Settings], DeltaSink]
@@ -40,7 +40,7 @@ def make(settings: Settings, name: str = "odd", keys: tuple[str, ...] = ()) -> D
 
 def published(sink: DeltaSink, content: DeltaContent, generation: int) -> DeltaSink:
     entry = LedgerEntry("publish", STREAM, sink.name, generation, 0, plan="p")
-    _publish(DeltaStoredTable(sink), content, entry, f"r-{generation}")
+    _publish(sink, content, entry, f"r-{generation}")
     return sink
 
 
@@ -61,15 +61,15 @@ def by_executors(settings: Settings) -> DeltaSink:
     for number in range(rows.num_rows):
         pq.write_table(rows.slice(number, 1), folder / f"part-{number}.parquet", write_statistics=known)
     pq.write_table(values.rows(1000), folder / "part-all.parquet", row_group_size=4, write_statistics=known)
-    ParquetAppend(sink, *add_actions(sink.path, folder, [], sink.bounded)).commit(entry(0))
+    ParquetAppend(sink, *add_actions(sink.path, files_below(sink.path, folder), [], sink.bounded)).commit(entry(0))
     return sink
 
 
 def merged(settings: Settings) -> DeltaSink:
     sink, rows = make(settings, keys=("id",)), values.rows()
     for number in range(0, rows.num_rows, 3):
-        ArrowMerge(sink, rows.slice(number, 3), None).commit(entry(number))
-    ArrowMerge(sink, values.rows(1000), None).commit(entry(rows.num_rows))
+        ArrowMerge(sink, rows.slice(number, 3)).commit(entry(number))
+    ArrowMerge(sink, values.rows(1000)).commit(entry(rows.num_rows))
     return sink
 
 

@@ -17,9 +17,9 @@ from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import orphan_files
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
@@ -123,7 +123,7 @@ def test_merges_that_rewrite_a_table_are_cleaned_up_by_bytes_and_not_by_commits(
     most = 0
     for batch in range(40):
         rows = pa.table({"k": list(range(8)), "text": [os.urandom(30_000).hex() for _ in range(8)]})
-        ArrowMerge(upserts, rows, None).commit(LedgerEntry("batch", "s", "u", 1, batch))
+        ArrowMerge(upserts, rows).commit(LedgerEntry("batch", "s", "u", 1, batch))
         upkeep.after_commit()
         live = set(upserts.handle.file_uris())
         gone = [path for path in upserts.path.glob("*.parquet") if str(path) not in live]
@@ -163,7 +163,7 @@ def test_no_step_of_upkeep_ends_the_stream_or_keeps_the_others_from_their_work(
     upkeep = TableMaintenance(sink, TableSettings(), 1, forgets=timedelta(days=1))
     upkeep._sweep_at = 0.0
     monkeypatch.setattr(upkeep, "compaction_size", fails)
-    monkeypatch.setattr("streaming_jobs.sinks.delta.remembered_deletes.forget", fails)
+    monkeypatch.setattr("streaming_jobs.sinks.delta.tombstones.forget", fails)
     monkeypatch.setattr("streaming_jobs.sinks.delta.orphan_files.find", fails)
     monkeypatch.setattr("streaming_jobs.sinks.delta.maintenance.expired", fails)
     for batch in range(50):

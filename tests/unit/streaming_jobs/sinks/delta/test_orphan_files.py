@@ -17,9 +17,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import orphan_files
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance, crowded
 from streaming_jobs.sinks.delta.orphan_files import Unlisted, due
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
@@ -52,7 +52,7 @@ def append(sink: DeltaSink, batch: int) -> None:
 
 
 def merge(sink: DeltaSink, batch: int) -> None:
-    ArrowMerge(sink, rows(batch), None).commit(LedgerEntry("batch", "s", "u", 1, batch))
+    ArrowMerge(sink, rows(batch)).commit(LedgerEntry("batch", "s", "u", 1, batch))
 
 
 def data(sink: DeltaSink) -> set[Path]:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_jobs.sinks.delta.parquet import add_actions, statistics
+from streaming_jobs.sinks.delta.parquet import add_actions, partition_folder, statistics
+from tests.support.delta_table import AWKWARD
 
 
 def stats(folder: Path, **columns: Any) -> dict[str, Any]:
@@ -86,34 +87,27 @@ def test_no_value_lies_outside_its_bounds(tmp_path_factory: pytest.TempPathFacto
         assert (described["minValues"]["n"], described["maxValues"]["n"]) == (min(there), max(there))
 
 
-def test_each_file_is_named_from_the_table_and_counted(tmp_path: Path) -> None:
-    folder = tmp_path / "table" / "g0001" / "b000000007-1a2b"
+def test_each_file_is_named_from_the_table_and_counted_and_one_that_is_not_seen_counts_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "g0001" / "b000000007-1a2b"
     folder.mkdir(parents=True)
-    for name, count in (("part-0.parquet", 2), ("part-1.parquet", 3), ("part-2.parquet", 0)):
+    for name, count in (("part-0.parquet", 2), ("part-1.parquet", 3)):
         pq.write_table(pa.table({"n": pa.array(range(count), pa.int64())}), folder / name)
-    (folder / "_SUCCESS").touch()
-    actions, rows = add_actions(tmp_path / "table", folder, [], [])
-    assert rows == 5
-    assert [a.path for a in actions] == [f"g0001/b000000007-1a2b/part-{i}.parquet" for i in (0, 1)]
+    names = [f"g0001/b000000007-1a2b/part-{i}.parquet" for i in (0, 1, 2)]
+    actions, rows = add_actions(tmp_path, names, [], [])
+    assert rows == 5 and [a.path for a in actions] == names[:2]
     assert [a.size for a in actions] == [(folder / f"part-{i}.parquet").stat().st_size for i in (0, 1)]
     assert all(a.data_change for a in actions)
 
 
-def test_a_folder_without_files_adds_nothing(tmp_path: Path) -> None:
-    assert add_actions(tmp_path, tmp_path, ["k"], []) == ([], 0)
+@pytest.mark.parametrize("value", [None, "", "2024-01-01", *AWKWARD])
+def test_partition_values_are_read_off_the_folders_that_are_named_after_them(tmp_path: Path, value: str | None) -> None:
+    name = f"x=1/b0/{partition_folder({'my day': value, 'k': 'a'})}/part-0.parquet"
+    (tmp_path / name).parent.mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), tmp_path / name)
+    (action,), _ = add_actions(tmp_path, [name], ["k", "my day"], [])
+    assert action.partition_values == {"k": "a", "my day": value or None}
 
 
-def test_partition_values_are_read_off_the_folders_as_spark_names_them(tmp_path: Path) -> None:
-    folder = tmp_path / "g0001" / "b0" / "my%20day=2024-01-01" / "k=__HIVE_DEFAULT_PARTITION__"
-    folder.mkdir(parents=True)
-    pq.write_table(pa.table({"n": [1]}), folder / "part-0.parquet")
-    (action,), _ = add_actions(tmp_path, tmp_path / "g0001" / "b0", ["k", "my day"], [])
-    assert action.partition_values == {"k": None, "my day": "2024-01-01"}
-
-
-def test_a_folder_that_only_looks_like_a_partition_above_the_batch_is_none(tmp_path: Path) -> None:
-    folder = tmp_path / "x=1" / "b0"
-    folder.mkdir(parents=True)
-    pq.write_table(pa.table({"n": [1]}), folder / "part-0.parquet")
-    (action,), _ = add_actions(tmp_path, folder, [], [])
-    assert action.partition_values == {}
+def test_folders_are_named_as_spark_names_them() -> None:
+    assert partition_folder({"my day": "a b", "k": None}) == "my day=a b/k=__HIVE_DEFAULT_PARTITION__"
+    assert partition_folder({"k:": "50%\n"}) == "k%3A=50%25%0A"

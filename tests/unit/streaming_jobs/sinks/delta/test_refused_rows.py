@@ -30,15 +30,24 @@ from pyspark.sql.types import (
 from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import dead_letters, refused_rows
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.writers import merged
+from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
+from tests.support.delta_table import InProcess
+from tests.support.orders import merged
 from tests.support.worlds import STREAM, entry
+
+
+def append(sink: DeltaSink, rows: pa.Table) -> PendingWrite:
+    """Prepare an append of rows in the driver's memory."""
+    frame: Any = InProcess(rows, sink.schema)
+    return prepare_write(sink, frame, driver=True, spark_commits=False, batch=(1, 0))
+
 
 NESTED = StructType(
     [
@@ -152,15 +161,11 @@ def test_dates_and_times_outside_of_the_calendar_are_found_wherever_they_are() -
 def test_a_year_that_python_has_not_leaves_the_table_readable(settings: SettingsFactory, keys: tuple[str, ...]) -> None:
     sink = ensure_sink(settings(), Declared("t", keys=keys), STREAM, TIMES, generation=1)
     rows = pa.concat_tables([times(OUTSIDE).slice(0, 7 * len(OUTSIDE)), times([2_932_896]).slice(0, 7)])
-    staged = (
-        merged(sink, rows.slice(26), by_position=False)
-        if keys
-        else ArrowAppend(sink, *refused_rows.split(sink.declared, sink.schema, rows))
-    )
+    staged = merged(sink, rows.slice(26), by_position=False) if keys else append(sink, rows)
     staged.commit(entry(0))
     assert DeltaTable(sink.path).to_pyarrow_table().num_rows == 7
-    assert staged.null_keys is not None
-    assert {letter["reason"] for letter in letters(staged.null_keys)} == {"time_out_of_range"}
+    assert staged.rejected is not None
+    assert {letter["reason"] for letter in letters(staged.rejected)} == {"time_out_of_range"}
 
 
 def test_a_dead_letter_shows_any_time_that_a_row_without_its_key_has() -> None:
@@ -184,9 +189,9 @@ def test_a_table_stays_readable_and_is_written_on(settings: SettingsFactory, key
         if keys:
             staged: Any = merged(sink, rows, by_position=False)
         else:
-            staged = ArrowAppend(sink, *refused_rows.split(sink.declared, sink.schema, rows))
+            staged = append(sink, rows)
         staged.commit(entry(batch))
-        return letters(staged.null_keys)
+        return [] if staged.rejected is None else letters(staged.rejected)
 
     rows = nested([b"x"]).set_column(1, "text", text([b"k%d" % number for number in range(5)]))
     poisoned = rows.set_column(1, "text", text([b"\xff", b"k1", b"k7", b"\xfe\xff", b"k8"]))
@@ -216,12 +221,10 @@ def parted(home: Settings, **declared: Any) -> DeltaSink:
 )
 def test_what_cannot_name_a_partition_becomes_a_dead_letter(settings: SettingsFactory, value: str) -> None:
     sink = parted(settings())
-    staged = ArrowAppend(
-        sink, *refused_rows.split(sink.declared, sink.schema, pa.table({"k": [value, "a"], "n": [1, 2]}))
-    )
+    staged = append(sink, pa.table({"k": [value, "a"], "n": [1, 2]}))
     staged.commit(entry(0))
-    assert staged.null_keys is not None
-    (letter,) = letters(staged.null_keys)
+    assert staged.rejected is not None
+    (letter,) = letters(staged.rejected)
     assert (letter["reason"], json.loads(letter["value"])) == ("partition_value", {"k": value, "n": 1})
     assert DeltaTable(sink.path).to_pyarrow_table().to_pylist() == [{"k": "a", "n": 2}]
 
@@ -233,9 +236,7 @@ LONGEST = ["日" * 16 + "x" * 13, "x" * 253, " " * 50 + "xxx", "~" * 84 + "x", "
 @pytest.mark.parametrize("value", [*LONGEST, *ODD])
 def test_the_longest_and_oddest_partition_values_come_back(settings: SettingsFactory, value: str) -> None:
     sink = parted(settings())
-    ArrowAppend(sink, *refused_rows.split(sink.declared, sink.schema, pa.table({"k": [value], "n": [1]}))).commit(
-        entry(0)
-    )
+    append(sink, pa.table({"k": [value], "n": [1]})).commit(entry(0))
     assert DeltaTable(sink.path).to_pyarrow_table().to_pylist() == [{"k": value, "n": 1}]
     assert DeltaTable(sink.path).to_pyarrow_table(filters=[("k", "=", value)]).num_rows == 1
 
@@ -243,13 +244,13 @@ def test_the_longest_and_oddest_partition_values_come_back(settings: SettingsFac
 def test_an_empty_text_is_null_as_a_partition_and_a_dead_letter_as_a_key(settings: SettingsFactory) -> None:
     rows = pa.table({"k": ["", "a"], "n": [1, 2]})
     sink = parted(settings())
-    ArrowAppend(sink, *refused_rows.split(sink.declared, sink.schema, rows)).commit(entry(0))
+    append(sink, rows).commit(entry(0))
     assert sorted(DeltaTable(sink.path).to_pyarrow_table()["k"].to_pylist(), key=str) == [None, "a"]
     keyed = ensure_sink(settings(), Declared("q", keys=["k"], partition_by=["k"]), STREAM, PARTED, generation=1)
     for batch in range(2):
         staged = merged(keyed, rows, by_position=False)
         staged.commit(entry(batch))
-        assert staged.null_keys is not None and [one["reason"] for one in letters(staged.null_keys)] == [
+        assert staged.rejected is not None and [one["reason"] for one in letters(staged.rejected)] == [
             "partition_value"
         ]
     assert DeltaTable(keyed.path).to_pyarrow_table().to_pylist() == [{"k": "a", "n": 2}]

@@ -10,8 +10,8 @@ from deltalake.exceptions import CommitFailedError
 from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, PermanentError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.log import newest
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.stream import DeltaTable as Declared

@@ -21,17 +21,16 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
-from streaming_jobs.sinks.delta import maintenance, remembered_deletes
-from streaming_jobs.sinks.delta.direct_writers import ArrowMerge
+from streaming_jobs.sinks.delta import maintenance, tombstones
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.pending_writes import ArrowMerge
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
-from streaming_jobs.sinks.delta.writers import merged
 from streaming_jobs.sinks.schemas import POSITION_FIELD, is_position
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
-from tests.support.orders import COLUMNS, HOSTILE, NAN, STREAM, Event, Tables, arrow, expected, pairs, read
+from tests.support.orders import COLUMNS, HOSTILE, NAN, STREAM, Event, Tables, arrow, expected, merged, pairs, read
 
 _NUMBER = count()
 EXAMPLES = [12, pytest.param(100, marks=pytest.mark.long)]
@@ -163,9 +162,9 @@ def test_a_delete_is_remembered_until_its_time_is_over_and_no_longer(settings: S
     tables.upsert(arrow(one(1, 4.0, place=1), by_position=True), by_position=True)
     assert tables.shown() == {}
     version = tables.kept.handle.version()
-    assert remembered_deletes.forget(tables.kept, timedelta(hours=1), 1) == 0
+    assert tombstones.forget(tables.kept, timedelta(hours=1), 1) == 0
     assert tables.kept.handle.version() == version, "nothing to remove is no commit"
-    assert remembered_deletes.forget(tables.kept, timedelta(0), 1) == 1
+    assert tombstones.forget(tables.kept, timedelta(0), 1) == 1
     commit, foreign = newest(tables.kept.path, STREAM)
     assert commit is not None and commit.entry is not None and commit.entry.batch == 0 and foreign == []
     tables.upsert(arrow(one(1, 4.0, place=2), by_position=True), by_position=True)
@@ -190,7 +189,7 @@ def test_a_table_of_before_gains_the_position_and_its_rows_are_older_than_every_
     declared = Declared("rows", keys=["k"], order_by=["at", "n"], delete_when="gone")
     old = ensure_sink(settings(), declared, STREAM, output, generation=1)
     rows = arrow(one(1, 5.0) + one(2, 5.0), by_position=False).select(list(COLUMNS))
-    ArrowMerge(old, rows, None).commit(LedgerEntry("batch", STREAM, "rows", 1, 0))
+    ArrowMerge(old, rows).commit(LedgerEntry("batch", STREAM, "rows", 1, 0))
     tables = Tables.make(settings())
     assert is_position(tables.sink.schema[POSITION_COLUMN])
     tables.batch = 0
@@ -227,8 +226,8 @@ def test_rows_without_a_key_stay_as_the_function_returned_them(settings: Setting
     rows = arrow(one(1, 1.0), by_position=True)
     rows = rows.set_column(0, "k", pa.array([None], pa.int64()))
     staged = merged(tables.sink, rows, tables.kept, by_position=True)
-    assert staged.rows == 0 and staged.null_keys is not None
-    assert set(staged.null_keys.column_names) == {*COLUMNS, "__topic", "__partition", "__offset", DELETE_COLUMN}
+    assert staged.rows == 0 and staged.rejected is not None
+    assert set(staged.rejected.column_names) == {*COLUMNS, "__topic", "__partition", "__offset", DELETE_COLUMN}
 
 
 def not_null(rows: pa.Table) -> pa.Table:
@@ -254,7 +253,7 @@ def test_a_batch_without_rows_reads_no_remembered_deletes(
     tables.upsert(rows, by_position=True)
     monkeypatch.setattr(DeltaTable, "to_pyarrow_dataset", None)
     staged = merged(tables.sink, rows.slice(0, 0), tables.kept, by_position=True)
-    assert staged.rows == 0 and staged.deletes is not None and staged.deletes.rows == 0
+    assert staged.rows == 0 and staged.before == []
 
 
 def test_only_files_that_may_hold_a_key_of_the_batch_are_read(settings: SettingsFactory) -> None:
@@ -268,9 +267,9 @@ def test_only_files_that_may_hold_a_key_of_the_batch_are_read(settings: Settings
     (away,) = (file for file in tables.kept.handle.file_uris() if pq.read_table(file)["k"].to_pylist() == [1, 3])
     Path(away).unlink()
     late = events(1003, 2500, delete=False)
-    assert remembered_deletes.remembered(tables.kept, late, ["k"])["k"].to_pylist() == [1003]
+    assert tombstones.Tombstones.of(tables.kept).of_keys(late, ["k"])["k"].to_pylist() == [1003]
     with pytest.raises(FileNotFoundError):
-        remembered_deletes.remembered(tables.kept, events(2, 1003), ["k"])
+        tombstones.Tombstones.of(tables.kept).of_keys(events(2, 1003), ["k"])
 
 
 def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFactory) -> None:
@@ -281,10 +280,8 @@ def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFa
     )
     sink = ensure_sink(settings(), declared, STREAM, output, generation=1)
     assert declared.deletes is not None
-    delete_table = ensure_sink(
-        settings(), declared.deletes, STREAM, schemas.remembered_deletes(declared, output), generation=1
-    )
-    tables = Tables(sink, delete_table)
+    kept = ensure_sink(settings(), declared.deletes, STREAM, schemas.tombstones(declared, output), generation=1)
+    tables = Tables(sink, kept)
 
     def events(*rows: tuple[int, str, int, bool]) -> pa.Table:
         k, p, at, gone = zip(*rows, strict=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import OutputMismatch
-from streaming_jobs.sinks.delta.upsert_rows import last_per_key, split_null_keys
+from streaming_jobs.sinks.delta.upsert_order import last_per_key, split_null_keys
 
 SCHEMA = pa.schema([("k", pa.string()), ("j", pa.int64()), ("at", pa.int64()), ("n", pa.int64())])
 row = st.fixed_dictionaries(

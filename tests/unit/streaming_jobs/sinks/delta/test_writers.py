@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,13 +12,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.errors import Fenced, LedgerConflict
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, CommittedBefore, ParquetAppend
 from streaming_jobs.sinks.delta.log import newest
-from streaming_jobs.sinks.delta.parquet import add_actions
+from streaming_jobs.sinks.delta.parquet import add_actions, partition_folder
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, CommittedBefore, ParquetAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
-from streaming_jobs.sinks.delta.upsert_rows import last_per_key
-from tests.support.delta_table import AWKWARD, ROWS, Make, rows_in
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, last_per_key
+from tests.support.delta_table import AWKWARD, ROWS, Make, files_below, rows_in
 from tests.support.worlds import STREAM, entry
 
 
@@ -46,7 +44,7 @@ def test_rows_that_an_earlier_attempt_committed_are_not_written_again(make: Make
 
 
 def upsert(sink: DeltaSink, batch: int, rows: pa.Table) -> int | None:
-    return ArrowMerge(sink, last_per_key(rows, sink.declared.keys, []), None).commit(entry(batch))
+    return ArrowMerge(sink, last_per_key(rows, sink.declared.keys, [])).commit(entry(batch))
 
 
 def test_an_upsert_has_one_row_a_key(make: Make) -> None:
@@ -85,7 +83,7 @@ def test_a_merge_without_effect_still_records_the_batch(make: Make) -> None:
 
 def test_a_merge_of_no_rows_still_records_the_batch(make: Make) -> None:
     sink = make(keys=["k"])
-    assert ArrowMerge(sink, ROWS.slice(0, 0), None).commit(entry(0)) == 1
+    assert ArrowMerge(sink, ROWS.slice(0, 0)).commit(entry(0)) == 1
     assert sink.position == Txn(1, 0)
 
 
@@ -97,19 +95,14 @@ def test_any_column_name_can_be_the_key_of_an_upsert(make: Make, key: str) -> No
     assert rows_in(sink) == [{key: "x", "n": 2}]
 
 
-def spark_escaped(value: str) -> str:
-    """A partition value in the name of a folder as Spark writes it (`ExternalCatalogUtils.escapePathName`)."""
-    return "".join(f"%{ord(c):02X}" if c in "\"#%'*/:=?\\{[]^\x7f" or ord(c) < 32 else c for c in value)
-
-
-def staged_files(sink: DeltaSink, values: Mapping[str | None, int]) -> Path:
-    """Files below the table as Spark's executors leave them, one per value of `k`."""
+def staged_files(sink: DeltaSink, values: Mapping[str | None, int]) -> list[str]:
+    """Files below the table as executors leave them, one per value of `k`."""
     folder = sink.path / "g0001" / "b000000000-1a2b3c4d"
     for value, number in values.items():
-        name = "__HIVE_DEFAULT_PARTITION__" if value is None else spark_escaped(value)
-        (folder / f"k={name}").mkdir(parents=True)
-        pq.write_table(pa.table({"n": [number]}), folder / f"k={name}" / "part-00000-7d.c000.snappy.parquet")
-    return folder
+        part = folder / partition_folder({"k": value})
+        part.mkdir(parents=True)
+        pq.write_table(pa.table({"n": [number]}), part / "part-00000-7d.snappy.parquet")
+    return files_below(sink.path, folder)
 
 
 def test_partition_values_of_any_kind_come_back_from_files_that_executors_wrote(make: Make) -> None:

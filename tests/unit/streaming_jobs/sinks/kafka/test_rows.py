@@ -196,7 +196,7 @@ def _staged(refused: int) -> tuple[SinkSet, dict[str, Any]]:
     output = TopicOutput(SINK, "s", SETTINGS, Discarded(), topics, None)  # type: ignore[arg-type]
     rows = pa.table({"n": [*range(refused)]}) if refused else None
     judge = RowJudge(SINK, topics, [])
-    write = TopicWrite(Discarded(), BatchRecords(judge, [], 5, {}, 1), 5, rows)
+    write = TopicWrite(Discarded(), BatchRecords(judge, [], 5, {}, 1), rejected=rows)
     return SinkSet(MemoryTable("p"), [], MemoryTable("letters"), topics=[output]), {output.name: write}
 
 

@@ -1,21 +1,17 @@
-"""The Delta table of a stream that writes topics only: a row for each batch and partition, with its offsets."""
+"""The primary table of a stream that writes topics only: a row for each batch and partition, with its offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
-from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
-from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.stored import StoredTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,43 +33,60 @@ WrittenBy = Callable[[Txn], Sequence[WrittenRange]]
 """The offsets that a batch wrote, once it is in its topics."""
 
 
-class BatchesTable(DeltaOutput):
+@dataclass
+class BatchesSink:
     """The table as the primary sink; its rows are known once the topics have the batch."""
 
-    def __init__(self, sink: DeltaSink, settings: StreamSettings, written: WrittenBy) -> None:
-        super().__init__(sink, settings)
-        self.written = written
+    table: StoredTable
+    written: WrittenBy
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def position(self) -> Txn | None:
+        return self.table.position
+
+    @property
+    def version(self) -> int:
+        return self.table.version
+
+    def refresh(self) -> None:
+        self.table.refresh()
+
+    def newest_entry(self) -> LedgerEntry | None:
+        return self.table.newest_entry()
+
+    def sync(self) -> None:
+        self.table.sync()
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:  # noqa: ARG002 - of every sink
         """The output as it is: it belongs to a topic."""
         return output
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:  # noqa: ARG002
-        return BatchesWrite(self.sink, Txn(rows.generation, rows.batch), self.written)
+        return BatchesWrite(self, Txn(rows.generation, rows.batch))
 
 
 @dataclass
-class BatchesWrite:
+class BatchesWrite(PendingWrite):
     """The rows of one batch; asked for when its topics have been written."""
 
-    committer: ClassVar[Committer] = "direct"
-    sink: DeltaSink
+    sink: BatchesSink
     txn: Txn
-    written: WrittenBy
-    null_keys: ClassVar[None] = None
-    deletes: ClassVar[None] = None
-    judged: ClassVar[Judged] = NOTHING_BROKEN
+
+    @property
+    def name(self) -> str:
+        return self.sink.name
 
     @property
     def rows(self) -> int:
         """The number of partitions that the batch wrote to."""
-        return len(self.written(self.txn))
+        return len(self.sink.written(self.txn))
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        return ArrowAppend(self.sink, batches_rows(self.txn, self.written(self.txn))).commit(entry)
-
-    def close(self) -> None:
-        """Nothing is held."""
+        return self.sink.table.append(batches_rows(self.txn, self.sink.written(self.txn)), entry)
 
 
 def batches_rows(txn: Txn, written: Sequence[WrittenRange]) -> pa.Table:
