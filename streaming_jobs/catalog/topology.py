@@ -57,17 +57,17 @@ def refuse_cycles(streams: Iterable[Stream]) -> None:
             visit(stream.name, [])
 
 
-def way(writer: str, reader: str, streams: Iterable[Stream]) -> list[str] | None:
+def path_between(writer: str, reader: str, streams: Iterable[Stream]) -> list[str] | None:
     """The tables and topics through which one stream reads what another one writes, in order; None if it does not."""
     every = {stream.name: stream for stream in streams}
-    ways: dict[str, list[str]] = {writer: []}
+    paths: dict[str, list[str]] = {writer: []}
     waiting = [writer]
     for name in waiting:
         for through, other in _feeds(every[name], every.values()):
-            if other not in ways:
-                ways[other] = [*ways[name], through]
+            if other not in paths:
+                paths[other] = [*paths[name], through]
                 waiting.append(other)
-    return ways.get(reader) or None
+    return paths.get(reader) or None
 
 
 def _feeds(stream: Stream, others: Iterable[Stream]) -> Iterable[tuple[str, str]]:

@@ -24,7 +24,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
-from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.preflight.torn_files import repair
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -169,8 +169,8 @@ class Night:
         self.monkeypatch = monkeypatch
 
     def start(self) -> Driver:
-        """Mend, preflight, and the tables opened; raises PreflightRefused."""
-        mend(self.disk.settings, parity)
+        """Repair, preflight, and the tables opened; raises PreflightRefused."""
+        repair(self.disk.settings, parity)
         enforce(self.disk.findings())
         return Driver(self.disk)
 
@@ -284,10 +284,10 @@ def test_what_was_being_written_beside_the_log_goes(night: Night) -> None:
     (night.disk.folder / "state" / "0" / "1" / "SSTs" / "4-a.sst").write_bytes(b"")
     for path in torn:
         path.write_bytes(b"")
-    gone = mend(night.disk.settings, parity)
+    gone = repair(night.disk.settings, parity)
     assert {*torn, night.disk.folder / "state" / "0" / "1" / "4_u4.zip"} == set(gone)
     assert (night.disk.folder / "state" / "0" / "1" / "2_u2.zip").exists()
-    assert mend(night.disk.settings, parity) == []
+    assert repair(night.disk.settings, parity) == []
     night.batches(night.start(), 2)
 
 
@@ -302,7 +302,7 @@ def test_a_foreign_commit_is_not_judged(night: Night) -> None:
     write_deltalake(night.disk.table(PRIMARY), pa.table({"k": ["y"], "n": [7]}), mode="append")
     newest_file(night).unlink()
     with pytest.raises(PreflightRefused, match="is gone or cut off"):
-        mend(night.disk.settings, parity)
+        repair(night.disk.settings, parity)
 
 
 def compacted(night: Night) -> Path:
@@ -325,7 +325,7 @@ def test_a_compaction_that_is_damaged_after_what_it_replaced_was_swept_stays(nig
     file.write_bytes(b"")
     before = listing(night.disk.settings)
     with pytest.raises(PreflightRefused, match=f"file {file.name} of table evens, which version"):
-        mend(night.disk.settings, parity)
+        repair(night.disk.settings, parity)
     assert listing(night.disk.settings) == before
 
 
@@ -351,7 +351,7 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
         published.write_bytes(b"")
         before = listing(life.settings)
         with pytest.raises(PreflightRefused, match="is gone or cut off"):
-            mend(life.settings, STREAM) if finished else act(life.settings, plan, "resume")
+            repair(life.settings, STREAM) if finished else act(life.settings, plan, "resume")
         after = listing(life.settings)
         assert {path: after.get(path) for path in before if "_delta_log" in path.parts} == {
             path: text for path, text in before.items() if "_delta_log" in path.parts
@@ -370,7 +370,7 @@ def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytes
     newest_commit = max(log.glob("*.json"))
     newest_commit.write_bytes(newest_commit.read_bytes()[:100])
     with pytest.raises(PreflightRefused, match="a recovery was writing it"):
-        mend(life.settings, STREAM)
+        repair(life.settings, STREAM)
     act(life.settings, plan, "resume")
     assert life.rows() == RIGHT and life.record.generation == 2
 
@@ -387,7 +387,7 @@ def test_a_commit_of_others_without_commit_info_is_whole(night: Night, accepted:
         assert record is not None
         right = stream_record.Accepted(PRIMARY, int(commit.stem), "mine", 1.7e9)
         stream_record.save(night.disk.settings, replace(record, accepted=(right,)))
-    assert mend(night.disk.settings, parity) == []
+    assert repair(night.disk.settings, parity) == []
     assert night.rows(PRIMARY) == [0, 7, 10]
 
 
@@ -395,7 +395,7 @@ def test_a_commit_of_ours_that_was_cut_off_between_two_lines_goes(night: Night) 
     night.crash_in(2)
     commit = max((night.disk.table(PRIMARY) / "_delta_log").glob("*.json"))
     commit.write_bytes(commit.read_bytes().split(b"\n")[0] + b"\n")
-    assert mend(night.disk.settings, parity) == [commit]
+    assert repair(night.disk.settings, parity) == [commit]
     night.batches(night.start(), 2)
     assert night.rows() == [0, 1, 10, 11, 20, 21]
 
@@ -414,7 +414,7 @@ def test_what_repeats_a_torn_commit_goes_before_it(night: Night, killed: bool) -
     newest_file(night).write_bytes(b"")
     if killed:  # an older release removed the commit first
         (log / f"{name}.json").unlink()
-    gone = mend(night.disk.settings, parity)
+    gone = repair(night.disk.settings, parity)
     assert gone == [*beside, sum_, *([] if killed else [log / f"{name}.json"])]
     night.batches(night.start(), 2)
     assert night.rows() == [0, 1, 10, 11, 20, 21]
@@ -435,8 +435,8 @@ def test_lost_lines_of_the_ledger_are_added_again_before_a_later_batch_makes_a_h
     (day,) = life.ledger_file.folder.glob("*.jsonl")
     before = [line.read().entry for lines in life.ledger_file.days(STREAM.name) for line in lines]
     day.write_bytes(b"".join(day.read_bytes().splitlines(keepends=True)[:3]) + b'{"g":1,"b":3,"t":17')
-    mend(life.settings, STREAM)
-    mend(life.settings, STREAM)
+    repair(life.settings, STREAM)
+    repair(life.settings, STREAM)
     life.batch(6)
     found = [line.read() for lines in life.ledger_file.days(STREAM.name) for line in lines]
     assert [line.entry.batch for line in found] == list(range(7))

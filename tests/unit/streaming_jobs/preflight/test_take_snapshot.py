@@ -89,12 +89,9 @@ def test_a_driver_killed_before_or_in_its_first_batch_can_start_again(disk: Disk
     assert disk.open().findings() == []
     disk.plan(0)
     assert disk.findings() == []
-    disk.write(DEAD_LETTERS, 0)
-    assert disk.findings() == []
-    disk.write(SECONDARY, 0)
-    assert disk.findings() == []
-    disk.write(PRIMARY, 0)
-    assert disk.findings() == []
+    for table in (DEAD_LETTERS, SECONDARY, PRIMARY):
+        disk.write(table, 0)
+        assert disk.findings() == [], f"killed after {table}"
     disk.finish(0)
     assert disk.findings() == []
 
