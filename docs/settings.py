@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from streaming_jobs.settings import Settings, StreamOverrides
+from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.text.durations import format_duration
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -61,7 +61,7 @@ def page() -> str:
 
 def _settings(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
-        if field.annotation != dict[str, StreamOverrides]:  # described with the section it overrides
+        if field.annotation != dict[str, StreamSettings]:  # described with the section it overrides
             yield name, field
 
 

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_serializer, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -40,7 +40,6 @@ from streaming_jobs.settings_sections import (
     QualitySettings,
     SavepointSettings,
     SparkSettings,
-    StreamOverrides,
     StreamSettings,
     TableSettings,
     TopicSinkSettings,
@@ -56,12 +55,11 @@ __all__ = [
     "DagsterSettings",
     "KafkaSettings",
     "Loaded",
-    "Origin",
     "QualitySettings",
     "SavepointSettings",
+    "SettingOrigin",
     "Settings",
     "SparkSettings",
-    "StreamOverrides",
     "StreamSettings",
     "TableSettings",
     "TopicSinkSettings",
@@ -117,7 +115,8 @@ class Settings(BaseSettings):
     broker: BrokerSettings = BrokerSettings()
     spark: SparkSettings = SparkSettings()
     stream: StreamSettings = StreamSettings()
-    streams: dict[str, StreamOverrides] = Field(default_factory=dict)
+    streams: dict[str, StreamSettings] = Field(default_factory=dict)
+    """One stream's own values: the fields that are set. What is not set comes from `stream`: see `for_stream`."""
     table: TableSettings = TableSettings()
     topic_sink: TopicSinkSettings = TopicSinkSettings()
     savepoint: SavepointSettings = SavepointSettings()
@@ -130,6 +129,11 @@ class Settings(BaseSettings):
         if webhook and not re.match(r"https?://[^/\s]+", webhook):
             raise ValueError("quality.webhook is no URL; it begins with https:// or http://")
         return self
+
+    @field_serializer("streams")
+    def _only_set(self, streams: dict[str, StreamSettings]) -> dict[str, dict[str, Any]]:
+        """A value that is set to its default differs from one that is not set, also in a digest of the settings."""
+        return {name: values.model_dump(mode="json", exclude_unset=True) for name, values in streams.items()}
 
     @classmethod
     def settings_customise_sources(  # type: ignore[override]
@@ -167,19 +171,16 @@ class Settings(BaseSettings):
 
     def for_stream(self, name: str) -> StreamSettings:
         """The values for one stream: its overrides, and the defaults for the rest."""
-        overrides = self.streams.get(name)
-        if overrides is None:
-            return self.stream
-        return self.stream.model_copy(update={k: v for k, v in overrides if v is not None})
+        return self.stream.model_copy(update=_set_values(self.streams.get(name, StreamSettings())))
 
     def with_stream(self, name: str, **values: object) -> Settings:
         """These settings, with other values for one stream."""
-        own = self.streams.get(name, StreamOverrides()).model_copy(update=values)
-        return self.model_copy(update={"streams": {**self.streams, name: own}})
+        stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
+        return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
 
 
 @dataclass(frozen=True)
-class Origin:
+class SettingOrigin:
     """One setting as shown: dotted key, value as text, and the layer that set it."""
 
     key: str
@@ -192,7 +193,7 @@ class Loaded:
     """Settings, the origin of every leaf, and the configuration file, if there is one."""
 
     settings: Settings
-    origins: tuple[Origin, ...]
+    origins: tuple[SettingOrigin, ...]
     file: Path | None = None
 
     @property
@@ -343,7 +344,7 @@ def _nearest_setting(location: Sequence[int | str]) -> str | None:
     for part in parents:
         if part in model.model_fields:
             kind = model.model_fields[part].annotation
-            model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else StreamOverrides
+            model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else StreamSettings
     near = nearest(name, model.model_fields)
     return ".".join((*parents, near)) if near else None
 
@@ -379,24 +380,28 @@ def _has(layer: Any, location: tuple[int | str, ...]) -> bool:
     return True
 
 
-def _leaves(
-    value: BaseModel | Mapping[str, Any], prefix: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
-    items = value.items() if isinstance(value, Mapping) else iter(value)
-    for name, item in items:
-        if isinstance(item, (BaseModel, Mapping)) and (isinstance(item, BaseModel) or item):
+def _set_values(stream_settings: StreamSettings) -> dict[str, Any]:
+    """The values that were set for one stream, without its defaults."""
+    return {
+        name: value for name, value in stream_settings if name in stream_settings.model_fields_set and value is not None
+    }
+
+
+def _leaves(values: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, item in values.items():
+        if isinstance(item, BaseModel):
+            yield from _leaves(_set_values(item) if prefix == ("streams",) else dict(item), (*prefix, name))
+        elif isinstance(item, Mapping) and item:
             yield from _leaves(item, (*prefix, name))
         else:
             yield (*prefix, name), item
 
 
-def _origins(settings: Settings, layers: list[tuple[str, dict[str, Any]]]) -> Iterator[Origin]:
+def _origins(settings: Settings, layers: list[tuple[str, dict[str, Any]]]) -> Iterator[SettingOrigin]:
     from streaming_jobs.text.durations import format_duration
 
-    for location, value in _leaves(settings):
+    for location, value in _leaves(dict(settings)):
         origin = next((name for name, layer in reversed(layers) if _has(layer, location)), "default")
-        if location[0] == "streams" and value is None:
-            continue
         if location[1:2] == ("extra",) and value and _SECRET.search(".".join(location[2:])):
             shown = "(hidden)"
         elif isinstance(value, SecretStr):
@@ -405,4 +410,4 @@ def _origins(settings: Settings, layers: list[tuple[str, dict[str, Any]]]) -> It
             shown = format_duration(value)
         else:
             shown = "" if value is None else str(value)
-        yield Origin(".".join(location), shown, origin)
+        yield SettingOrigin(".".join(location), shown, origin)

@@ -314,31 +314,6 @@ class StreamSettings(_Section):
         return _MAX_PAUSE[self.pace] if self.max_pause is None else self.max_pause
 
 
-class StreamOverrides(_Section):
-    """One stream's own values; what is not set comes from the section `stream`."""
-
-    start: Start | None = None
-    trigger: Trigger | None = None
-    lateness: Duration | None = None
-    max_offsets_per_trigger: int | None = Field(None, gt=0)
-    max_batch_mb: int | None = Field(None, gt=0)
-    batch_seconds: Duration | None = None
-    pace: Pace | None = None
-    min_commit_interval: Duration | None = None
-    min_upsert_interval: Duration | None = None
-    max_pause: Duration | None = None
-    committer: Literal["auto", "direct", "spark"] | None = None
-    path: Literal["auto", "driver", "executor"] | None = None
-    driver_path_max_mb: int | None = Field(None, gt=0)
-    direct_merge_max_mb: int | None = Field(None, gt=0)
-    stop_deadline: Duration | None = None
-    max_restarts: int | None = Field(None, ge=0)
-    await_table: Duration | None = None
-    stuck_after: Duration | None = None
-    late_after: Duration | None = None
-    require_deploy: bool | None = None
-
-
 class TableSettings(_Section):
     """Maintenance of every table that we create. docs/disk.md shows the disk space that each value bounds."""
 

@@ -11,7 +11,7 @@ from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, print_table, show
 
 if TYPE_CHECKING:
-    from streaming_jobs.preflight.doctor import Check
+    from streaming_jobs.preflight.doctor import DoctorCheck
     from streaming_jobs.settings import Settings
 
 
@@ -31,29 +31,29 @@ def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
         raise typer.Exit(1)
 
 
-def check_jobs(settings: Settings) -> Check:
+def check_jobs(settings: Settings) -> DoctorCheck:
     """The check that Dagster can use the job YAML and the streams that it names."""
     from orchestration.bundle import last_good
     from orchestration.location import location
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.errors import RecourseError
-    from streaming_jobs.preflight.doctor import Check
+    from streaming_jobs.preflight.doctor import DoctorCheck
 
     try:
         topology = Topology.load(settings.flows)
     except RecourseError as error:
-        return Check("job YAML", False, f"the streams cannot be loaded: {error.found}", error.next_step)
+        return DoctorCheck("job YAML", False, f"the streams cannot be loaded: {error.found}", error.next_step)
     fault = last_good.fault(settings, topology, lambda bundle: location(bundle, topology, settings))
     if fault is None:
-        return Check("job YAML", True, "names streams that are declared")
-    return Check("job YAML", False, fault.found, fault.next_step)
+        return DoctorCheck("job YAML", True, "names streams that are declared")
+    return DoctorCheck("job YAML", False, fault.found, fault.next_step)
 
 
-def verdict(check: Check) -> str:
+def verdict(check: DoctorCheck) -> str:
     """The result of a check in a word: `ok`, `warn` or `fail`."""
     return {True: "ok", False: "fail", None: "warn"}[check.ok]
 
 
-def rows(checks: Sequence[Check]) -> list[list[str]]:
+def rows(checks: Sequence[DoctorCheck]) -> list[list[str]]:
     """The checks as table rows; the fix is left out where the check is ok."""
     return [[verdict(c), c.name, c.found, "" if c.ok else c.fix] for c in checks]

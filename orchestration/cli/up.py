@@ -22,7 +22,7 @@ from streaming_jobs.text import commands
 if TYPE_CHECKING:
     from orchestration.cli.children import Steps
     from streaming_jobs.examples.flights.feeder import FeedReport
-    from streaming_jobs.examples.flights.truth import TableCheck
+    from streaming_jobs.examples.flights.truth import TruthCheck
     from streaming_jobs.platform.broker import Broker
     from streaming_jobs.settings import Settings
 
@@ -177,7 +177,8 @@ def _topics(call: Invocation) -> None:
 
 def run_once(call: Invocation, *, share: float, output: Output) -> int:
     """Feed unless the topic is complete, process, compare; returns the exit code. The broker has to run."""
-    from streaming_jobs.examples.flights.truth import STREAMS, compare
+    from streaming_jobs.examples.flights.streams import STREAMS
+    from streaming_jobs.examples.flights.truth import compare
 
     if TRUTH_OF not in call.settings.flows:
         raise UsageError(
@@ -188,7 +189,7 @@ def run_once(call: Invocation, *, share: float, output: Output) -> int:
     feed_once(call.settings, share)
     process(call, [stream.name for stream in STREAMS])
     say("comparing the tables with the truth")
-    checks = compare(call.settings, share)
+    checks = compare(call.settings, STREAMS, share)
     seconds = time.monotonic() - begun
     ok = all(check.ok for check in checks)
     if output is Output.json:
@@ -281,13 +282,13 @@ def share_of(records: int, total: int) -> str:
     return f"{share:.{digits}f}"
 
 
-def check_rows(checks: list[TableCheck]) -> list[list[str]]:
+def check_rows(checks: list[TruthCheck]) -> list[list[str]]:
     return [
         [c.table, number(c.expected_rows), number(c.found_rows), "ok" if c.ok else "wrong", c.detail] for c in checks
     ]
 
 
-def check_as_json(check: TableCheck) -> dict[str, Any]:
+def check_as_json(check: TruthCheck) -> dict[str, Any]:
     return {
         "table": check.table,
         "ok": check.ok,

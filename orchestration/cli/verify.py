@@ -64,14 +64,14 @@ def verify(
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import broker_for_command
-    from streaming_jobs.catalog import truths
+    from streaming_jobs.catalog.topology import truths_in
     from streaming_jobs.text.durations import parse_duration
     from streaming_jobs.verification.verification import Options, verify_streams
 
     call = invocation(context)
     streams = call.topology.select(dict.fromkeys(names or []))
     tables = [sink.name for stream in call.topology.streams.values() for sink in stream.sinks.values()]
-    declared = truths.find(call.settings.flows, tables)
+    declared = truths_in(call.settings.flows, tables)
     options = Options(finished, not quick, time.monotonic() + parse_duration(timeout).total_seconds())
     verdicts: list[Verdict] = []
     try:

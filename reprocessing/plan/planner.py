@@ -49,7 +49,7 @@ from reprocessing.plan.void_records import (
     start_of,
     written_topics,
 )
-from streaming_jobs.catalog.topology import Topology, way
+from streaming_jobs.catalog.topology import Topology, path_between
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.runtime.state_changes import differences
@@ -225,7 +225,7 @@ def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> 
         for reader in streams:
             if reader.name not in through_tables(every, [writer.name]):
                 continue
-            if through := way(writer.name, reader.name, every.values()):
+            if through := path_between(writer.name, reader.name, every.values()):
                 raise UsageError(
                     f"stream {reader.name} reads what stream {writer.name} writes ({', '.join(through)}): one plan "
                     f"would rebuild {reader.name} from the rows that {writer.name} has now",

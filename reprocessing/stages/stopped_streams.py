@@ -12,7 +12,7 @@ from reprocessing.stages.bounded import publish_position
 from reprocessing.stages.publish import fenced_by
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.preflight.torn_files import repair
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
 
@@ -31,7 +31,7 @@ def stopped_streams(recovery: Recovery, check: Callable[[], None]) -> Iterator[N
                 stop_request.ask_for(settings, name, plan.id)
             with _leases(recovery):
                 for context in recovery.each():
-                    mend(settings, context.stream, _reached(context))
+                    repair(settings, context.stream, _reached(context))
                 check()
                 yield
         finally:

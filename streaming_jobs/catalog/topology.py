@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from streaming_jobs.catalog.truths import Truth
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
@@ -56,17 +57,17 @@ def refuse_cycles(streams: Iterable[Stream]) -> None:
             visit(stream.name, [])
 
 
-def way(writer: str, reader: str, streams: Iterable[Stream]) -> list[str] | None:
+def path_between(writer: str, reader: str, streams: Iterable[Stream]) -> list[str] | None:
     """The tables and topics through which one stream reads what another one writes, in order; None if it does not."""
     every = {stream.name: stream for stream in streams}
-    ways: dict[str, list[str]] = {writer: []}
+    paths: dict[str, list[str]] = {writer: []}
     waiting = [writer]
     for name in waiting:
         for through, other in _feeds(every[name], every.values()):
-            if other not in ways:
-                ways[other] = [*ways[name], through]
+            if other not in paths:
+                paths[other] = [*paths[name], through]
                 waiting.append(other)
-    return ways.get(reader) or None
+    return paths.get(reader) or None
 
 
 def _feeds(stream: Stream, others: Iterable[Stream]) -> Iterable[tuple[str, str]]:
@@ -166,6 +167,7 @@ def _same_types(reader: str, table: str, wanted: StructType, declared: StructTyp
 _UNKNOWN_ARGUMENT = re.compile(
     r"(?P<declaration>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<argument>\w+)'"
 )
+_DECLARATIONS = ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json")
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,25 @@ class Topology:
         return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
 
 
+def truths_in(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:
+    """The truths in these modules of `flows` and their submodules.
+
+    Raises UsageError for a truth of a table that no stream writes, and for a second truth of one table.
+    """
+    known = set(tables)
+    truths: dict[str, Truth] = {}
+    for module in (module for name in modules for module in modules_of(name)):
+        for truth in (value for value in vars(module).values() if isinstance(value, Truth)):
+            if truth.table not in known:
+                raise UsageError(
+                    f"there is a truth of table {truth.table} ({module.__name__}), and no stream writes that table",
+                    instead(truth.table, sorted(known)),
+                )
+            if truths.setdefault(truth.table, truth) is not truth:
+                raise UsageError(f"table {truth.table} has two truths", "keep one")
+    return list(truths.values())
+
+
 def modules_of(name: str) -> Iterator[ModuleType]:
     """A module or package of the setting `flows`, and its direct submodules, imported."""
     module = _imported(name)
@@ -325,14 +346,10 @@ def _unusable(name: str, error: Exception) -> UsageError:
 
 def _instead_of_argument(message: str) -> str:
     """The next step for an argument that a declaration does not have; empty for any other message."""
-    import streaming_jobs
+    import streaming_jobs  # here: the format Json needs Spark's types
 
-    if (match := _UNKNOWN_ARGUMENT.search(message)) is None:
+    match = _UNKNOWN_ARGUMENT.search(message)
+    if match is None or match["declaration"] not in _DECLARATIONS:
         return ""
-    name = match["declaration"]
-    declared = (
-        getattr(streaming_jobs, name)
-        if name in ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json")
-        else None
-    )
-    return instead(match["argument"], inspect.signature(declared).parameters) if declared else ""
+    declaration = getattr(streaming_jobs, match["declaration"])
+    return instead(match["argument"], inspect.signature(declaration).parameters)

@@ -13,14 +13,13 @@ dictionaries, an Arrow table, or a pandas frame. Like streams, truths are in the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.stream import Stream
-from streaming_jobs.text.spelling import instead
 
 
 class NotComparable(RecourseError):
@@ -103,28 +102,3 @@ def truth(
         return Truth(name, function, final, tolerance)
 
     return declare
-
-
-def find(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:
-    """The truths in these modules and their submodules, which are imported already.
-
-    Raises UsageError for a truth of a table that no stream writes, and for a second truth of one table.
-    """
-    from streaming_jobs.catalog.topology import modules_of
-
-    known = set(tables)
-    truths: dict[str, Truth] = {}
-    for module in (module for name in modules for module in modules_of(name)):
-        for value in _truths(vars(module).values()):
-            if value.table not in known:
-                raise UsageError(
-                    f"there is a truth of table {value.table} ({module.__name__}), and no stream writes that table",
-                    instead(value.table, sorted(known)),
-                )
-            if truths.setdefault(value.table, value) is not value:
-                raise UsageError(f"table {value.table} has two truths", "keep one")
-    return list(truths.values())
-
-
-def _truths(values: Iterable[Any]) -> Iterator[Truth]:
-    return (value for value in values if isinstance(value, Truth))

@@ -27,7 +27,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.spelling import instead
@@ -83,14 +83,25 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class NotNull(Rule):
-    """The column has a value."""
+class _ColumnRule(Rule):
+    """A condition on the value of one column."""
 
     column: str
+    kind: ClassVar[str]
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.column,)
+
+    def _default_name(self) -> str:
+        return f"{self.column}_{self.kind}"
+
+
+@dataclass(frozen=True)
+class NotNull(_ColumnRule):
+    """The column has a value."""
+
+    kind = "not_null"
 
     @property
     def words(self) -> str:
@@ -99,15 +110,12 @@ class NotNull(Rule):
     def condition(self, dialect: Dialect = "spark") -> str:
         return f"{quoted(self.column, dialect)} IS NOT NULL"
 
-    def _default_name(self) -> str:
-        return f"{self.column}_not_null"
-
 
 @dataclass(frozen=True)
-class Between(Rule):
+class Between(_ColumnRule):
     """The column's value lies between two values, both included; None: no bound on that side."""
 
-    column: str
+    kind = "between"
     low: Value | None = None
     high: Value | None = None
 
@@ -121,10 +129,6 @@ class Between(Rule):
             raise UsageError(f"rule {self.name}: {self.low!r} and {self.high!r} have no common order") from error
         if exchanged:
             raise UsageError(f"rule {self.name}: {self.low} is above {self.high}", "exchange them")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
 
     @property
     def words(self) -> str:
@@ -141,15 +145,12 @@ class Between(Rule):
         bounds += [f"{name} <= {literal(self.high, dialect)}"] if self.high is not None else []
         return f"{name} IS NULL OR ({' AND '.join(bounds)})"
 
-    def _default_name(self) -> str:
-        return f"{self.column}_between"
-
 
 @dataclass(frozen=True)
-class InSet(Rule):
+class InSet(_ColumnRule):
     """The column's value is one of some values."""
 
-    column: str
+    kind = "in_set"
     values: Sequence[Value]
 
     def __post_init__(self) -> None:
@@ -164,10 +165,6 @@ class InSet(Rule):
             raise UsageError(f"rule {self.name}: values is {self.values!r}", "name one value at least, and no None")
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
-
-    @property
     def words(self) -> str:
         shown = ", ".join(str(value) for value in self.values[:_SHOWN])
         return f"{self.column} is not one of {shown}{', ...' if len(self.values) > _SHOWN else ''}"
@@ -177,20 +174,13 @@ class InSet(Rule):
         name = quoted(self.column, dialect)
         return f"{name} IS NULL OR {name} IN ({', '.join(literal(value, dialect) for value in self.values)})"
 
-    def _default_name(self) -> str:
-        return f"{self.column}_in_set"
-
 
 @dataclass(frozen=True)
-class Matches(Rule):
+class Matches(_ColumnRule):
     """A regular expression (Java's) matches somewhere in the column's text; `^` and `$` bind it to the whole."""
 
-    column: str
+    kind = "matches"
     pattern: str
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
 
     @property
     def words(self) -> str:
@@ -201,9 +191,6 @@ class Matches(Rule):
         name, pattern = quoted(self.column, dialect), literal(self.pattern, dialect)
         matches = f"{name} RLIKE {pattern}" if dialect == "spark" else f"regexp_like({name}, {pattern})"
         return f"{name} IS NULL OR {matches}"
-
-    def _default_name(self) -> str:
-        return f"{self.column}_matches"
 
 
 @dataclass(frozen=True)

@@ -78,14 +78,14 @@ class Jar:
             return False
 
 
-def spark_jars(settings: Settings, *, progress: Progress | None = None, fetch: Fetch | None = None) -> list[Path]:
+def spark_jars(settings: Settings, *, progress: Progress | None = None) -> list[Path]:
     """The jars of the Spark session, verified; fetches what is missing. Raises SetupError."""
-    return ensure(settings, locked("spark"), progress=progress, fetch=fetch)
+    return ensure(settings, locked("spark"), progress=progress)
 
 
-def broker_jars(settings: Settings, *, progress: Progress | None = None, fetch: Fetch | None = None) -> list[Path]:
+def broker_jars(settings: Settings, *, progress: Progress | None = None) -> list[Path]:
     """The jars of the embedded broker, verified; fetches what is missing. Raises SetupError."""
-    return ensure(settings, locked("broker"), progress=progress, fetch=fetch)
+    return ensure(settings, locked("broker"), progress=progress)
 
 
 def locked(which: JarSet) -> list[Jar]:

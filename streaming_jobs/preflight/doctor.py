@@ -40,7 +40,7 @@ _PIN = re.compile(r"([A-Za-z0-9._-]+)==([^;\s]+)")
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One line of the doctor; `ok` None is a warning, `fix` is empty if there is nothing to do."""
 
     name: str
@@ -49,7 +49,7 @@ class Check:
     fix: str = ""
 
 
-def checks(settings: Settings) -> list[Check]:
+def checks(settings: Settings) -> list[DoctorCheck]:
     """All checks, in the order in which a person would fix them. Takes about a second."""
     return [
         check_python(),
@@ -65,35 +65,37 @@ def checks(settings: Settings) -> list[Check]:
     ]
 
 
-def check_python() -> Check:
+def check_python() -> DoctorCheck:
     running_version = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     if sys.version_info[:2] in PYTHONS:
-        return Check("Python", True, running_version)
-    return Check("Python", False, running_version, "use Python 3.11 or 3.12: make setup PYTHON=python3.11")
+        return DoctorCheck("Python", True, running_version)
+    return DoctorCheck("Python", False, running_version, "use Python 3.11 or 3.12: make setup PYTHON=python3.11")
 
 
-def check_java(settings: Settings) -> Check:
+def check_java(settings: Settings) -> DoctorCheck:
     """The Java that Spark and the broker will use; it is started once."""
     try:
         used = java.choose(settings)
         printed = java.printed_version(used.executable)
     except RecourseError as error:
-        return Check("Java", False, error.found, error.next_step)
-    return Check("Java", True, f"{printed} of {used.origin} ({used.executable})")
+        return DoctorCheck("Java", False, error.found, error.next_step)
+    return DoctorCheck("Java", True, f"{printed} of {used.origin} ({used.executable})")
 
 
-def check_packages() -> Check:
+def check_packages() -> DoctorCheck:
     """Installed packages against the exact pins of this package."""
     try:
         pins = [(pin[1], pin[2]) for requirement in requires(DISTRIBUTION) or [] if (pin := _PIN.match(requirement))]
     except PackageNotFoundError:
-        return Check("packages", None, f"{DISTRIBUTION} is not installed here, so nothing is pinned", "make setup")
+        return DoctorCheck(
+            "packages", None, f"{DISTRIBUTION} is not installed here, so nothing is pinned", "make setup"
+        )
     wrong = list(_differing(pins))
     if wrong:
-        return Check("packages", False, "; ".join(wrong), "install them as they are locked: make setup")
+        return DoctorCheck("packages", False, "; ".join(wrong), "install them as they are locked: make setup")
     versions = dict(pins)
     shown = [f"{name} {versions[name]}" for name in _HEADS if name in versions]
-    return Check("packages", True, ", ".join([*shown, f"{len(pins) - len(shown)} more as pinned"]))
+    return DoctorCheck("packages", True, ", ".join([*shown, f"{len(pins) - len(shown)} more as pinned"]))
 
 
 def _differing(pins: list[tuple[str, str]]) -> Iterator[str]:
@@ -107,49 +109,49 @@ def _differing(pins: list[tuple[str, str]]) -> Iterator[str]:
             yield f"{name} is {installed}, {pinned} is pinned"
 
 
-def check_class_data(settings: Settings) -> Check:
+def check_class_data(settings: Settings) -> DoctorCheck:
     """The archive that halves the start of a session."""
     fix = "python -m streaming_jobs.warm_up"
     try:
         file = class_data.archive(settings, "spark", [cache(settings) / jar.file for jar in locked("spark")])
     except RecourseError as error:
-        return Check("class data", None, "there is no Java that could use it", error.next_step)
+        return DoctorCheck("class data", None, "there is no Java that could use it", error.next_step)
     if file.is_file():
-        return Check("class data", True, f"{file} ({file.stat().st_size >> 20} MB)")
-    return Check("class data", None, "none, so sessions start in twice the time", fix)
+        return DoctorCheck("class data", True, f"{file} ({file.stat().st_size >> 20} MB)")
+    return DoctorCheck("class data", None, "none, so sessions start in twice the time", fix)
 
 
-def check_jars(settings: Settings, which: JarSet) -> Check:
+def check_jars(settings: Settings, which: JarSet) -> DoctorCheck:
     """The jars of one set, each hashed."""
     name, folder, jars = f"jars ({which})", cache(settings), locked(which)
     missing, damaged = examine(folder, jars)
     if damaged:
         files = " ".join(str(folder / jar.file) for jar in damaged)
-        return Check(
+        return DoctorCheck(
             name, False, f"not what jars.lock names: {files}", "python -m streaming_jobs.platform.jars fetch --again"
         )
     if missing:
         size = sum(jar.size for jar in missing) / 1e6
-        return Check(
+        return DoctorCheck(
             name,
             None,
             f"{len(missing)} of {len(jars)} are not here yet, {size:.0f} MB",
             "the next start fetches them; without a network, copy the folder from a machine that has them",
         )
-    return Check(name, True, f"{len(jars)} verified in {folder}")
+    return DoctorCheck(name, True, f"{len(jars)} verified in {folder}")
 
 
-def check_broker(settings: Settings) -> Check:
+def check_broker(settings: Settings) -> DoctorCheck:
     """The embedded broker: running, or its port free."""
     broker = running(settings)
     if broker is not None:
-        return Check("broker", True, f"embedded, runs at {broker.bootstrap_servers} (process {broker.pid})")
+        return DoctorCheck("broker", True, f"embedded, runs at {broker.bootstrap_servers} (process {broker.pid})")
     port = settings.broker.port
     if port == 0:
-        return Check("broker", True, "embedded, does not run; its start takes a free port")
+        return DoctorCheck("broker", True, "embedded, does not run; its start takes a free port")
     if ports.is_free(port):
-        return Check("broker", True, f"embedded, does not run; port {port} is free")
-    return Check(
+        return DoctorCheck("broker", True, f"embedded, does not run; port {port} is free")
+    return DoctorCheck(
         "broker",
         False,
         f"port {port} is taken by {ports.listener_name(port)}",
@@ -157,7 +159,7 @@ def check_broker(settings: Settings) -> Check:
     )
 
 
-def check_cluster(settings: Settings) -> Check:
+def check_cluster(settings: Settings) -> DoctorCheck:
     """The configured cluster: it has to answer within five seconds, with these credentials."""
     from streaming_jobs.sources.topics import Topics, client_config
 
@@ -165,21 +167,21 @@ def check_cluster(settings: Settings) -> Check:
     try:
         topics = Topics(client_config(settings.kafka, servers), _ASK).names()
     except RecourseError as error:
-        return Check("broker", False, error.found, error.next_step)
-    return Check("broker", True, f"{servers} answers, {len(topics)} topics")
+        return DoctorCheck("broker", False, error.found, error.next_step)
+    return DoctorCheck("broker", True, f"{servers} answers, {len(topics)} topics")
 
 
-def check_ui_port(settings: Settings) -> Check:
+def check_ui_port(settings: Settings) -> DoctorCheck:
     """The port of the Dagster UI: free, or held by the UI of this very home."""
     host, port = settings.dagster.host, settings.dagster.port
     if port == 0:
-        return Check("UI port", True, "the UI takes a free one")
+        return DoctorCheck("UI port", True, "the UI takes a free one")
     if ports.is_free(port, host):
-        return Check("UI port", True, f"{port} is free")
+        return DoctorCheck("UI port", True, f"{port} is free")
     process = ports.listener(port)
     if process is not None and _serves(process, settings):
-        return Check("UI port", True, f"{port} is held by our own UI (process {process.pid})")
-    return Check(
+        return DoctorCheck("UI port", True, f"{port} is held by our own UI (process {process.pid})")
+    return DoctorCheck(
         "UI port",
         False,
         f"{port} is taken by {ports.listener_name(port)}",
@@ -194,16 +196,18 @@ def _serves(process: psutil.Process, settings: Settings) -> bool:
         return False
 
 
-def check_folder(name: str, path: Path, room_mb: int) -> Check:
+def check_folder(name: str, path: Path, room_mb: int) -> DoctorCheck:
     """A folder: it has to be writable, with `room_mb` free on its disk."""
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not os.access(there, os.W_OK | os.X_OK):
-        return Check(name, False, f"{there} cannot be written", f"give this user rights on {there}, or set another one")
+        return DoctorCheck(
+            name, False, f"{there} cannot be written", f"give this user rights on {there}, or set another one"
+        )
     free_mb = shutil.disk_usage(there).free // 2**20
     free = f"{path}, {free_mb / 1024:.1f} GB free"
     if free_mb < room_mb:
-        return Check(name, None, free, f"make room: {room_mb} MB should be free there")
-    return Check(name, True, free)
+        return DoctorCheck(name, None, free, f"make room: {room_mb} MB should be free there")
+    return DoctorCheck(name, True, free)
 
 
 # Whether a topic's retention is about to overtake its archive: Kafka deletes what the archive has not read yet.
@@ -231,23 +235,25 @@ def nearest(position: dict[int, int], kafka: OffsetBounds) -> tuple[int, float] 
     return min(shares.items(), key=lambda item: item[1], default=None)
 
 
-def check(archive: TableArchive, position: dict[int, int], kafka: OffsetBounds) -> Check:
+def check(archive: TableArchive, position: dict[int, int], kafka: OffsetBounds) -> DoctorCheck:
     found, fix = nearest(position, kafka), f"let it read more quickly: {commands.run(archive.stream)}"
     name = f"archive {archive.stream}"
     if found is None:
-        return Check(name, True, f"has all records of {archive.topic}")
+        return DoctorCheck(name, True, f"has all records of {archive.topic}")
     partition, share = found
     where = f"{archive.topic} partition {partition}"
     if share < 0:
         first, at = kafka.earliest.get(partition, 0), position.get(partition, 0)
         lost = f"offsets {at} to {first - 1} of {where} were deleted before they were archived"
-        return Check(name, False, lost, f"see the next start: {commands.run(archive.stream)}")
+        return DoctorCheck(name, False, lost, f"see the next start: {commands.run(archive.stream)}")
     if share < MARGIN:
-        return Check(name, None, f"retention is near: {share:.0%} of the records in {where} are archived", fix)
-    return Check(name, True, f"{share:.0%} or more of the records in each partition of {archive.topic} are archived")
+        return DoctorCheck(name, None, f"retention is near: {share:.0%} of the records in {where} are archived", fix)
+    return DoctorCheck(
+        name, True, f"{share:.0%} or more of the records in each partition of {archive.topic} are archived"
+    )
 
 
-def archive_checks(settings: Settings, topics: TopicReader | None = None) -> Iterator[Check]:
+def archive_checks(settings: Settings, topics: TopicReader | None = None) -> Iterator[DoctorCheck]:
     """Yields a line about each declared archive that has run; none if the streams cannot be loaded."""
     try:
         archives = [each for each in Topology.load(settings.flows).streams.values() if is_archive(each)]
@@ -267,11 +273,11 @@ def archive_checks(settings: Settings, topics: TopicReader | None = None) -> Ite
             archive = TableArchive(declared.name, source.name, info.id, table, record)
             position = {partition: end for partition, (_, end) in archive.bounds().items()}
             if not position:
-                yield Check(f"archive {declared.name}", None, "covers no offsets", "see docs/archive.md, Limits")
+                yield DoctorCheck(f"archive {declared.name}", None, "covers no offsets", "see docs/archive.md, Limits")
                 continue
             yield check(archive, position, topics.offsets(source.name))
         except RecourseError as error:
-            yield Check(f"archive {declared.name}", None, error.found, error.next_step)
+            yield DoctorCheck(f"archive {declared.name}", None, error.found, error.next_step)
 
 
 def _topics(settings: Settings) -> TopicReader:

@@ -14,7 +14,7 @@ from streaming_jobs.text import commands
 
 
 @dataclass(frozen=True)
-class Finding:
+class StartFinding:
     """One problem that preflight has found, and the next step.
 
     `await` and `unknown` may pass: a table that does not exist yet, a topic that the broker does not know at present.
@@ -25,7 +25,7 @@ class Finding:
     next_step: str
 
 
-def enforce(findings: list[Finding]) -> list[str]:
+def enforce(findings: list[StartFinding]) -> list[str]:
     """Raise the error for findings that forbid a start; return the warnings."""
     blocking = [f for f in findings if f.severity != "warn"]
     if blocking:
@@ -45,7 +45,7 @@ def _kind(severities: set[str]) -> type[RecourseError]:
 # The rule of `stream.require_deploy`: a start with other code than before needs the record of a deploy.
 
 
-def not_deployed(snapshot: StreamSnapshot, code: CodeVersion, last: Deploy | None) -> Iterator[Finding]:
+def not_deployed(snapshot: StreamSnapshot, code: CodeVersion, last: Deploy | None) -> Iterator[StartFinding]:
     """A finding if `code` has neither run last, nor made the rows of the last recovery, nor was deployed last."""
     ran = snapshot.record.code[-1:] if snapshot.record is not None else ()
     if not ran:
@@ -55,7 +55,7 @@ def not_deployed(snapshot: StreamSnapshot, code: CodeVersion, last: Deploy | Non
     known = [ran[0].version, *published]
     if any(code.same_code(each) for each in known) or (last is not None and last.after in code.names):
         return
-    yield Finding(
+    yield StartFinding(
         "refuse",
         f"the code of stream {snapshot.stream} on disk ({code.hash}) is not the code that ran last ({ran[0].hash}), "
         "and nobody has deployed it (stream.require_deploy)",

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import ends_of
-from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, restore_checkpoint
 from streaming_jobs.preflight.topic_rules import topic_findings
 from streaming_jobs.preflight.topic_sinks import topic_sinks
@@ -35,7 +35,7 @@ _DECLARE_AGAIN = {
 }
 
 
-def check_start(snapshot: StreamSnapshot) -> list[Finding]:
+def check_start(snapshot: StreamSnapshot) -> list[StartFinding]:
     """All findings about a snapshot; an empty list means that the stream may start."""
     return [
         *_unrecorded(snapshot),
@@ -48,11 +48,11 @@ def check_start(snapshot: StreamSnapshot) -> list[Finding]:
     ]
 
 
-def _unrecorded(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def _unrecorded(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     if snapshot.record is not None:
         return
     if snapshot.checkpoint.planned is not None:
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"the checkpoint of stream {snapshot.stream} is at batch {snapshot.checkpoint.planned}, "
             "but its record is gone",
@@ -60,7 +60,7 @@ def _unrecorded(snapshot: StreamSnapshot) -> Iterator[Finding]:
         )
     for table in snapshot.tables:
         if table.txn is not None:
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"table {table.name} holds rows of stream {snapshot.stream} up to {table.txn}, "
                 "but the stream's record is gone",
@@ -68,13 +68,13 @@ def _unrecorded(snapshot: StreamSnapshot) -> Iterator[Finding]:
             )
 
 
-def other_tables(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def other_tables(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     """Findings for other tables than the record's, and for tables of other streams."""
     for table in snapshot.tables:
         if table.table_id is not None and table.owner != snapshot.stream:
             whose = f"belongs to stream {table.owner}" if table.owner else "was not made by Recourse"
             renamed = f"if {table.owner} was renamed, keep its name: @stream(name='{table.owner}', ...); otherwise "
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"table {table.name} {whose}, so stream {snapshot.stream} may not write it",
                 f"{renamed if table.owner else ''}name another table in the stream's sink, or move that table away",
@@ -85,11 +85,11 @@ def other_tables(snapshot: StreamSnapshot) -> Iterator[Finding]:
     before = {t.name: t.role for t in snapshot.record.tables}
     for name in sorted(before.keys() - now.keys()):
         again = _DECLARE_AGAIN.get(before[name], "declare the sink again")
-        yield Finding("refuse", f"stream {snapshot.stream} no longer writes table {name}", again)
+        yield StartFinding("refuse", f"stream {snapshot.stream} no longer writes table {name}", again)
     for name in sorted(now.keys() - before.keys()):
         if now[name] in LATE:
             continue
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"stream {snapshot.stream} would begin to write table {name} after its first start",
             "declare it as a sink of a new stream, which reads the topic from its start",
@@ -99,20 +99,20 @@ def other_tables(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if bound is None:
             continue
         if table.table_id is None:
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"table {table.name} is gone",
                 f"put it back from a copy; or {snapshot.start_over}",
             )
         elif bound.table_id and table.table_id != bound.table_id:
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"table {table.name} is another table than the one stream {snapshot.stream} filled",
                 "put it back",
             )
 
 
-def _generations(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def _generations(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     if snapshot.record is None:
         return
     current = snapshot.record.generation
@@ -120,20 +120,20 @@ def _generations(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if table.txn is None:
             continue
         if table.entry is not None and table.entry.kind == "fence":
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"table {table.name} is fenced by the recovery plan {table.entry.plan}",
                 f"finish it: {commands.resume(str(table.entry.plan))}; or give it up: "
                 f"{commands.abort(str(table.entry.plan))}",
             )
         elif table.entry is not None and table.entry.kind == "publish" and table.txn.generation > current:
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"the recovery plan {table.entry.plan} has published table {table.name} and is not finished",
                 f"finish it: {commands.resume(str(table.entry.plan))}",
             )
         elif table.txn.generation > current:
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"table {table.name} is in generation {table.txn.generation}, the stream's state in {current}: "
                 "the state folder is an old copy",
@@ -141,7 +141,7 @@ def _generations(snapshot: StreamSnapshot) -> Iterator[Finding]:
             )
 
 
-def _positions(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def _positions(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     if snapshot.record is None:
         return
     primary = next(t for t in snapshot.tables if t.role == "primary")
@@ -149,13 +149,13 @@ def _positions(snapshot: StreamSnapshot) -> Iterator[Finding]:
     planned, committed = snapshot.checkpoint.planned, snapshot.checkpoint.committed
     done = -1 if committed is None else committed
     if at not in {done, -1 if planned is None else planned}:
-        yield Finding("refuse", _disagreement(primary.name, at, done), _remedy(snapshot, at, done))
+        yield StartFinding("refuse", _disagreement(primary.name, at, done), _remedy(snapshot, at, done))
         return
     if primary.entry is not None and at >= 0 and at in snapshot.checkpoint.ends:
         ledger = ends_of(primary.entry.offsets)
         spark = {topic: dict(ends) for topic, ends in snapshot.checkpoint.ends[at].items()}
         if primary.entry.txn.batch == at and ledger != spark:
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"batch {at} ends at {spark} in the checkpoint and at {ledger} in table {primary.name}: "
                 "checkpoint and table do not come from the same copy",
@@ -171,7 +171,7 @@ def _positions(snapshot: StreamSnapshot) -> Iterator[Finding]:
         in_flight = planned is not None and planned > done and at < planned
         if table.txn == expected or made or (in_flight and table.txn == Txn(snapshot.record.generation, planned or 0)):
             continue
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"table {table.name} is at {table.txn or 'no batch'}, but table {primary.name} says it should be at "
             f"{expected or 'no batch'}",
@@ -203,7 +203,7 @@ def _restore(snapshot: StreamSnapshot) -> str:
     return restore_checkpoint(snapshot.stream, snapshot.folders)
 
 
-def _foreign(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def _foreign(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     accepted = snapshot.record.accepts if snapshot.record else lambda _: frozenset[int]()
     for table in snapshot.tables:
         if table.table_id is not None and table.owner != snapshot.stream:
@@ -211,14 +211,14 @@ def _foreign(snapshot: StreamSnapshot) -> Iterator[Finding]:
         for commit in table.foreign:
             if commit.version in accepted(table.name):
                 continue
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"version {commit.version} of table {table.name} ({commit.operation or 'unknown operation'}) changed "
                 f"rows and was not written by stream {snapshot.stream}",
                 f"undo it, or if it is right: {commands.accept(snapshot.stream, table.name, commit.version)}",
             )
         if not table.log_reaches_entry:
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"the log of table {table.name} no longer shows what happened since the stream's last batch",
                 "put the table back from a copy that still has its log",

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import TopicOffsets, first_after
-from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.table_sources.versions import gone_words
@@ -16,7 +16,7 @@ from streaming_jobs.text.durations import format_duration
 from streaming_jobs.text.spelling import counted
 
 
-def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def topic_findings(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     """Findings for topics and tables that are gone, are others, or no longer have what the stream needs."""
     planned = snapshot.checkpoint.planned
     starts = snapshot.checkpoint.starts.get(planned, {}) if planned is not None else {}
@@ -30,7 +30,7 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
             continue
         bound = snapshot.record.topic(topic.name) if snapshot.record else None
         if bound is not None and bound.topic_id != topic.topic_id:
-            yield Finding(
+            yield StartFinding(
                 "lost",
                 f"{topic.kind} {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound.start))} "
                 f"of the old {topic.kind} cannot be read any more",
@@ -43,16 +43,16 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
             offset = position.get(topic.name, {}).get(partition, 0)
             earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
             if earliest is None or latest is None:
-                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", snapshot.start_over)
+                yield StartFinding("lost", f"partition {partition} of topic {topic.name} is gone", snapshot.start_over)
             elif (first := first_after(offset, partition, topic.earliest, topic.continues)) is not None:
                 yield _gone(snapshot, topic, partition, offset, first, position)
             elif end > latest:
-                yield Finding("lost", _ends_early(topic, partition, latest, end), _put_back(snapshot, topic))
+                yield StartFinding("lost", _ends_early(topic, partition, latest, end), _put_back(snapshot, topic))
         yield from _read_void(snapshot, topic)
         yield from _retention(topic)
 
 
-def _read_void(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Iterator[Finding]:
+def _read_void(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Iterator[StartFinding]:
     """The finding for a stream that has read records which a recovery without it has declared void since."""
     committed = snapshot.checkpoint.committed
     ends = snapshot.checkpoint.ends.get(committed, {}) if committed is not None else {}
@@ -67,7 +67,7 @@ def _read_void(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Iterator[Findi
             }
             for name, each_of in ends.items()
         }
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"plan {first.plan} has declared offsets {first.begin} to {first.end - 1} of topic {topic.name}, partition "
             f"{first.partition}, void, and stream {snapshot.stream}, which was not declared then, has read them up to "
@@ -76,28 +76,28 @@ def _read_void(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Iterator[Findi
         )
 
 
-def _missing(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Finding:
+def _missing(snapshot: StreamSnapshot, topic: TopicSnapshot) -> StartFinding:
     begun = snapshot.record is not None and snapshot.record.topic(topic.name) is not None
     if topic.kind == "topic" and begun:
-        return Finding(
+        return StartFinding(
             "unknown",
             f"topic {topic.name}, which stream {snapshot.stream} has read, does not exist",
             "check that kafka.bootstrap_servers names the right cluster; if the topic was deleted, "
             f"{snapshot.start_over}",
         )
     if topic.kind == "topic":
-        return Finding(
+        return StartFinding(
             "refuse",
             f"topic {topic.name} does not exist",
             f"create it, or correct the name (stream {snapshot.stream})",
         )
     if snapshot.checkpoint.planned is None:
-        return Finding(
+        return StartFinding(
             "await",
             f"table {topic.name}, which stream {snapshot.stream} reads, does not exist yet",
             "start the stream that writes it; or correct the name",
         )
-    return Finding("refuse", f"table {topic.name}, which the stream reads, is gone", _put_back(snapshot, topic))
+    return StartFinding("refuse", f"table {topic.name}, which the stream reads, is gone", _put_back(snapshot, topic))
 
 
 def _gone(
@@ -107,17 +107,17 @@ def _gone(
     offset: int,
     first: int,
     position: Mapping[str, Mapping[int, int]],
-) -> Finding:
+) -> StartFinding:
     """The finding for the offsets from `offset` on and before `first`, which are no longer readable."""
     if topic.kind == "table":
         rebuild = commands.plan(snapshot.stream, to_batch=-1)
-        return Finding(
+        return StartFinding(
             "lost",
             f"{gone_words(topic.name, offset, first)} ({counted(first - offset, 'version')} never read)",
             f"rebuild the stream's tables from the table's present rows: {rebuild}; or continue without them: "
             f"{_skip_lost(snapshot, position)}",
         )
-    return Finding(
+    return StartFinding(
         "lost",
         f"{gone(topic.archived, topic.name, partition, offset, first)} "
         f"({counted(first - offset, 'record')} {'read for its state' if _only_for_state(snapshot) else 'never read'})",
@@ -160,10 +160,10 @@ def _with_unread(topic: TopicSnapshot, offsets: TopicOffsets) -> dict[int, int]:
     return {**dict.fromkeys(topic.earliest, 0), **known} if known and topic.kind == "topic" else dict(known)
 
 
-def _content_gone(snapshot: StreamSnapshot, table: str, version: int) -> Finding:
+def _content_gone(snapshot: StreamSnapshot, table: str, version: int) -> StartFinding:
     """The finding for a planned batch that reads the content of a table at a version that is gone."""
     batch = snapshot.checkpoint.planned
-    return Finding(
+    return StartFinding(
         "lost",
         f"batch {batch} reads the content of table {table} at version {version}, and it can no longer be read: its log "
         "or its files were cleaned up",
@@ -214,19 +214,19 @@ def _to_offsets(snapshot: StreamSnapshot, offsets: TopicOffsets) -> str:
     return commands.plan(snapshot.stream, to_offsets=",".join(places))
 
 
-def other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def other_topics(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     """Findings for other topics than the record's; before the first batch they may change: nothing was read yet."""
     if snapshot.record is None or snapshot.checkpoint.planned is None:
         return
     now, before = {t.name for t in snapshot.topics}, {t.name for t in snapshot.record.topics}
     for name in sorted(before - now):
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"stream {snapshot.stream} no longer reads topic {name}",
             "declare it again, or make it a new stream",
         )
     for name in sorted(now - before):
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"stream {snapshot.stream} would begin to read topic {name} after its first batch",
             "declare the topics it began with again, or make it a new stream",
@@ -246,10 +246,10 @@ def _lost(position: Mapping[int, int]) -> str:
 _SAFE_RETENTION = timedelta(days=3650)
 
 
-def _retention(topic: TopicSnapshot) -> Iterator[Finding]:
+def _retention(topic: TopicSnapshot) -> Iterator[StartFinding]:
     if 0 <= topic.retention_ms < _SAFE_RETENTION // timedelta(milliseconds=1):
         retention = format_duration(timedelta(milliseconds=topic.retention_ms))
-        yield Finding(
+        yield StartFinding(
             "warn",
             f"topic {topic.name} keeps records for {retention} counted from the time each record carries: records with "
             "older times vanish within minutes, read or not",

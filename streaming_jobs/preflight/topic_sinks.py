@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from streaming_jobs.declare.topic_sink import TOPIC_SINK
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.snapshot import ShardsSnapshot, StreamSnapshot, TopicSinkSnapshot
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.text import commands
@@ -24,16 +24,16 @@ from streaming_jobs.text import commands
 #    the declared one, too. A sink without a marker has no shard with a batch: such a marker is of a topic that is gone.
 
 
-def topic_shards(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Finding]:
+def topic_shards(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     """Findings about the shards of a topic that the stream writes."""
     for shards in sink.shards:
         yield from _of_one_number(shards, sink, snapshot)
 
 
-def _of_one_number(shards: ShardsSnapshot, sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Finding]:
+def _of_one_number(shards: ShardsSnapshot, sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     number = len(shards.newest)
     if shards.marked and (gone := sorted(shard for shard, marker in shards.newest.items() if marker is None)):
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"topic {shards.topic} lacks the markers of shards {', '.join(map(str, gone))}: nobody knows which "
             f"batches of stream {snapshot.stream} they have written to topic {sink.topic}",
@@ -49,7 +49,7 @@ def _of_one_number(shards: ShardsSnapshot, sink: TopicSinkSnapshot, snapshot: St
     if snapshot.record is not None and snapshot.checkpoint.planned is not None:
         planned = Txn(snapshot.record.generation, snapshot.checkpoint.planned)
     if ahead != [planned]:
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"shards of topic {sink.topic} have {', '.join(map(str, ahead))}, which is not the planned batch of stream "
             f"{snapshot.stream}, {planned or 'none'}",
@@ -59,7 +59,7 @@ def _of_one_number(shards: ShardsSnapshot, sink: TopicSinkSnapshot, snapshot: St
             f"{sink.topic} was deleted and made anew",
         )
     elif number != sink.declared_shards:
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"some of the {number} shards of topic {sink.topic} have {planned} and others do not; the sink "
             f"is declared with {sink.declared_shards or 'none'}",
@@ -67,7 +67,7 @@ def _of_one_number(shards: ShardsSnapshot, sink: TopicSinkSnapshot, snapshot: St
         )
 
 
-def topic_sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def topic_sinks(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     for sink in snapshot.topic_sinks:
         yield from _topic(sink, snapshot.stream)
         if sink.exactly_once:
@@ -77,10 +77,10 @@ def topic_sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
         yield from _gone(snapshot)
 
 
-def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
+def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[StartFinding]:
     info = sink.info
     if info is None:
-        yield Finding(
+        yield StartFinding(
             "refuse" if sink.written_id is None else "unknown",
             f"topic {sink.topic}, which stream {stream} writes, does not exist",
             "create it, or correct the name",
@@ -90,36 +90,36 @@ def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
     if sink.marker_info is not None:
         yield from _replicas(sink.marker_info)
         if sink.marker_info.replicas < info.replicas:
-            yield Finding(
+            yield StartFinding(
                 "warn",
                 f"topic {sink.marker_topic} has {sink.marker_info.replicas} replicas, topic {sink.topic} has "
                 f"{info.replicas}: without its marker nobody knows which batches of stream {stream} the topic has",
                 f"give topic {sink.marker_topic} as many replicas (kafka-reassign-partitions)",
             )
     if sink.acks != "all":
-        yield Finding(
+        yield StartFinding(
             "warn",
             f"topic {sink.topic} is written with acks={sink.acks}: records may be lost when a broker ends",
             "set topic_sink.acks=all",
         )
     if sink.written_id is not None and sink.written_id != info.id:
-        yield Finding(
+        yield StartFinding(
             "warn",
             f"topic {sink.topic} was deleted and made anew: what stream {stream} wrote to it before is gone",
             "rebuild it, if its readers need the old records",
         )
 
 
-def _replicas(info: TopicInfo) -> Iterator[Finding]:
+def _replicas(info: TopicInfo) -> Iterator[StartFinding]:
     if info.min_insync_replicas > info.replicas:
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"topic {info.name} has {info.replicas} replicas and min.insync.replicas={info.min_insync_replicas}: no "
             "record can be acknowledged by all",
             "lower min.insync.replicas of the topic, or give it more replicas",
         )
     elif info.replicas > 1 and info.min_insync_replicas == 1:
-        yield Finding(
+        yield StartFinding(
             "warn",
             f"topic {info.name} has {info.replicas} replicas and min.insync.replicas=1: an acknowledged record "
             "is lost with the one broker that has it",
@@ -127,10 +127,10 @@ def _replicas(info: TopicInfo) -> Iterator[Finding]:
         )
 
 
-def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Finding]:
+def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     if snapshot.record is None:
         if sink.marker is not None and sink.marker.txn.batch >= 0:
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"topic {sink.topic} has records of stream {snapshot.stream} up to {sink.marker.txn}, but the stream's "
                 "record is gone",
@@ -146,7 +146,7 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
         if planned is None and expected is None:
             return
         lost = expected is not None
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"the marker of topic {sink.topic} is {'gone' if lost else 'missing'}: nobody knows which batches of "
             f"stream {snapshot.stream} the topic has",
@@ -158,7 +158,7 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
         )
         return
     if at.generation > generation:
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"topic {sink.topic} is in generation {at.generation}, the stream's state in {generation}: the state "
             "folder is an old copy",
@@ -169,20 +169,20 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
     done = -1 if snapshot.checkpoint.committed is None else snapshot.checkpoint.committed
     in_flight = planned is not None and planned > done and at == Txn(generation, planned)
     if not (at == expected or opened or in_flight):
-        yield Finding(
+        yield StartFinding(
             "refuse",
             f"topic {sink.topic} is at {at}, but table {primary.name} says it should be at {expected or 'no batch'}",
             f"put the table and the checkpoint back that belong to the topic; or {snapshot.write_again(sink)}",
         )
 
 
-def _gone(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def _gone(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
     primary = next((t for t in snapshot.tables if t.role == "primary"), None)
     listed = primary.entry.txns if primary is not None and primary.entry is not None else {}
     declared = {sink.name for sink in snapshot.topic_sinks if sink.exactly_once}
     for name in sorted(listed.keys() - declared):
         if name.startswith(TOPIC_SINK):
-            yield Finding(
+            yield StartFinding(
                 "refuse",
                 f"stream {snapshot.stream} no longer writes topic {name.removeprefix(TOPIC_SINK)} exactly once",
                 "declare the sink again as it was, or make it a new stream",

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 _START = Txn(0, -1)
 
 
-def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
+def repair(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
     """Remove torn files of the stream's tables and its checkpoint; returns them. The caller holds the lease.
 
     Lines that the ledger file has lost are added again.
@@ -56,7 +56,7 @@ def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list
     primary = open_table(settings, stream.primary, stream.name)
     at = primary.position if primary is not None else None
     done = at.batch if at is not None and at.generation == record.generation else -1
-    gone += _mend_plan(checkpoint, done)
+    gone += _repair_plan(checkpoint, done)
     gone += _torn_snapshots(checkpoint.folder / "state")
     for path in gone:
         log.warning("removed what a power cut had left half written", stream=stream.name, path=str(path))
@@ -130,7 +130,7 @@ def _torn_entry(folder: Path) -> Iterator[Path]:
         yield from remove_files(folder / str(newest))
 
 
-def _mend_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
+def _repair_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
     """Remove the plan of a batch that no table has, if it or the `commits` entry of the batch before it is torn."""
     planned = _newest(checkpoint.folder / "offsets")
     committed = _newest(checkpoint.folder / "commits")

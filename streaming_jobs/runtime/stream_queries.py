@@ -23,7 +23,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import StreamSnapshot, folders, start_over, take_snapshot
-from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.preflight.torn_files import repair
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.group_offsets import GroupOffsets
@@ -203,7 +203,7 @@ class SparkQueries:
 
     def preflight(self, stream: Stream) -> Preflight:
         """Repair files that a power cut has torn, take the snapshot, and check it."""
-        mend(self.settings, stream)
+        repair(self.settings, stream)
         snapshot = take_snapshot(self.settings, stream, self._archives.added_to(self._reach.topics, stream))
         if stream.topic_sinks and (seen := self.topics_written.look(self.settings, stream, self._reach)) is not None:
             snapshot = replace(snapshot, topic_sinks=tuple(seen), topic_sinks_known=True)

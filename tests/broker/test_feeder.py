@@ -66,7 +66,7 @@ def read_all(settings: Settings, topics: Topics) -> dict[int, list[Row]]:
     return rows
 
 
-def expected(records: dataset.Records) -> dict[int, list[Row]]:
+def expected(records: dataset.FlightRecords) -> dict[int, list[Row]]:
     rows: dict[int, list[Row]] = {partition: [] for partition in range(4)}
     places = dataset.partitions(4)[: len(records)].tolist()
     for row, partition in zip(zip(records.keys, records.values, records.timestamps, strict=True), places, strict=True):

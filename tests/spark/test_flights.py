@@ -15,8 +15,8 @@ from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import rank
-from streaming_jobs.examples.flights.streams import FLIGHT, airport_hours
-from streaming_jobs.examples.flights.truth import KEYS, STREAMS, as_frame, differences, truth, watermark
+from streaming_jobs.examples.flights.streams import FLIGHT, STREAMS, airport_hours
+from streaming_jobs.examples.flights.truth import KEYS, as_frame, differences, truth, watermark
 from streaming_jobs.stream import Stream
 
 SHARE = 0.04

@@ -25,7 +25,7 @@ from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEven
 from reprocessing.stages.stages import OfOneStream, Result, stages_of
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetBounds
-from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.settings import Settings
@@ -157,7 +157,7 @@ class Life(StreamOnDisk):
         if commit:
             self.finish(number, generation=generation)
 
-    def refused(self, topics: Topics) -> list[Finding]:
+    def refused(self, topics: Topics) -> list[StartFinding]:
         """Why the stream cannot start."""
         found = check_start(take_snapshot(self.settings, self.stream, topics))
         return [finding for finding in found if finding.severity == "refuse"]

@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange, TopicOffsets
-from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import (
     CheckpointSnapshot,
@@ -302,7 +302,7 @@ class Disk(StreamOnDisk):
         """The snapshot that preflight takes."""
         return take_snapshot(self.settings, self.stream, self.topics)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[StartFinding]:
         """The findings of preflight."""
         return check_start(self.snapshot())
 

@@ -24,7 +24,7 @@ TOPIC = "flights"
 
 
 @dataclass(frozen=True)
-class TopicContent:
+class FlightsInTopic:
     """The part of the first `total` flights that the topic holds.
 
     `held` of them are in it, `missing` are the positions (in order of departure) of the others. `records` is the
@@ -47,15 +47,15 @@ class TopicContent:
         return not self.foreign and not len(self.missing)
 
 
-def content(kafka: KafkaSettings, topics: Topics, total: int) -> TopicContent:
+def content(kafka: KafkaSettings, topics: Topics, total: int) -> FlightsInTopic:
     """Compare the topic with the first `total` flights; reads one record per partition and writes nothing."""
     offsets = topics.offsets(TOPIC) if topics.describe(TOPIC) else OffsetBounds({}, {})
     if not any(offsets.latest.values()):
-        return TopicContent(0, total, np.arange(total))
+        return FlightsInTopic(0, total, np.arange(total))
     partitions = dataset.partitions(len(offsets.latest))
     counts = np.array([offsets.latest[p] for p in range(len(offsets.latest))])
     missing = np.flatnonzero((rank(partitions) >= counts[partitions])[:total])
-    return TopicContent(offsets.total, total, missing, _foreign(kafka, topics, offsets, partitions))
+    return FlightsInTopic(offsets.total, total, missing, _foreign(kafka, topics, offsets, partitions))
 
 
 def rank(partitions: NDArray[np.int64]) -> NDArray[np.int64]:

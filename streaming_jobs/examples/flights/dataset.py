@@ -44,7 +44,7 @@ _SMALL = {
 
 
 @dataclass(frozen=True)
-class Records:
+class FlightRecords:
     """The records in the order they are sent: key, value, and the actual departure in Unix milliseconds."""
 
     keys: list[bytes]
@@ -70,19 +70,19 @@ def flights_in(share: float) -> int:
     return max(1, int(TOTAL * share + 1e-6))
 
 
-def records(share: float = 1.0) -> Records:
+def records(share: float = 1.0) -> FlightRecords:
     """The first `share` of the flights as records; building all of them takes about two seconds."""
     return records_of(departures(share))
 
 
-def records_of(flights: pd.DataFrame) -> Records:
+def records_of(flights: pd.DataFrame) -> FlightRecords:
     """Some rows of `departures` as records, in the same order."""
     fields = flights.drop(columns="departs_at")
     for column in ("sched_dep", "actual_dep"):
         fields[column] = _iso(fields[column])
     lines = fields.to_json(orient="records", lines=True).encode().splitlines()
     milliseconds = flights["departs_at"].astype("datetime64[ms, UTC]").astype("int64")
-    return Records(keys=_keys(flights), values=lines, timestamps=milliseconds.tolist())
+    return FlightRecords(keys=_keys(flights), values=lines, timestamps=milliseconds.tolist())
 
 
 @lru_cache(maxsize=4)

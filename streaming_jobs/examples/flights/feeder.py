@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from streaming_jobs.errors import BrokerUnreachable, LeaseBusy, PermanentError, UsageError
 from streaming_jobs.examples.flights import dataset
-from streaming_jobs.examples.flights.content import TOPIC, TopicContent, content
+from streaming_jobs.examples.flights.content import TOPIC, FlightsInTopic, content
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import Failures, client_config
@@ -109,13 +109,13 @@ def feed(
     return FeedReport(grown, seconds, held + grown, total, stopped=grown < len(wanted))
 
 
-def survey(settings: Settings, share: float = 1.0) -> TopicContent:
+def survey(settings: Settings, share: float = 1.0) -> FlightsInTopic:
     """The part of the first `share` of the flights that the topic holds; sends nothing and creates nothing."""
     topics = Topics.of(settings.kafka, bootstrap_servers(settings))
     return content(settings.kafka, topics, dataset.flights_in(share))
 
 
-def _prepared(kafka: KafkaSettings, topics: Topics, total: int, again: bool) -> TopicContent:
+def _prepared(kafka: KafkaSettings, topics: Topics, total: int, again: bool) -> FlightsInTopic:
     info = topics.describe(TOPIC)
     if info is None:
         info = topics.create(TOPIC, PARTITIONS, KEEP_FOREVER)

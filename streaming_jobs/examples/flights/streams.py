@@ -184,6 +184,8 @@ def carrier_totals(flights: DataFrame) -> DataFrame:
     )
 
 
+STREAMS = (flights_clean, airport_hours, carrier_totals)
+
 # The expected content of the tables, for `recourse verify`: computed by pandas from the package's own columns.
 
 

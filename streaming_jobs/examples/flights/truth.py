@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from streaming_jobs.catalog.truths import NotComparable, Record
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.examples.flights import dataset
-from streaming_jobs.examples.flights import streams as flows
 from streaming_jobs.examples.flights.content import TOPIC, rank
 from streaming_jobs.platform import table_rows
 from streaming_jobs.platform.broker import bootstrap_servers
@@ -34,7 +33,6 @@ from streaming_jobs.state.status import read_status
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.spelling import counted
 
-STREAMS = (flows.flights_clean, flows.airport_hours, flows.carrier_totals)
 KEYS = {
     "flights_clean": ("sched_dep", "carrier", "flight", "origin"),
     "airport_hours": ("window_start", "origin"),
@@ -47,7 +45,7 @@ _MOST_PARTITIONS = 256
 
 
 @dataclass(frozen=True)
-class TableCheck:
+class TruthCheck:
     """One table against the truth: row counts, and in words what differs or is still open."""
 
     table: str
@@ -59,7 +57,19 @@ class TableCheck:
 
 def truth(table: str, share: float = 1.0, *, partitions: int = 4) -> pd.DataFrame:
     """All rows that `table` holds once the first `share` of the flights is read and every window is closed."""
-    flights = _flights(share)
+    return _rows_of(table, _flights(share), partitions)
+
+
+def truth_of(table: str, records: Iterable[Record]) -> pd.DataFrame:
+    """All rows that `table` holds once these records of one feed are read and every window is closed.
+
+    Nothing but place and key is taken from the records: the flights are those of the package. Raises NotComparable for
+    records that are not those of one feed.
+    """
+    return _rows_of(table, *_held(records))
+
+
+def _rows_of(table: str, flights: pd.DataFrame, partitions: int) -> pd.DataFrame:
     if table == "flights_clean":
         return _clean(flights, partitions)
     if table == "airport_hours":
@@ -69,26 +79,14 @@ def truth(table: str, share: float = 1.0, *, partitions: int = 4) -> pd.DataFram
     raise UsageError(f"there is no truth for table '{table}'", f"the tables are: {', '.join(KEYS)}")
 
 
-def truth_of(table: str, records: Iterable[Record]) -> pd.DataFrame:
-    """All rows that `table` holds once these records of one feed are read and every window is closed.
-
-    Nothing but place and key is taken from the records: the flights are those of the package. Raises NotComparable for
-    records that are not those of one feed.
-    """
-    flights, partitions = _held(records)
-    if table == "flights_clean":
-        return _clean(flights, partitions)
-    return _hours(flights) if table == "airport_hours" else _totals(flights)
-
-
 def watermark(share: float, lateness: timedelta) -> pd.Timestamp:
     """The last watermark of airport_hours: windows that end at or before it are closed."""
     newest: pd.Timestamp = _flights(share)["sched_dep"].max()
     return newest - lateness
 
 
-def compare(settings: Settings, share: float = 1.0) -> list[TableCheck]:
-    """Compare each table with the truth for the first `share` of the flights; only reads.
+def compare(settings: Settings, streams: Sequence[Stream], share: float = 1.0) -> list[TruthCheck]:
+    """Compare the streams' tables with the truth for the first `share` of the flights; only reads.
 
     Call it when the streams have read everything: rows of unread records are reported as missing. A topic that
     holds another number of records than one such feed is reported as not comparable. Without a broker the
@@ -97,9 +95,9 @@ def compare(settings: Settings, share: float = 1.0) -> list[TableCheck]:
     held, fed = _records_in_topic(settings), dataset.flights_in(share)
     if held is not None and held != fed:
         reason = f"not comparable: topic {TOPIC} holds {held:,} records, one feed of these flights has {fed:,}"
-        return [TableCheck(stream.primary.name, False, 0, 0, reason) for stream in STREAMS]
-    checks = [_compared(settings, stream, share) for stream in STREAMS]
-    return checks + [check for stream in STREAMS if (check := _dead_letters(settings, stream))]
+        return [TruthCheck(stream.primary.name, False, 0, 0, reason) for stream in streams]
+    checks = [_compared(settings, stream, share) for stream in streams]
+    return checks + [check for stream in streams if (check := _dead_letters(settings, stream))]
 
 
 def as_frame(rows: pa.Table) -> pd.DataFrame:
@@ -144,7 +142,7 @@ def differences(
     return texts
 
 
-def _compared(settings: Settings, stream: Stream, share: float) -> TableCheck:
+def _compared(settings: Settings, stream: Stream, share: float) -> TruthCheck:
     table = stream.primary.name
     actual = _read(settings, table)
     expected = truth(table, share, partitions=_partitions(actual) if table == "flights_clean" else 4)
@@ -155,11 +153,11 @@ def _compared(settings: Settings, stream: Stream, share: float) -> TableCheck:
         expected = expected[expected["window_end"] <= closed_at]
         note = f"; still open, since they end after {closed_at:%Y-%m-%d %H:%M} UTC: {counted(len(open_rows), 'window')}"
     if actual is None:
-        return TableCheck(table, False, len(expected), 0, "the table does not exist yet")
+        return TruthCheck(table, False, len(expected), 0, "the table does not exist yet")
     texts = differences(expected, actual, KEYS[table])
     if late := _late_rows(settings, stream):
         texts.append(f"the watermark dropped {late:,} late rows (Spark's figure)")
-    return TableCheck(table, not texts, len(expected), len(actual), ("; ".join(texts) or "every row is equal") + note)
+    return TruthCheck(table, not texts, len(expected), len(actual), ("; ".join(texts) or "every row is equal") + note)
 
 
 def _late_rows(settings: Settings, stream: Stream) -> int:
@@ -167,11 +165,11 @@ def _late_rows(settings: Settings, stream: Stream) -> int:
     return status.late_rows_dropped if status else 0
 
 
-def _dead_letters(settings: Settings, stream: Stream) -> TableCheck | None:
+def _dead_letters(settings: Settings, stream: Stream) -> TruthCheck | None:
     letters = _read(settings, stream.dead_letters)
     if letters is None or letters.empty:
         return None
-    return TableCheck(stream.dead_letters, False, 0, len(letters), f"not decoded: {counted(len(letters), 'record')}")
+    return TruthCheck(stream.dead_letters, False, 0, len(letters), f"not decoded: {counted(len(letters), 'record')}")
 
 
 def _read(settings: Settings, table: str) -> pd.DataFrame | None:

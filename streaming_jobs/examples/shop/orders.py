@@ -20,7 +20,7 @@ _BEGIN = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Order:
+class ShopOrder:
     """One record of the topic `shop_orders`."""
 
     number: int
@@ -49,26 +49,26 @@ class Order:
         return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def orders(count: int, seed: int = 11) -> list[Order]:
+def orders(count: int, seed: int = 11) -> list[ShopOrder]:
     """The first `count` records of a seed; no stock falls below zero, and about every third one ends at zero."""
     chance = np.random.default_rng(seed)
     left = dict.fromkeys((f"P{number:02d}" for number in range(PRODUCTS)), 0)
-    made: list[Order] = []
+    made: list[ShopOrder] = []
     for number in range(count):
         product = f"P{int(chance.integers(PRODUCTS)):02d}"
         kind, quantity, unit = "ordered", int(chance.integers(1, 5)), "piece" if chance.random() < 0.7 else "box"
         if left[product] and chance.random() < 0.3:
             quantity, unit = left[product], "piece"
-        order = Order(number, kind, product, quantity, unit, _BEGIN + timedelta(seconds=20 * number))
+        order = ShopOrder(number, kind, product, quantity, unit, _BEGIN + timedelta(seconds=20 * number))
         if left[product] + order.pieces < 0:
             kind = "delivered" if chance.random() < 0.9 else "cancelled"
-            order = Order(number, kind, product, quantity, unit, order.at)
+            order = ShopOrder(number, kind, product, quantity, unit, order.at)
         left[product] += order.pieces
         made.append(order)
     return made
 
 
-def true_stock(of: Iterable[Order]) -> dict[str, int]:
+def true_stock(of: Iterable[ShopOrder]) -> dict[str, int]:
     """By product the pieces in stock, in the end."""
     stock: dict[str, int] = {}
     for order in of:
@@ -76,12 +76,12 @@ def true_stock(of: Iterable[Order]) -> dict[str, int]:
     return stock
 
 
-def true_availability(of: Sequence[Order]) -> list[Mapping[str, object]]:
+def true_availability(of: Sequence[ShopOrder]) -> list[Mapping[str, object]]:
     """The rows of the table `availability`, in order of the product."""
     return [{"product": p, "pieces": n, "available": n > 0} for p, n in sorted(true_stock(of).items())]
 
 
-def true_levels(of: Iterable[Order]) -> dict[str, tuple[int, int]]:
+def true_levels(of: Iterable[ShopOrder]) -> dict[str, tuple[int, int]]:
     """By product the pieces in stock and the number of changes, in the end."""
     levels: dict[str, tuple[int, int]] = {}
     for order in of:
@@ -90,7 +90,7 @@ def true_levels(of: Iterable[Order]) -> dict[str, tuple[int, int]]:
     return levels
 
 
-def send(kafka: KafkaSettings, bootstrap: str, of: Iterable[Order], timeout: float = 60.0) -> None:
+def send(kafka: KafkaSettings, bootstrap: str, of: Iterable[ShopOrder], timeout: float = 60.0) -> None:
     """Send orders, keyed by product; raises BrokerUnreachable when they are not all taken within `timeout` s."""
     producer = Producer(
         client_config(kafka, bootstrap)

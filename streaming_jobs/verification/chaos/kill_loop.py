@@ -17,7 +17,8 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.examples.flights.feeder import PARTITIONS
-from streaming_jobs.examples.flights.truth import KEYS, TableCheck, compare
+from streaming_jobs.examples.flights.streams import STREAMS as FLIGHT_STREAMS
+from streaming_jobs.examples.flights.truth import KEYS, TruthCheck, compare
 from streaming_jobs.platform.broker import Broker, bootstrap_servers
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.settings import Settings
@@ -80,7 +81,7 @@ class Report:
     versions_unseen: int
     faults: tuple[Fault, ...]
     verdict: Verdict
-    truth: tuple[TableCheck, ...]
+    truth: tuple[TruthCheck, ...]
     rules: tuple[RuleCheck, ...] = ()
     scenarios: tuple[Outcome, ...] = ()
 
@@ -164,10 +165,14 @@ def _both(known: StreamVerdict, declared: StreamVerdict) -> StreamVerdict:
     )
 
 
-def _truth(home: Home, plan: Plan, records: int) -> list[TableCheck]:
+def _truth(home: Home, plan: Plan, records: int) -> list[TruthCheck]:
     """The comparison of every table of the plan that has a truth; computing the truths takes seconds."""
     tables = {subject.table for subject in plan.subjects} & KEYS.keys()
-    return [c for c in compare(home.settings, records / dataset.TOTAL) if c.table in tables] if tables else []
+    return (
+        [c for c in compare(home.settings, FLIGHT_STREAMS, records / dataset.TOTAL) if c.table in tables]
+        if tables
+        else []
+    )
 
 
 def _topic(home: Home) -> dict[str, TopicContent]:

@@ -31,7 +31,7 @@ from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import Fenced, ForeignWrite, UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.preflight.torn_files import repair
 from streaming_jobs.runtime.stream_sinks import sinks_of, upkeep_of
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import begin_late, open_tables
@@ -103,7 +103,7 @@ def versions(life: Life) -> dict[str, int]:
 
 
 def test_a_stream_over_them_can_start(life: Life) -> None:
-    assert life.refused(topics()) == [] and mend(life.settings, life.stream) == []
+    assert life.refused(topics()) == [] and repair(life.settings, life.stream) == []
     tables = open_tables(life.settings, life.stream)
     assert list(tables) == ["things", "copies", "things_dead_letters"]
     sinks = sinks_of(life.stream, tables, life.settings.for_stream(life.stream.name))

@@ -16,7 +16,7 @@ from reprocessing.replay import staging
 from reprocessing.stages.stages import TakeSavepoint
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.positions import OffsetBounds
-from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.sources.topics import TopicInfo
@@ -38,7 +38,7 @@ def life(tmp_path: Path) -> Life:
     return Life.begin(tmp_path / "home")
 
 
-def refusals(life: Life, topics: Topics) -> list[Finding]:
+def refusals(life: Life, topics: Topics) -> list[StartFinding]:
     findings = check_start(take_snapshot(life.settings, STREAM, topics))
     return [each for each in findings if each.severity != "warn"]
 

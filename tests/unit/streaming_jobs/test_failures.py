@@ -52,14 +52,21 @@ class AnalysisException(Exception):
     """Named as PySpark names it."""
 
 
-@pytest.mark.parametrize("text", LOST)
-def test_records_that_are_gone_are_told_as_lost(text: str) -> None:
-    assert type(classify(RuntimeError(text))) is OffsetsLost
-
-
-@pytest.mark.parametrize("text", PERMANENT)
-def test_what_comes_back_with_every_retry_is_permanent(text: str) -> None:
-    assert type(classify(RuntimeError(text))) is PermanentError
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        *((text, OffsetsLost) for text in LOST),
+        *((text, PermanentError) for text in PERMANENT),
+        *((text, TransientError) for text in PASSING),
+    ],
+)
+def test_a_failure_is_lost_records_or_permanent_by_its_text_and_otherwise_tried_again(
+    text: str, kind: type[RecourseError]
+) -> None:
+    cause = RuntimeError(text)
+    error = classify(cause)
+    assert type(error) is kind
+    assert error.__cause__ is cause, "kept for the log"
 
 
 @pytest.mark.parametrize("text", FULL)
@@ -67,11 +74,6 @@ def test_a_full_disk_may_pass_and_is_told_as_what_it_is(text: str) -> None:
     error = classify(OSError(text))
     assert type(error) is TransientError
     assert "no space is left on the device" in error.found and "free space there" in error.next_step
-
-
-@pytest.mark.parametrize("text", PASSING)
-def test_what_is_not_known_to_be_permanent_is_tried_again(text: str) -> None:
-    assert type(classify(RuntimeError(text))) is TransientError
 
 
 def test_a_plan_that_spark_refuses_is_the_declarations_fault() -> None:
@@ -83,12 +85,6 @@ def test_a_plan_that_spark_refuses_is_the_declarations_fault() -> None:
 @pytest.mark.parametrize("error", [Fenced("a"), LeaseBusy("b"), OffsetsLost("KAFKA_DATA_LOSS"), RecourseError("c")])
 def test_an_error_of_ours_stays_itself(error: RecourseError) -> None:
     assert classify(error) is error
-
-
-@pytest.mark.parametrize("text", [LOST[0], PERMANENT[0], PASSING[0]])
-def test_the_cause_is_kept_for_the_log(text: str) -> None:
-    cause = RuntimeError(text)
-    assert classify(cause).__cause__ is cause
 
 
 def test_a_python_process_that_was_killed_is_told_as_such() -> None:

@@ -17,7 +17,6 @@ from streaming_jobs.settings import (
     DEMONSTRATION,
     Loaded,
     Settings,
-    StreamOverrides,
     StreamSettings,
     configuration,
     demonstrate,
@@ -96,9 +95,14 @@ def test_one_streams_own_values_come_before_the_defaults(file: Path, monkeypatch
     assert settings.for_stream("carrier_totals") == settings.stream
 
 
-def test_each_value_of_a_stream_can_be_its_own() -> None:
-    assert StreamOverrides.model_fields.keys() == StreamSettings.model_fields.keys()
-    assert all(field.default is None for field in StreamOverrides.model_fields.values())
+def test_a_streams_value_that_is_set_to_its_default_is_its_own() -> None:
+    unset, default = (
+        load({"stream.max_restarts": 9, "streams.x": {"max_batch_mb": 7} | own}).settings
+        for own in ({}, {"max_restarts": 5})
+    )
+    assert (unset.for_stream("x").max_restarts, default.for_stream("x").max_restarts) == (9, 5)
+    assert default.with_stream("x", pace="live").for_stream("x").max_restarts == 5
+    assert unset.model_dump_json() != default.model_dump_json(), "a running session sees the change"
 
 
 def test_paths_are_absolute_and_lie_in_the_home_unless_said_otherwise(folder: Path) -> None:
@@ -133,24 +137,6 @@ def test_every_setting_is_shown_once_and_what_a_stream_does_not_set_is_not(file:
     assert {"home", "kafka.timeout", "stream.start", "table.checkpoint_interval", "dagster.port"} <= set(keys)
 
 
-WRONG: list[tuple[Mapping[str, Any], str]] = [
-    ({"kafka.timeout": "soon"}, r"kafka\.timeout \(flag\): .*'soon' is not a duration"),
-    ({"stream.max_offsets_per_trigger": 0}, r"stream\.max_offsets_per_trigger \(flag\): .*greater than 0"),
-    ({"stream.committer": "both"}, r"stream\.committer \(flag\): .*'auto', 'direct' or 'spark'"),
-    ({"kafka.bootstrap_server": "h:1"}, r"kafka\.bootstrap_server \(flag\): no such setting"),
-    ({"strems.x.trigger": "continuous"}, r"strems \(flag\): no such setting"),
-    ({"streams.x.triger": "continuous"}, r"streams\.x\.triger \(flag\): no such setting"),
-    ({"broker.port": 70_000}, r"broker\.port \(flag\)"),
-]
-
-
-@pytest.mark.parametrize(("flags", "text"), WRONG, ids=[str(flags) for flags, _ in WRONG])
-def test_a_wrong_value_is_named_with_its_origin(flags: Mapping[str, Any], text: str) -> None:
-    with pytest.raises(ConfigurationError, match=text) as refused:
-        load(flags)
-    assert "recourse config show" in refused.value.next_step
-
-
 def test_a_wrong_value_in_the_environment_or_the_file_is_named_so(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("[spark]\ndriver_memory_mb = 1\n")
     with pytest.raises(ConfigurationError, match=r"spark\.driver_memory_mb \(file recourse\.toml\)"):
@@ -182,11 +168,6 @@ def test_a_file_that_is_no_toml_is_named(file: Path) -> None:
         load()
 
 
-def test_a_file_that_was_asked_for_and_is_not_there_is_an_error(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no configuration file at"):
-        load(config_file=folder / "missing.toml")
-
-
 def test_another_file_can_be_named_by_flag_or_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "other.toml").write_text('[spark]\nmaster = "local[3]"\n')
     assert load(config_file=folder / "other.toml").settings.spark.master == "local[3]"
@@ -213,9 +194,9 @@ def test_the_commit_interval_goes_by_pace_unless_it_is_set_and_upserts_may_have_
     assert explicit.commit_interval(upsert=True) == timedelta(seconds=9)
 
 
-def test_a_file_that_the_environment_names_and_that_is_not_there_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_named_and_not_there_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="no configuration file at"):
+        load(config_file=folder / "missing.toml")
     monkeypatch.setenv("RECOURSE_CONFIG", str(folder / "prod.toml"))
     with pytest.raises(ConfigurationError, match=r"no configuration file at .*prod\.toml") as refused:
         load()
@@ -262,12 +243,6 @@ def test_an_address_in_place_of_a_folder_is_refused(key: str, address: str, file
         load()
 
 
-@pytest.mark.parametrize("master", ["yarn", "locl[*]", "local[", "k8s://https://host:443"])
-def test_a_master_that_is_not_supported_is_refused(master: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"spark\.master \(flag\)"):
-        load({"spark.master": master})
-
-
 @pytest.mark.parametrize(
     "master", ["local", "local[*]", "local[3]", "local[2,4]", "local-cluster[2, 1, 1024]", "spark://a:7077,b:7077"]
 )
@@ -309,6 +284,17 @@ OAUTH = {
     "kafka.sasl_oauthbearer_client_secret": "hush",
 }
 REFUSED: list[tuple[Mapping[str, Any], str]] = [
+    ({"kafka.timeout": "soon"}, r"kafka\.timeout \(flag\): .*'soon' is not a duration"),
+    ({"stream.max_offsets_per_trigger": 0}, r"stream\.max_offsets_per_trigger \(flag\): .*greater than 0"),
+    ({"stream.committer": "both"}, r"stream\.committer \(flag\): .*'auto', 'direct' or 'spark'"),
+    ({"kafka.bootstrap_server": "h:1"}, r"kafka\.bootstrap_server \(flag\): no such setting"),
+    ({"strems.x.trigger": "continuous"}, r"strems \(flag\): no such setting"),
+    ({"streams.x.triger": "continuous"}, r"streams\.x\.triger \(flag\): no such setting"),
+    ({"broker.port": 70_000}, r"broker\.port \(flag\)"),
+    *(
+        ({"spark.master": master}, r"spark\.master \(flag\)")
+        for master in ("yarn", "locl[*]", "local[", "k8s://https://host:443")
+    ),
     ({"topic_sink.prefix": "a b/ü!"}, "topic_sink.prefix"),
     ({"topic_sink.transaction_timeout": "2 hours"}, "above 15 minutes"),
     ({"stream.trigger": "every 0 seconds"}, "longer than 0"),
@@ -330,24 +316,31 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("flags", "text"), REFUSED, ids=[str(flags) for flags, _ in REFUSED])
-def test_a_value_that_would_fail_later_is_refused_at_once(flags: Mapping[str, Any], text: str) -> None:
-    with pytest.raises(ConfigurationError, match=text):
+def test_a_wrong_value_is_refused_at_once_and_named_with_its_origin(flags: Mapping[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text) as refused:
         load(flags)
+    assert "recourse config show" in refused.value.next_step
 
 
-def test_secrets_among_sparks_properties_are_hidden() -> None:
-    extra = {"spark.hadoop.fs.s3a.secret.key": "TOPSECRET", "spark.executor.cores": "2"}
-    shown = {o.key: o.value for o in load({"spark.extra": extra}).origins}
-    assert shown["spark.extra.spark.hadoop.fs.s3a.secret.key"] == "(hidden)"
-    assert shown["spark.extra.spark.executor.cores"] == "2"
-
-
-def test_secrets_among_properties_of_kafkas_client_are_hidden() -> None:
-    secrets = ("ssl.key.pem", "ssl.keystore.password", "sasl.oauthbearer.assertion.private.key.passphrase")
-    loaded = load({"kafka.extra": dict.fromkeys(secrets, "TOPSECRET") | {"client.rack": "eu-1a"}})
-    shown = {o.key: o.value for o in loaded.origins}
-    assert [shown[f"kafka.extra.{name}"] for name in secrets] == ["(hidden)"] * 3
-    assert shown["kafka.extra.client.rack"] == "eu-1a" and "TOPSECRET" not in repr(loaded.settings)
+@pytest.mark.parametrize(
+    ("section", "secrets", "open_value"),
+    [
+        ("spark", ("spark.hadoop.fs.s3a.secret.key",), {"spark.executor.cores": "2"}),
+        (
+            "kafka",
+            ("ssl.key.pem", "ssl.keystore.password", "sasl.oauthbearer.assertion.private.key.passphrase"),
+            {"client.rack": "eu-1a"},
+        ),
+    ],
+)
+def test_secrets_among_the_properties_of_spark_and_of_kafkas_client_are_hidden(
+    section: str, secrets: tuple[str, ...], open_value: Mapping[str, str]
+) -> None:
+    loaded = load({f"{section}.extra": dict.fromkeys(secrets, "TOPSECRET") | open_value})
+    shown = {o.key.removeprefix(f"{section}.extra."): o.value for o in loaded.origins}
+    assert {name: shown[name] for name in secrets} == dict.fromkeys(secrets, "(hidden)")
+    assert open_value.items() <= shown.items()
+    assert section == "spark" or "TOPSECRET" not in repr(loaded.settings)
 
 
 def test_a_token_may_come_in_another_way_than_by_a_clients_secret() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from orchestration import cli
 from streaming_jobs.errors import UsageError
-from streaming_jobs.examples.flights.truth import TableCheck
+from streaming_jobs.examples.flights.truth import TruthCheck
 from streaming_jobs.verification.chaos.damages import Outcome
 from streaming_jobs.verification.chaos.kill_loop import Plan, Report
 from streaming_jobs.verification.chaos.rule_truth import RuleCheck
@@ -43,7 +43,7 @@ def report(verdict: Verdict, tmp_path: Path) -> Report:
         sessions=4,
         replayed={("flights_clean", 1, 3)},
     )
-    checks = tuple(TableCheck(subject.table, True, 5, 5, "every row is equal") for subject in FLIGHTS)
+    checks = tuple(TruthCheck(subject.table, True, 5, 5, "every row is equal") for subject in FLIGHTS)
     return Report(Plan(3, 7), tmp_path, 12.3, tally, 12, 15, 0, (), verdict, checks, (RULES,))
 
 
@@ -93,7 +93,7 @@ def test_keep_leaves_the_home_and_says_where(
     [
         ({"faults": (FAULT,)}, "not whole: flights_clean version 7: 3 offsets are in more than one row"),
         ({"versions_unseen": 1}, "cleaned up unread"),
-        ({"truth": (TableCheck("carrier_totals", False, 1, 2, "1 rows missing"),)}, "carrier_totals: 1 rows missing"),
+        ({"truth": (TruthCheck("carrier_totals", False, 1, 2, "1 rows missing"),)}, "carrier_totals: 1 rows missing"),
         ({"rules": (replace(RULES, differences=("1 rows missing",)),)}, "not as the rules say: 1 rows missing"),
         ({"rules": (replace(RULES, dropped=4),)}, "other rows or numbers"),
         ({"scenarios": (Outcome("checkpoint deleted", False, 0, "it started", ""),)}, "NO: it started"),

@@ -346,7 +346,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Events]:
 
         there = SimpleNamespace(records=records, total=total, complete=complete)
         monkeypatch.setattr("streaming_jobs.examples.flights.feeder.survey", lambda settings, share: there)
-        monkeypatch.setattr("streaming_jobs.examples.flights.truth.compare", lambda settings, share: list(checks))
+        monkeypatch.setattr(
+            "streaming_jobs.examples.flights.truth.compare", lambda settings, streams, share: list(checks)
+        )
         monkeypatch.setattr(up, "feed_with_bar", feed)
         monkeypatch.setattr(up, "process", lambda call, streams: called.append(f"process {sorted(streams)}"))
         return called

@@ -23,7 +23,7 @@ MAY_BE_NULL = {"actual_dep", "dep_delay", "arr_delay", "tailnum", "air_time"}
 
 
 @pytest.fixture(scope="module")
-def all_records() -> dataset.Records:
+def all_records() -> dataset.FlightRecords:
     return dataset.records()
 
 
@@ -32,12 +32,12 @@ def raw() -> pd.DataFrame:
     return dataset.read("flights.csv.zip")
 
 
-def test_every_flight_is_a_record(all_records: dataset.Records, raw: pd.DataFrame) -> None:
+def test_every_flight_is_a_record(all_records: dataset.FlightRecords, raw: pd.DataFrame) -> None:
     assert len(all_records) == len(all_records.values) == len(all_records.timestamps) == 336_776
     assert len(dataset.departures()) == len(raw)
 
 
-def test_fields_are_typed_and_null_only_where_a_flight_has_no_such_thing(all_records: dataset.Records) -> None:
+def test_fields_are_typed_and_null_only_where_a_flight_has_no_such_thing(all_records: dataset.FlightRecords) -> None:
     for line in all_records.values[::97]:
         record = json.loads(line)
         assert record.keys() == INTEGERS | TEXTS | TIMES | {"cancelled"}
@@ -49,16 +49,18 @@ def test_fields_are_typed_and_null_only_where_a_flight_has_no_such_thing(all_rec
         assert record["cancelled"] is (record["actual_dep"] is None) is (record["dep_delay"] is None)
 
 
-def test_cancelled_flights_are_all_there(all_records: dataset.Records) -> None:
+def test_cancelled_flights_are_all_there(all_records: dataset.FlightRecords) -> None:
     assert sum(b'"cancelled":true' in line for line in all_records.values) == 8_255
 
 
-def test_key_is_carrier_and_flight_number(all_records: dataset.Records) -> None:
+def test_key_is_carrier_and_flight_number(all_records: dataset.FlightRecords) -> None:
     record = json.loads(all_records.values[1000])
     assert all_records.keys[1000] == f"{record['carrier']}{record['flight']}".encode()
 
 
-def test_timestamp_is_the_actual_departure_or_the_schedule_of_a_cancelled_flight(all_records: dataset.Records) -> None:
+def test_timestamp_is_the_actual_departure_or_the_schedule_of_a_cancelled_flight(
+    all_records: dataset.FlightRecords,
+) -> None:
     for line, stamp in list(zip(all_records.values, all_records.timestamps, strict=True))[::97]:
         record = json.loads(line)
         text = record["actual_dep"] or record["sched_dep"]
@@ -66,7 +68,7 @@ def test_timestamp_is_the_actual_departure_or_the_schedule_of_a_cancelled_flight
 
 
 def test_order_is_that_of_departure_and_equal_times_keep_the_order_of_the_file(
-    all_records: dataset.Records, raw: pd.DataFrame
+    all_records: dataset.FlightRecords, raw: pd.DataFrame
 ) -> None:
     assert all_records.timestamps == sorted(all_records.timestamps)
     [(busiest, count)] = Counter(all_records.timestamps).most_common(1)
@@ -117,7 +119,7 @@ def test_no_flight_is_scheduled_in_the_hours_that_the_clock_repeats_or_skips(raw
     assert march.empty
 
 
-def test_a_share_is_the_first_flights_in_order(all_records: dataset.Records) -> None:
+def test_a_share_is_the_first_flights_in_order(all_records: dataset.FlightRecords) -> None:
     some = dataset.records(0.01)
     assert len(some) == dataset.flights_in(0.01) == 3_367
     assert some.values == all_records.values[:3_367]
@@ -146,7 +148,7 @@ def test_murmur2_is_kafka_s(key: bytes, hashed: int) -> None:
     assert dataset.murmur2(key) == hashed & 0xFFFFFFFF
 
 
-def test_flights_spread_over_all_partitions_and_a_key_stays_in_one(all_records: dataset.Records) -> None:
+def test_flights_spread_over_all_partitions_and_a_key_stays_in_one(all_records: dataset.FlightRecords) -> None:
     partitions = dataset.partitions(4)
     assert sorted(set(partitions.tolist())) == [0, 1, 2, 3]
     places: dict[bytes, set[int]] = {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming_jobs.catalog import truths
-from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.catalog.topology import Topology, truths_in
 from streaming_jobs.catalog.truths import NotComparable, Record
 from streaming_jobs.examples.flights import dataset, truth
 from streaming_jobs.examples.flights.content import rank
@@ -25,7 +24,7 @@ def test_every_shipped_table_has_a_truth() -> None:
     topology = Topology.load(["streaming_jobs.examples.flights.streams"])
     tables = [sink.name for stream in topology.streams.values() for sink in stream.sinks.values()]
     assert (
-        {declared.table for declared in truths.find(["streaming_jobs.examples.flights.streams"], tables)}
+        {declared.table for declared in truths_in(["streaming_jobs.examples.flights.streams"], tables)}
         == set(truth.KEYS)
         == set(tables)
     )

@@ -16,7 +16,8 @@ from deltalake import write_deltalake
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights import truth as truths
-from streaming_jobs.examples.flights.truth import TableCheck, as_frame, compare, differences, truth, watermark
+from streaming_jobs.examples.flights.streams import STREAMS
+from streaming_jobs.examples.flights.truth import TruthCheck, as_frame, compare, differences, truth, watermark
 from streaming_jobs.settings import Settings
 
 SHARE = 0.05
@@ -42,7 +43,7 @@ def write_all(settings: Settings) -> None:
     write(settings, "carrier_totals", truth("carrier_totals", SHARE))
 
 
-def check_of(checks: list[TableCheck], table: str) -> TableCheck:
+def check_of(checks: list[TruthCheck], table: str) -> TruthCheck:
     return next(check for check in checks if check.table == table)
 
 
@@ -73,14 +74,14 @@ def test_truth_of_an_unknown_table_is_refused() -> None:
 
 def test_tables_that_hold_the_truth_pass(settings: Settings) -> None:
     write_all(settings)
-    checks = compare(settings, SHARE)
+    checks = compare(settings, STREAMS, SHARE)
     assert [(check.table, check.ok) for check in checks] == [(table, True) for table in truths.KEYS]
     assert all(check.expected_rows == check.found_rows > 0 for check in checks)
 
 
 def test_windows_no_later_record_has_closed_are_listed_as_open(settings: Settings) -> None:
     write_all(settings)
-    hours = check_of(compare(settings, SHARE), "airport_hours")
+    hours = check_of(compare(settings, STREAMS, SHARE), "airport_hours")
     still_open = len(truth("airport_hours", SHARE)) - hours.expected_rows
     assert still_open > 0
     assert f"{still_open:,} windows" in hours.detail
@@ -90,7 +91,7 @@ def test_windows_no_later_record_has_closed_are_listed_as_open(settings: Setting
 def test_a_window_in_the_table_before_it_is_closed_is_a_difference(settings: Settings) -> None:
     write_all(settings)
     write(settings, "airport_hours", truth("airport_hours", SHARE))
-    hours = check_of(compare(settings, SHARE), "airport_hours")
+    hours = check_of(compare(settings, STREAMS, SHARE), "airport_hours")
     assert not hours.ok
     assert "rows not expected" in hours.detail
 
@@ -99,8 +100,8 @@ def test_lateness_from_the_settings_moves_what_is_closed(tmp_path: Path) -> None
     declared = Settings(home=tmp_path)
     longer = Settings(home=tmp_path, streams={"airport_hours": {"lateness": "12 days"}})
     write_all(declared)
-    assert check_of(compare(declared, SHARE), "airport_hours").ok
-    assert not check_of(compare(longer, SHARE), "airport_hours").ok
+    assert check_of(compare(declared, STREAMS, SHARE), "airport_hours").ok
+    assert not check_of(compare(longer, STREAMS, SHARE), "airport_hours").ok
 
 
 def put(frame: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
@@ -130,13 +131,13 @@ def test_a_difference_is_found_and_said_in_words(settings: Settings, table: str,
     rows = truths._read(settings, table)
     assert rows is not None
     write(settings, table, change(rows))
-    checks = compare(settings, SHARE)
+    checks = compare(settings, STREAMS, SHARE)
     assert [check.table for check in checks if not check.ok] == [table]
     assert words in check_of(checks, table).detail
 
 
 def test_a_missing_table_is_named(settings: Settings) -> None:
-    checks = compare(settings, SHARE)
+    checks = compare(settings, STREAMS, SHARE)
     assert [(check.ok, check.detail) for check in checks] == [(False, "the table does not exist yet")] * 3
 
 
@@ -146,7 +147,7 @@ def test_late_rows_that_the_watermark_dropped_are_a_difference(
     write_all(settings)
     status = SimpleNamespace(late_rows_dropped=3)
     monkeypatch.setattr(truths, "read_status", lambda _, name: status if name == "airport_hours" else None)
-    hours = check_of(compare(settings, SHARE), "airport_hours")
+    hours = check_of(compare(settings, STREAMS, SHARE), "airport_hours")
     assert not hours.ok
     assert "dropped 3 late rows" in hours.detail
 
@@ -154,7 +155,7 @@ def test_late_rows_that_the_watermark_dropped_are_a_difference(
 def test_dead_letters_are_a_difference(settings: Settings) -> None:
     write_all(settings)
     write(settings, "airport_hours_dead_letters", pd.DataFrame({"reason": ["wrong_type"]}))
-    letters = check_of(compare(settings, SHARE), "airport_hours_dead_letters")
+    letters = check_of(compare(settings, STREAMS, SHARE), "airport_hours_dead_letters")
     assert not letters.ok
     assert "not decoded: 1 record" in letters.detail
 
@@ -162,7 +163,7 @@ def test_dead_letters_are_a_difference(settings: Settings) -> None:
 def test_a_topic_with_more_than_one_feed_is_not_comparable(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all(settings)
     monkeypatch.setattr(truths, "_records_in_topic", lambda _: 2 * dataset.flights_in(SHARE))
-    checks = compare(settings, SHARE)
+    checks = compare(settings, STREAMS, SHARE)
     assert not any(check.ok for check in checks)
     assert all("not comparable" in check.detail for check in checks)
 

@@ -14,7 +14,7 @@ import pytest
 from streaming_jobs.platform import java, ports
 from streaming_jobs.platform.jars import Jar
 from streaming_jobs.preflight import doctor
-from streaming_jobs.preflight.doctor import Check, checks
+from streaming_jobs.preflight.doctor import DoctorCheck, checks
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 
@@ -105,7 +105,7 @@ def test_a_package_other_than_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_packages_as_pinned_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "requires", lambda _: ["jgo==4.2.0", "pyspark==4.2.0", "rich>=14"])
     monkeypatch.setattr(doctor, "version", lambda _: "4.2.0")
-    assert doctor.check_packages() == Check("packages", True, "pyspark 4.2.0, 1 more as pinned")
+    assert doctor.check_packages() == DoctorCheck("packages", True, "pyspark 4.2.0, 1 more as pinned")
 
 
 @pytest.mark.parametrize(("content", "ok"), [(b"jar", True), (b"jbr", False), (None, None)])
@@ -193,7 +193,7 @@ def test_each_fault_and_warning_has_a_fix_and_looking_changes_nothing(
 def test_a_configured_cluster_needs_no_broker_jars(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "check_cluster", lambda _: Check("broker", True, "answers"))
+    monkeypatch.setattr(doctor, "check_cluster", lambda _: DoctorCheck("broker", True, "answers"))
     names = [check.name for check in checks(settings({"kafka.bootstrap_servers": "kafka.example:9092"}))]
     assert "jars (broker)" not in names
     assert "jars (spark)" in names

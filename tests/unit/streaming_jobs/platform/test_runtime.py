@@ -204,24 +204,19 @@ def test_executors_of_other_machines_are_asked_before_the_session_is_used(
         runtime.start("tests")
 
 
-@pytest.mark.parametrize("in_time", [True, False])
-def test_a_process_in_which_a_query_did_not_end_is_named_on(settings: SettingsFactory, in_time: bool) -> None:
-    def stop() -> None:
-        if not in_time:
-            raise RuntimeError("Stream Execution thread failed to stop within 5000 milliseconds")
-
-    there: Any = There(queries=[SimpleNamespace(stop=stop)])
-    runtime = ExistingSpark(settings(), there)
-    runtime.start("tests")
-    assert runtime.failure() is None
-    runtime.stop()
-    assert runtime.jvm == (None if in_time else 17)
-
-
-@pytest.mark.parametrize("end", [ExistingSpark.stop, ExistingSpark.kill])
-def test_a_query_that_does_not_end_keeps_no_other_one_running(
-    settings: SettingsFactory, end: Callable[[ExistingSpark], None]
+@pytest.mark.parametrize(
+    ("end", "names", "jvm"),
+    [
+        (ExistingSpark.stop, ["first", "second"], None),
+        (ExistingSpark.stop, ["stuck", "second", "third"], 17),
+        (ExistingSpark.kill, ["first", "second"], 17),
+        (ExistingSpark.kill, ["stuck", "second", "third"], 17),
+    ],
+)
+def test_each_query_is_stopped_and_the_process_stays_named_while_a_query_may_be_at_work_in_it(
+    settings: SettingsFactory, end: Callable[[ExistingSpark], None], names: list[str], jvm: int | None
 ) -> None:
+    """Also after a query that does not end, and after a kill, which waits for no batch."""
     stops: list[str] = []
 
     def stop(name: str) -> Callable[[], None]:
@@ -232,23 +227,12 @@ def test_a_query_that_does_not_end_keeps_no_other_one_running(
 
         return stop
 
-    there: Any = There(queries=[SimpleNamespace(stop=stop(name)) for name in ("stuck", "second", "third")])
+    there: Any = There(queries=[SimpleNamespace(stop=stop(name)) for name in names])
     runtime = ExistingSpark(settings(), there)
     runtime.start("tests")
+    assert runtime.failure() is None
     end(runtime)
-    assert stops == ["stuck", "second", "third"]
-    assert runtime.jvm == 17, "a query may still be at work in it"
-
-
-def test_the_process_of_a_session_that_was_killed_is_named_on_although_its_queries_ended(
-    settings: SettingsFactory,
-) -> None:
-    stops: list[int] = []
-    there: Any = There(queries=[SimpleNamespace(stop=lambda: stops.append(1))])
-    runtime = ExistingSpark(settings(), there)
-    runtime.start("tests")
-    runtime.kill()
-    assert (stops, runtime.jvm) == ([1], 17)
+    assert (stops, runtime.jvm) == (names, jvm)
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -141,6 +141,15 @@ class Fake:
         variables = {**os.environ, "SEEN": str(self.seen), **environment}
         return launch(self.java, SPARK, properties, environment=variables, **further).answer()
 
+    def start_and_kill(self, properties: Mapping[str, str], environment: Mapping[str, str], **further: Any) -> None:
+        gateway = self.start(properties, environment, **further)
+        gateway.process.kill()
+        gateway.process.wait(20)
+
+    def read(self, name: str, separator: str = "\0") -> list[str]:
+        """One of the lists that the program wrote down."""
+        return (self.seen / name).read_text().split(separator)
+
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Fake:
@@ -180,10 +189,8 @@ def test_no_password_is_on_the_command_line_and_the_files_with_them_are_private_
 def test_the_jvm_inherits_what_it_shall_and_prints_into_the_given_file(fake: Fake, tmp_path: Path) -> None:
     left, right = os.pipe()
     with (tmp_path / "printed").open("wb") as printed:
-        gateway = fake.start(MEMORY, {}, keep_open=[left], output=printed)
-    gateway.process.kill()
-    gateway.process.wait(20)
-    inherited = (fake.seen / "inherited").read_text().split()
+        fake.start_and_kill(MEMORY, {}, keep_open=[left], output=printed)
+    inherited = fake.read("inherited", " ")
     assert str(left) in inherited and str(right) not in inherited
     assert (tmp_path / "printed").read_text() == "words of Java\n"
     os.close(left)
@@ -191,11 +198,8 @@ def test_the_jvm_inherits_what_it_shall_and_prints_into_the_given_file(fake: Fak
 
 
 def test_arguments_of_the_environment_are_handed_on(fake: Fake) -> None:
-    gateway = fake.start(MEMORY, {"PYSPARK_SUBMIT_ARGS": "--name 'my app' pyspark-shell"})
-    gateway.process.kill()
-    gateway.process.wait(20)
-    arguments = (fake.seen / "arguments").read_text().split("\0")
-    assert arguments[-3:] == ["--name", "my app", "pyspark-shell"]
+    fake.start_and_kill(MEMORY, {"PYSPARK_SUBMIT_ARGS": "--name 'my app' pyspark-shell"})
+    assert fake.read("arguments")[-3:] == ["--name", "my app", "pyspark-shell"]
 
 
 @pytest.mark.parametrize("code", [1, 3])
@@ -223,9 +227,7 @@ def test_a_package_that_may_bring_data_sources_is_looked_into(tmp_path: Path, mo
 
 
 def test_the_jvm_of_this_machine_has_no_spark_home_even_if_we_have_one(fake: Fake) -> None:
-    gateway = fake.start({**MEMORY, "spark.master": "local[2]"}, {"SPARK_HOME": "/opt/spark"})
-    gateway.process.kill()
-    gateway.process.wait(20)
-    variables = (fake.seen / "environment").read_text().split("\0")
+    fake.start_and_kill({**MEMORY, "spark.master": "local[2]"}, {"SPARK_HOME": "/opt/spark"})
+    variables = fake.read("environment")
     assert not [v for v in variables if v.startswith("SPARK_HOME=")]
     assert "MALLOC_ARENA_MAX=2" in variables

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
-from streaming_jobs.preflight.findings import Finding, enforce
+from streaming_jobs.preflight.findings import StartFinding, enforce
 from streaming_jobs.preflight.rules import check_start
 from tests.support.worlds import PRIMARY, SECONDARY, entry, foreign, settled, with_table, with_topic
 
@@ -48,8 +48,8 @@ def test_a_fence_names_both_ways_on() -> None:
     assert "recourse recover resume parity-0001" in steps and "recourse recover abort parity-0001" in steps
 
 
-def finding(severity: Severity, text: str, step: str = "do this") -> Finding:
-    return Finding(severity, text, step)
+def finding(severity: Severity, text: str, step: str = "do this") -> StartFinding:
+    return StartFinding(severity, text, step)
 
 
 def test_nothing_found_lets_the_stream_start() -> None:

@@ -24,7 +24,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
-from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.preflight.torn_files import repair
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -169,8 +169,8 @@ class Night:
         self.monkeypatch = monkeypatch
 
     def start(self) -> Driver:
-        """Mend, preflight, and the tables opened; raises PreflightRefused."""
-        mend(self.disk.settings, parity)
+        """Repair, preflight, and the tables opened; raises PreflightRefused."""
+        repair(self.disk.settings, parity)
         enforce(self.disk.findings())
         return Driver(self.disk)
 
@@ -191,19 +191,40 @@ class Night:
         planned, committed = checkpoint.last_planned, checkpoint.last_committed
         return 0 if planned is None else planned if planned != committed else planned + 1
 
-    def rows(self, table: str) -> list[int]:
-        """The rows of a table."""
-        return sorted(DeltaTable(self.disk.table(table)).to_pyarrow_table()["n"].to_pylist())
+    def crash_in(self, number: int) -> None:
+        """Write a batch to the tables; Spark has not noted that it is done."""
+        self.disk.plan(number)
+        Driver(self.disk).run(number, [10 * number, 10 * number + 1])
+
+    def rows(self, *tables: str) -> list[int]:
+        """The rows of these tables, or of both."""
+        return sorted(
+            row
+            for table in tables or (PRIMARY, SECONDARY)
+            for row in DeltaTable(self.disk.table(table)).to_pyarrow_table()["n"].to_pylist()
+        )
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
+    """A stream with tables and no batch."""
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    return night
+
+
+@pytest.fixture
+def night(opened: Night) -> Night:
+    """A stream with two batches."""
+    opened.batches(Driver(opened.disk), 1)
+    return opened
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))])
 def test_after_a_power_cut_a_stream_goes_on_exactly_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    night: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Cut at each sync and each step of two batches; what was not synced is lost (seed 0), or survives by chance."""
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.batches(Driver(night.disk), 1)
     driver = Driver(night.disk)
     chance = random.Random(seed)
     power = Power(night.disk.settings.home, monkeypatch)
@@ -225,8 +246,7 @@ def test_after_a_power_cut_a_stream_goes_on_exactly_once(
         later = Night(home, monkeypatch)
         later.batches(later.start(), 4)
         expected = [10 * number + place for number in range(5) for place in (0, 1)]
-        got = sorted(later.rows(PRIMARY) + later.rows(SECONDARY))
-        assert got == expected, f"cut at {step}"
+        assert later.rows() == expected, f"cut at {step}"
 
 
 def watched(method: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
@@ -246,26 +266,17 @@ def newest_file(night: Night) -> Path:
     return max((Path(str(path)) for path in files), key=lambda path: path.stat().st_mtime_ns)
 
 
-def test_a_commit_whose_file_was_cut_off_goes_if_nothing_relies_on_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.batches(Driver(night.disk), 1)
-    night.disk.plan(2)
-    Driver(night.disk).run(2, [20, 21])
+def test_a_commit_whose_file_was_cut_off_goes_if_nothing_relies_on_it(night: Night) -> None:
+    night.crash_in(2)
     newest_file(night).write_bytes(b"")
     night.batches(night.start(), 2)
-    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+    assert night.rows() == [0, 1, 10, 11, 20, 21]
     newest_file(night).write_bytes(b"")  # Spark has noted the batch: its records are not read again
     with pytest.raises(PreflightRefused, match="of table evens, which version 3 added, is gone or cut off"):
         night.start()
 
 
-def test_what_was_being_written_beside_the_log_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.batches(Driver(night.disk), 1)
+def test_what_was_being_written_beside_the_log_goes(night: Night) -> None:
     log = night.disk.table(PRIMARY) / "_delta_log"
     torn = [log / f"{2:020d}.checkpoint.parquet", log / "_last_checkpoint", log / f"{9:020d}.json"]
     torn[2] = log / f"{DeltaTable(night.disk.table(PRIMARY)).version() + 1:020d}.json"
@@ -273,62 +284,48 @@ def test_what_was_being_written_beside_the_log_goes(tmp_path: Path, monkeypatch:
     (night.disk.folder / "state" / "0" / "1" / "SSTs" / "4-a.sst").write_bytes(b"")
     for path in torn:
         path.write_bytes(b"")
-    gone = mend(night.disk.settings, parity)
+    gone = repair(night.disk.settings, parity)
     assert {*torn, night.disk.folder / "state" / "0" / "1" / "4_u4.zip"} == set(gone)
     assert (night.disk.folder / "state" / "0" / "1" / "2_u2.zip").exists()
-    assert mend(night.disk.settings, parity) == []
+    assert repair(night.disk.settings, parity) == []
     night.batches(night.start(), 2)
 
 
-def test_a_first_start_that_was_cut_off_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.disk.plan(0)
-    (night.disk.folder / "sources" / "0" / "0").write_bytes(b"")
-    night.batches(night.start(), 1)
-    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11]
+def test_a_first_start_that_was_cut_off_begins_again(opened: Night) -> None:
+    opened.disk.plan(0)
+    (opened.disk.folder / "sources" / "0" / "0").write_bytes(b"")
+    opened.batches(opened.start(), 1)
+    assert opened.rows() == [0, 1, 10, 11]
 
 
-def test_a_foreign_commit_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.batches(Driver(night.disk), 1)
+def test_a_foreign_commit_is_not_judged(night: Night) -> None:
     write_deltalake(night.disk.table(PRIMARY), pa.table({"k": ["y"], "n": [7]}), mode="append")
     newest_file(night).unlink()
     with pytest.raises(PreflightRefused, match="is gone or cut off"):
-        mend(night.disk.settings, parity)
+        repair(night.disk.settings, parity)
 
 
 def compacted(night: Night) -> Path:
-    """Two batches, and a compaction of the primary table after them; the file that it has made."""
-    night.disk.open()
-    driver = Driver(night.disk)
-    night.batches(driver, 1)
-    TableMaintenance(driver.sinks[PRIMARY], TableSettings(), 1).compact()
+    """Compact the primary table; returns the file of the compaction."""
+    TableMaintenance(Driver(night.disk).sinks[PRIMARY], TableSettings(), 1).compact()
     assert len(DeltaTable(night.disk.table(PRIMARY)).file_uris()) == 1
     return newest_file(night)
 
 
-def test_a_compaction_that_was_cut_off_goes_while_what_it_replaced_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    night = Night(tmp_path / "home", monkeypatch)
+def test_a_compaction_that_was_cut_off_goes_while_what_it_replaced_is_there(night: Night) -> None:
     compacted(night).write_bytes(b"")
     night.batches(night.start(), 2)
     assert night.rows(PRIMARY) == [0, 10, 20]
 
 
-def test_a_compaction_that_is_damaged_after_what_it_replaced_was_swept_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    night = Night(tmp_path / "home", monkeypatch)
+def test_a_compaction_that_is_damaged_after_what_it_replaced_was_swept_stays(night: Night) -> None:
     file = compacted(night)
     for old in set(night.disk.table(PRIMARY).glob("*.parquet")) - {file}:
         old.unlink()
     file.write_bytes(b"")
     before = listing(night.disk.settings)
     with pytest.raises(PreflightRefused, match=f"file {file.name} of table evens, which version"):
-        mend(night.disk.settings, parity)
+        repair(night.disk.settings, parity)
     assert listing(night.disk.settings) == before
 
 
@@ -354,7 +351,7 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
         published.write_bytes(b"")
         before = listing(life.settings)
         with pytest.raises(PreflightRefused, match="is gone or cut off"):
-            mend(life.settings, STREAM) if finished else act(life.settings, plan, "resume")
+            repair(life.settings, STREAM) if finished else act(life.settings, plan, "resume")
         after = listing(life.settings)
         assert {path: after.get(path) for path in before if "_delta_log" in path.parts} == {
             path: text for path, text in before.items() if "_delta_log" in path.parts
@@ -373,19 +370,14 @@ def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytes
     newest_commit = max(log.glob("*.json"))
     newest_commit.write_bytes(newest_commit.read_bytes()[:100])
     with pytest.raises(PreflightRefused, match="a recovery was writing it"):
-        mend(life.settings, STREAM)
+        repair(life.settings, STREAM)
     act(life.settings, plan, "resume")
     assert life.rows() == RIGHT and life.record.generation == 2
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_a_commit_of_others_without_commit_info_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: bool
-) -> None:
+def test_a_commit_of_others_without_commit_info_is_whole(night: Night, accepted: bool) -> None:
     """Delta's protocol leaves it to the writer."""
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.batches(Driver(night.disk), 1)
     table = night.disk.table(PRIMARY)
     write_deltalake(table, pa.table({"k": ["y"], "n": [7]}), mode="append")
     commit = max((table / "_delta_log").glob("*.json"))
@@ -395,35 +387,23 @@ def test_a_commit_of_others_without_commit_info_is_whole(
         assert record is not None
         right = stream_record.Accepted(PRIMARY, int(commit.stem), "mine", 1.7e9)
         stream_record.save(night.disk.settings, replace(record, accepted=(right,)))
-    assert mend(night.disk.settings, parity) == []
+    assert repair(night.disk.settings, parity) == []
     assert night.rows(PRIMARY) == [0, 7, 10]
 
 
-def test_a_commit_of_ours_that_was_cut_off_between_two_lines_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.batches(Driver(night.disk), 1)
-    night.disk.plan(2)
-    Driver(night.disk).run(2, [20, 21])
+def test_a_commit_of_ours_that_was_cut_off_between_two_lines_goes(night: Night) -> None:
+    night.crash_in(2)
     commit = max((night.disk.table(PRIMARY) / "_delta_log").glob("*.json"))
     commit.write_bytes(commit.read_bytes().split(b"\n")[0] + b"\n")
-    assert mend(night.disk.settings, parity) == [commit]
+    assert repair(night.disk.settings, parity) == [commit]
     night.batches(night.start(), 2)
-    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+    assert night.rows() == [0, 1, 10, 11, 20, 21]
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_repeats_a_torn_commit_goes_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
-) -> None:
+def test_what_repeats_a_torn_commit_goes_before_it(night: Night, killed: bool) -> None:
     """A checkpoint of a version whose commit is gone is loaded as that version, with its torn files."""
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.batches(Driver(night.disk), 1)
-    night.disk.plan(2)
-    Driver(night.disk).run(2, [20, 21])
+    night.crash_in(2)
     table = DeltaTable(night.disk.table(PRIMARY))
     table.create_checkpoint()
     log = night.disk.table(PRIMARY) / "_delta_log"
@@ -434,24 +414,20 @@ def test_what_repeats_a_torn_commit_goes_before_it(
     newest_file(night).write_bytes(b"")
     if killed:  # an older release removed the commit first
         (log / f"{name}.json").unlink()
-    gone = mend(night.disk.settings, parity)
+    gone = repair(night.disk.settings, parity)
     assert gone == [*beside, sum_, *([] if killed else [log / f"{name}.json"])]
     night.batches(night.start(), 2)
-    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+    assert night.rows() == [0, 1, 10, 11, 20, 21]
 
 
 @pytest.mark.parametrize("lost", ["empty", "gone"])
-def test_a_lost_note_on_the_very_first_batch_takes_the_plan_of_the_second_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    night = Night(tmp_path / "home", monkeypatch)
-    night.disk.open()
-    night.batches(Driver(night.disk), 0)
-    night.disk.plan(1)
-    note = night.disk.folder / "commits" / "0"
+def test_a_lost_note_on_the_very_first_batch_takes_the_plan_of_the_second_with_it(opened: Night, lost: str) -> None:
+    opened.batches(Driver(opened.disk), 0)
+    opened.disk.plan(1)
+    note = opened.disk.folder / "commits" / "0"
     note.write_bytes(b"") if lost == "empty" else note.unlink()
-    night.batches(night.start(), 1)
-    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11]
+    opened.batches(opened.start(), 1)
+    assert opened.rows() == [0, 1, 10, 11]
 
 
 def test_lost_lines_of_the_ledger_are_added_again_before_a_later_batch_makes_a_hole_of_them(life: Life) -> None:
@@ -459,8 +435,8 @@ def test_lost_lines_of_the_ledger_are_added_again_before_a_later_batch_makes_a_h
     (day,) = life.ledger_file.folder.glob("*.jsonl")
     before = [line.read().entry for lines in life.ledger_file.days(STREAM.name) for line in lines]
     day.write_bytes(b"".join(day.read_bytes().splitlines(keepends=True)[:3]) + b'{"g":1,"b":3,"t":17')
-    mend(life.settings, STREAM)
-    mend(life.settings, STREAM)
+    repair(life.settings, STREAM)
+    repair(life.settings, STREAM)
     life.batch(6)
     found = [line.read() for lines in life.ledger_file.days(STREAM.name) for line in lines]
     assert [line.entry.batch for line in found] == list(range(7))

@@ -474,11 +474,7 @@ def test_preflight_says_what_it_found_when(
     findings = check_start(snapshot)
     assert any(f.severity == severity and expected in f.found and step in f.next_step for f in findings), findings
     assert {f.severity for f in findings} == {severity}
-
-
-@pytest.mark.parametrize("snapshot", [*SOUND.values(), *(snapshot for snapshot, *_ in REFUSED.values())])
-def test_each_finding_names_the_next_step(snapshot: StreamSnapshot) -> None:
-    assert all(f.found and f.next_step for f in check_start(snapshot))
+    assert all(f.found and f.next_step for f in findings)
 
 
 def test_a_second_generation_counts_its_batches_anew() -> None:
@@ -489,7 +485,3 @@ def test_a_second_generation_counts_its_batches_anew() -> None:
         snapshot = with_table(snapshot, table.name, txn=Txn(2, -1), entry=newest)
     assert check_start(snapshot) == []
     assert check_start(replace(snapshot, checkpoint=checkpoint_world(0, 0))) != []
-
-
-def test_the_fixture_topic_is_sound() -> None:
-    assert topic_world().retention_ms == -1

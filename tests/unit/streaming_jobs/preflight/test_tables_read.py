@@ -10,7 +10,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TableAwaited, TopicUnknown
-from streaming_jobs.preflight.findings import Finding, enforce
+from streaming_jobs.preflight.findings import StartFinding, enforce
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot, _content_gone
 from streaming_jobs.preflight.topic_rules import topic_findings
 from streaming_jobs.runtime.stream_runner import AWAIT_DELAY, Retries
@@ -23,7 +23,9 @@ from tests.support.written_table import WrittenTable
 TABLE = "numbers"
 
 
-def reading(snapshot: StreamSnapshot, position: int | None = None, start: int = 0, **changes: Any) -> list[Finding]:
+def reading(
+    snapshot: StreamSnapshot, position: int | None = None, start: int = 0, **changes: Any
+) -> list[StartFinding]:
     """The findings about a stream whose last batch, not committed yet, read versions [start, position)."""
     values: dict[str, Any] = {"earliest": {0: 0}, "latest": {0: 50}, "continues": {0: 10}, "kind": "table", **changes}
     topic_id = values.pop("topic_id", "id")
@@ -44,7 +46,7 @@ def test_a_table_that_is_not_made_yet_is_awaited_and_one_that_is_gone_is_not() -
 
 
 def test_something_else_that_is_wrong_comes_before_waiting() -> None:
-    other = Finding("refuse", "something else", "do it")
+    other = StartFinding("refuse", "something else", "do it")
     with pytest.raises(PreflightRefused, match="something else"):
         enforce([*reading(fresh(), topic_id=None), other])
 

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import OffsetBounds
-from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
@@ -89,12 +89,9 @@ def test_a_driver_killed_before_or_in_its_first_batch_can_start_again(disk: Disk
     assert disk.open().findings() == []
     disk.plan(0)
     assert disk.findings() == []
-    disk.write(DEAD_LETTERS, 0)
-    assert disk.findings() == []
-    disk.write(SECONDARY, 0)
-    assert disk.findings() == []
-    disk.write(PRIMARY, 0)
-    assert disk.findings() == []
+    for table in (DEAD_LETTERS, SECONDARY, PRIMARY):
+        disk.write(table, 0)
+        assert disk.findings() == [], f"killed after {table}"
     disk.finish(0)
     assert disk.findings() == []
 
@@ -290,7 +287,7 @@ def test_a_log_that_hides_what_came_after_the_newest_entry_is_refused(disk: Disk
     foreign_append(disk)
     upkeep(disk, PRIMARY, 1)
     shorten_log(disk.table(PRIMARY), 1)
-    findings: list[Finding] = disk.findings()
+    findings: list[StartFinding] = disk.findings()
     assert ["no longer shows what happened" in f.found for f in findings] == [True]
 
 

@@ -12,7 +12,7 @@ from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import ShardsSnapshot, StreamSnapshot, TopicSinkSnapshot
 from streaming_jobs.sources.topics import TopicInfo
-from tests.support.worlds import PRIMARY, STREAM, checkpoint_world, entry, fresh, opened, settled, with_table
+from tests.support.worlds import PRIMARY, STREAM, checkpoint_world, fresh, opened, settled, with_table
 
 NAME, TOPIC = "topic:orders", "orders"
 SHARDS = "__recourse.s.orders.shards-2"
@@ -145,10 +145,6 @@ def test_a_topic_that_is_no_longer_written_is_missed() -> None:
     (finding,) = check_start(gone)
     assert "no longer writes topic orders exactly once" in finding.found
     assert check_start(replace(gone, topic_sinks_known=False)) == [], "a replay writes none, and looks at none"
-
-
-def test_the_entry_of_the_world_lists_no_topic() -> None:
-    assert NAME not in entry(7).txns
 
 
 def shards(*batches: int | None, declared: int = 2, marked: bool = True) -> dict[str, Any]:

@@ -418,12 +418,12 @@ def test_a_driver_process_is_ended_with_all_it_started(tmp_path: Path) -> None:
 def test_a_feed_that_was_cut_inside_a_chunk_is_made_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import numpy as np
 
-    from streaming_jobs.examples.flights.content import TopicContent
+    from streaming_jobs.examples.flights.content import FlightsInTopic
     from streaming_jobs.examples.flights.dataset import TOTAL, flights_in
 
     sent: list[int] = []
     missing = np.array([7, *range(10, TOTAL)])  # the tenth flight is there, the eighth is not
-    monkeypatch.setattr(feeding, "survey", lambda _: TopicContent(9, TOTAL, missing))
+    monkeypatch.setattr(feeding, "survey", lambda _: FlightsInTopic(9, TOTAL, missing))
     send: Callable[..., None] = lambda _, *, rate, share: sent.append(flights_in(share))  # noqa: E731
     monkeypatch.setattr(feeding, "feed", send)
     made = Feeding(Settings.load(), rate=1, records=100)
