@@ -1,4 +1,4 @@
-"""`recourse chaos`: what it prints, how it ends, and what becomes of the home."""
+"""`recourse chaos` of both subjects: what it prints, how it ends, and what becomes of the home."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ import pytest
 from orchestration import cli
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights.truth import TableCheck
-from streaming_jobs.verification.chaos.damages import Outcome
-from streaming_jobs.verification.chaos.kill_loop import Plan, Report
-from streaming_jobs.verification.chaos.rule_truth import RuleCheck
-from streaming_jobs.verification.chaos.session_runner import ChaosFailed, Tally
-from streaming_jobs.verification.chaos.subjects import FLIGHTS
-from streaming_jobs.verification.ledger_chain import Fault
+from streaming_jobs.verification.chaos.flight_damages import DamageOutcome
+from streaming_jobs.verification.chaos.flight_subject import FLIGHTS, RuleCheck, TableFindings
+from streaming_jobs.verification.chaos.kill_loop import LoopPlan, LoopReport, plan_of
+from streaming_jobs.verification.chaos.number_subject import NUMBERS, TopicFindings
+from streaming_jobs.verification.chaos.numbers import WrittenTopicCheck
+from streaming_jobs.verification.chaos.sessions import ChaosFailed, Tally
+from streaming_jobs.verification.ledger_chain import TableFault
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.verdict import Verdict
-from streaming_jobs.verification.verifier import verify
-from tests.support.proofs import BATCHES, CLEAN, make_tables, topic
+from streaming_jobs.verification.verifier import OverallVerdict, verify
+from tests.support.proofs import BATCHES, CLEAN, SUBJECTS, make_tables, topic
 
+TablesReport = LoopReport[TableFindings]
+TopicsReport = LoopReport[TopicFindings]
 RULES = RuleCheck("flights_judged", 60, 40, 15, 5, ())
-FAULT = Fault(CLEAN, 7, "rows", "3 offsets are in more than one row")
+FAULT = TableFault(CLEAN, 7, "rows", "3 offsets are in more than one row")
 
 
 @pytest.fixture
-def verdict(tmp_path: Path) -> Verdict:
-    return verify(FLIGHTS, make_tables(tmp_path / "tables"), topic(), finished=True)
+def verdict(tmp_path: Path) -> OverallVerdict:
+    return verify(SUBJECTS, make_tables(tmp_path / "tables"), topic(), finished=True)
 
 
 @pytest.fixture
-def report(verdict: Verdict, tmp_path: Path) -> Report:
+def report(verdict: OverallVerdict, tmp_path: Path) -> TablesReport:
     tally = Tally(
         kills=3,
         points=Counter({"flights_clean:staged": 1, "carrier_totals:staged": 1}),
@@ -43,8 +45,9 @@ def report(verdict: Verdict, tmp_path: Path) -> Report:
         sessions=4,
         replayed={("flights_clean", 1, 3)},
     )
-    checks = tuple(TableCheck(subject.table, True, 5, 5, "every row is equal") for subject in FLIGHTS)
-    return Report(Plan(3, 7), tmp_path, 12.3, tally, 12, 15, 0, (), verdict, checks, (RULES,))
+    checks = tuple(TableCheck(subject.table, True, 5, 5, "every row is equal") for subject in SUBJECTS)
+    findings = TableFindings(15, 0, (), checks, (RULES,))
+    return LoopReport(plan_of(FLIGHTS, 3, 7), tmp_path, 12.3, tally, verdict, findings)
 
 
 @pytest.fixture
@@ -54,18 +57,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "chaos"
 
 
-def runs(monkeypatch: pytest.MonkeyPatch, outcome: Report | Exception) -> None:
-    def run(plan: Plan, folder: Path, base: Any, tell: Any) -> Report:
+def runs(monkeypatch: pytest.MonkeyPatch, outcome: LoopReport[Any] | Exception) -> list[LoopPlan]:
+    """Let the loop end so; returns the plans that it gets."""
+    seen: list[LoopPlan] = []
+
+    def run(subject: Any, plan: LoopPlan, folder: Path, base: Any, tell: Any) -> LoopReport[Any]:
+        seen.append(plan)
         (folder / "touched").touch()
         if isinstance(outcome, Exception):
             raise outcome
         return replace(outcome, plan=plan)
 
     monkeypatch.setattr("streaming_jobs.verification.chaos.kill_loop.run", run)
+    return seen
 
 
 def test_a_run_that_proves_it_ends_with_0_and_takes_its_home_away(
-    home: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, report: TablesReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs(monkeypatch, report)
     assert cli.main(["chaos", "--kills", "3", "--seed", "7", "--home", str(home)]) == 0
@@ -81,7 +89,7 @@ def test_a_run_that_proves_it_ends_with_0_and_takes_its_home_away(
 
 
 def test_keep_leaves_the_home_and_says_where(
-    home: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, report: TablesReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs(monkeypatch, report)
     assert cli.main(["chaos", "--kills", "3", "--home", str(home), "--keep"]) == 0
@@ -96,18 +104,18 @@ def test_keep_leaves_the_home_and_says_where(
         ({"truth": (TableCheck("carrier_totals", False, 1, 2, "1 rows missing"),)}, "carrier_totals: 1 rows missing"),
         ({"rules": (replace(RULES, differences=("1 rows missing",)),)}, "not as the rules say: 1 rows missing"),
         ({"rules": (replace(RULES, dropped=4),)}, "other rows or numbers"),
-        ({"scenarios": (Outcome("checkpoint deleted", False, 0, "it started", ""),)}, "NO: it started"),
+        ({"scenarios": (DamageOutcome("checkpoint deleted", False, 0, "it started", ""),)}, "NO: it started"),
     ],
 )
 def test_anything_that_is_not_right_ends_with_1_and_keeps_the_home(
     home: Path,
-    report: Report,
+    report: TablesReport,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     change: dict[str, Any],
     message: str,
 ) -> None:
-    runs(monkeypatch, replace(report, **change))
+    runs(monkeypatch, replace(report, findings=replace(report.findings, **change)))
     assert cli.main(["chaos", "--home", str(home)]) == 1
     printed = capsys.readouterr()
     assert message in printed.out + printed.err and "NOT PROVED" in printed.err
@@ -115,7 +123,7 @@ def test_anything_that_is_not_right_ends_with_1_and_keeps_the_home(
 
 
 def test_offsets_that_were_lost_are_listed(
-    home: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, report: TablesReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *others = report.verdict.streams
     lost = replace(report.verdict, streams=(replace(first, lost=(Span("flights", 1, 5, 9),)), *others))
@@ -141,7 +149,7 @@ def test_a_folder_that_is_in_use_is_refused(home: Path, capsys: pytest.CaptureFi
 
 
 def test_json_has_stable_keys(
-    home: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, report: TablesReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs(monkeypatch, report)
     assert cli.main(["chaos", "--seed", "7", "--home", str(home), "-o", "json"]) == 0
@@ -152,3 +160,93 @@ def test_json_has_stable_keys(
     assert value["offsets_verified"] == 3 * value["records"] == 3 * 15 * BATCHES
     assert value["rules"] == [{**asdict(RULES), "differences": [], "ok": True}]
     assert [stream["proved"] for stream in value["streams"]] == [True] * 3
+
+
+COPIED = WrittenTopicCheck("chaos_copied", 1500, 1500, 0, 0, 0, 0)
+FIGURES = WrittenTopicCheck("chaos_figures", 1500, 120, 0, 0, 0, 0, closed=40, groups=40)
+
+
+@pytest.fixture
+def topics(report: TablesReport) -> TopicsReport:
+    """The outcome of a run over topics."""
+    tally = replace(
+        report.tally,
+        points=Counter({"numbers_copied:transaction_open": 1, "numbers_added_up:transaction_open": 1}),
+        broker_kills=2,
+        transactions_cut=1,
+        zombies=1,
+    )
+    findings = TopicFindings(1500, 40, (), (COPIED, FIGURES), 3120, ())
+    return LoopReport(plan_of(NUMBERS, 3, 7), report.home, 12.3, tally, report.verdict, findings)
+
+
+def chaos(home: Path, *arguments: str) -> int:
+    return cli.main(["chaos", "--subject", "topics", "--home", str(home), *arguments])
+
+
+def test_the_report_of_topics_has_kills_by_kind_and_each_topic(
+    home: Path, topics: TopicsReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = runs(monkeypatch, topics)
+    assert chaos(home, "--kills", "3", "--seed", "7") == 0
+    printed = capsys.readouterr()
+    assert "chaos --kills 3 --seed 7 --subject topics repeats these faults" in printed.err
+    lines = [line.split() for line in printed.out.splitlines()]
+    for row in (
+        ["at", "transaction_open", "2", "on", "2", "streams"],
+        ["in", "an", "open", "transaction", "1"],
+        ["zombies,", "each", "refused", "1"],
+        ["records", "fed", "1,500"],
+        ["chaos_copied", "1,500", "1,500", "0", "0", "0", "0", "-", "ok"],
+        ["chaos_figures", "1,500", "120", "0", "0", "0", "0", "40", "of", "40", "ok"],
+    ):
+        assert row in lines, printed.out
+    assert plans == [plan_of(NUMBERS, 3, 7)] and (plans[0].rate, plans[0].max_offsets) == (150.0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"checks": (replace(COPIED, missing=1),)}, "WRONG"),
+        ({"checks": (replace(COPIED, disordered=1),)}, "WRONG"),
+        ({"checks": (replace(FIGURES, closed=39),)}, "39 of 40"),
+        ({"checks": ()}, "NOT PROVED"),
+        ({"fed": 0}, "NOT PROVED"),
+        ({"unlike": ("chaos_copied",)}, "topic chaos_copied is not what the reader outside saw"),
+        ({"feed_faults": ("key 1:2..3 has 1 numbers",)}, "not fed as it should be: key 1:2..3 has 1 numbers"),
+    ],
+)
+def test_a_topic_that_is_not_right_ends_with_1(
+    home: Path,
+    topics: TopicsReport,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    message: str,
+) -> None:
+    runs(monkeypatch, replace(topics, findings=replace(topics.findings, **change)))
+    assert chaos(home) == 1
+    printed = capsys.readouterr()
+    assert message in printed.out + printed.err and "NOT PROVED" in printed.err
+
+
+def test_json_of_topics_has_stable_keys(
+    home: Path, topics: TopicsReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(monkeypatch, topics)
+    assert chaos(home, "--seed", "7", "-o", "json") == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["ok"] is True and (value["records_fed"], value["keys"], value["zombies"]) == (1500, 40, 1)
+    assert (value["broker_kills"], value["broker_kills_in_transactions"]) == (2, 1)
+    assert [(one["topic"], one["ok"], one["closed"]) for one in value["topics"]] == [
+        ("chaos_copied", True, 0),
+        ("chaos_figures", True, 40),
+    ]
+
+
+def test_scenarios_are_for_tables(
+    home: Path, topics: TopicsReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = runs(monkeypatch, topics)
+    assert chaos(home, "--scenarios") == UsageError.exit_code
+    assert "--scenarios damages streams that write tables" in capsys.readouterr().err and plans == []
