@@ -5,7 +5,7 @@
 | row counts   | append tables                    | there are as many rows as the entries say were written |
 | records      | plans of one row per record      | every record is one row or a dead letter, by its place, or counted |
 | keys         | upserts                          | no key twice, none that is null |
-| equation     | plans of one row per record      | of each batch: `taken_out.py` |
+| equation     | plans of one row per record      | of each batch: `records.py` |
 | dead letters | every stream                     | each refused record once, with its format's own reason |
 
 Values are not compared here: that takes a truth of the user's own (`truths.py`), or Spark (`recompute.py`).

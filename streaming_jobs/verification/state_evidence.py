@@ -2,7 +2,7 @@
 
     <state>/<stream>/ledger/2026-11-21.jsonl[.gz]   a line per batch, kept for days
     <state>/<stream>/stream.json                    generations and where each began, topics, what was skipped
-    <state>/<stream>/slices/<id>.json               ranges of rows that were rebuilt (`rebuilt_slices.py`)
+    <state>/<stream>/slices/<id>.json               ranges of rows that were rebuilt (`RebuiltSlice`)
     <state>/<stream>/outputs.json                   which rows the plans of the stream's code make of a record
 
 The verifier has its own reader of these files, as it has one of the logs (`delta_log.py`).
