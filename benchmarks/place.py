@@ -1,4 +1,4 @@
-"""Where a benchmark works: a home and a broker of its own, a Spark session in this very process, or commands beside it."""
+"""Where a benchmark works: a home and a broker of its own, a Spark session in this process, or commands beside it."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def told() -> Iterator[Told]:
 
     console = stderr_console()
     if not console.is_terminal:
-        yield _Lines()
+        yield _ProgressLines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
@@ -154,7 +154,7 @@ def told() -> Iterator[Told]:
         yield tell
 
 
-class _Lines:
+class _ProgressLines:
     """Prints a line when an activity begins, when it ends, and every ten seconds between."""
 
     def __init__(self) -> None:

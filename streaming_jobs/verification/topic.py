@@ -7,7 +7,7 @@ arrive later are not read, so reading also ends for a topic that grows all the t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -195,19 +195,3 @@ class CommittedReader:
                 )
             if now - moved > self.kafka.timeout.total_seconds():
                 raise failures.unreachable(f"read topic {self.name}, partition {number}", self.kafka.timeout)
-
-
-@dataclass(frozen=True)
-class ListedRecords:
-    """Records in memory, which tests use in place of a topic."""
-
-    listed: Sequence[RawRecord]
-
-    def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
-        wanted = list(spans)
-        for record in sorted(self.listed, key=lambda r: (r.topic, r.partition, r.offset)):
-            if any(
-                (s.topic, s.partition) == (record.topic, record.partition) and s.start <= record.offset < s.end
-                for s in wanted
-            ):
-                yield record

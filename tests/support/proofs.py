@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,8 +20,9 @@ from streaming_jobs.verification.chaos.home import Home
 from streaming_jobs.verification.chaos.kill_loop import home_of
 from streaming_jobs.verification.chaos.version_reader import WatchedStream
 from streaming_jobs.verification.delta_log import commit_file, versions
+from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.subject import Subject
-from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord
 from streaming_jobs.verification.verifier import StreamVerdict, verify
 
 TOPIC, TOPIC_ID = "flights", "q2Fxt25LSjKInOzlgP-Hyw"
@@ -232,3 +233,19 @@ def is_long(row: Mapping[str, Any], batch: int) -> bool:
 def flights_home(folder: Path) -> Home:
     """The home of a kill loop, with batches of at most 50 records."""
     return home_of(FLIGHTS, folder, Settings.load(), 50)
+
+
+@dataclass(frozen=True)
+class ListedRecords:
+    """Records in memory, in place of a topic's reader."""
+
+    listed: Sequence[RawRecord]
+
+    def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
+        wanted = list(spans)
+        for record in sorted(self.listed, key=lambda r: (r.topic, r.partition, r.offset)):
+            if any(
+                (s.topic, s.partition) == (record.topic, record.partition) and s.start <= record.offset < s.end
+                for s in wanted
+            ):
+                yield record

@@ -21,10 +21,10 @@ from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.verification.delta_log import commit_file, read_commit, versions
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, ListedRecords, RawRecord
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord
 from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.placed import named, refusing_batch
-from tests.support.proofs import Spoiler
+from tests.support.proofs import ListedRecords, Spoiler
 
 BATCHES = 5
 TODAY = code_version(STREAM, ()).hash

@@ -21,9 +21,10 @@ from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.lineage import Coverage
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.subject import Comparison
-from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, ListedRecords, RawRecord
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord
 from streaming_jobs.verification.truths import compare_truth, too_late, watermarks
 from tests.support.life import ROWS
+from tests.support.proofs import ListedRecords
 
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
