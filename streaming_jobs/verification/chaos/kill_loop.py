@@ -126,15 +126,15 @@ class LoopSubject(Protocol[F_co]):
     def max_offsets(self) -> int:
         """Records per batch, unless the user says another number."""
 
-    def steps(self, plan: LoopPlan) -> tuple[Steps, Sequence[int]]:
+    def steps(self, plan: LoopPlan, /) -> tuple[Steps, Sequence[int]]:
         """The phases of a run, and the numbers of kills after which the broker is killed too."""
 
-    def topics(self, plan: LoopPlan) -> Mapping[str, int]:
+    def topics(self, plan: LoopPlan, /) -> Mapping[str, int]:
         """The topics that exist before the streams start, with their partitions."""
 
-    def feed(self, home: Home, plan: LoopPlan, steps: Steps) -> Feed: ...
+    def feed(self, home: Home, plan: LoopPlan, steps: Steps, /) -> Feed: ...
 
-    def observer(self, home: Home, plan: LoopPlan) -> Observer[F_co]: ...
+    def observer(self, home: Home, plan: LoopPlan, /) -> Observer[F_co]: ...
 
 
 @dataclass(frozen=True)
