@@ -110,7 +110,10 @@ def _subject(name: ChaosSubject) -> LoopSubject[TableFindings | TopicFindings]:
 
 def as_json(report: LoopReport[Any]) -> dict[str, Any]:
     tally, found = report.tally, report.findings
-    figures, checks = (_topic_data if _about_topics(found) else _table_data)(tally, found)
+    if _about_topics(found):
+        figures, checks = _topic_data(found), {}
+    else:
+        figures, checks = _table_data(tally, found)
     return {
         "ok": report.ok,
         "seed": report.plan.seed,
@@ -148,8 +151,8 @@ def _table_data(tally: Tally, found: TableFindings) -> tuple[dict[str, Any], dic
     }
 
 
-def _topic_data(_: Tally, found: TopicFindings) -> tuple[dict[str, Any], dict[str, Any]]:
-    figures = {
+def _topic_data(found: TopicFindings) -> dict[str, Any]:
+    return {
         "records_fed": found.fed,
         "keys": found.keys,
         "feed_faults": list(found.feed_faults),
@@ -157,13 +160,12 @@ def _topic_data(_: Tally, found: TopicFindings) -> tuple[dict[str, Any], dict[st
         "records_read_while_it_ran": found.seen,
         "topics_read_unlike": list(found.unlike),
     }
-    return figures, {}
 
 
 def _print_report(report: LoopReport[Any]) -> None:
     tally, verdict, found = report.tally, report.verdict, report.findings
     topics = _about_topics(found)
-    begin, end = (_topic_figures if topics else _table_figures)(report)
+    begin, end = _topic_figures(report) if topics else _table_figures(report)
     figures = [
         ("seed", str(report.plan.seed)),
         *kills(tally),

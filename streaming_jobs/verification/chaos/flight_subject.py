@@ -45,7 +45,7 @@ from streaming_jobs.verification.delta_log import read_commit, versions
 from streaming_jobs.verification.ledger_chain import TableFault
 from streaming_jobs.verification.subject import DROPPED, QUARANTINED
 
-_PLACE = ["source_partition", "source_offset"]
+_PLACE = ("source_partition", "source_offset")
 _BY_PLACE = Places(*_PLACE)
 
 
@@ -320,7 +320,7 @@ def newest(flights: pd.DataFrame) -> Expected:
     placed = flights[["carrier", "flight", "dep_delay", *_PLACE]]
     good = placed[~late]
     return Expected(
-        good.sort_values(_PLACE).drop_duplicates(["carrier", "flight"], keep="last"),
+        good.sort_values([*_PLACE]).drop_duplicates(["carrier", "flight"], keep="last"),
         placed[late].assign(_rules="dep_delay_between"),
         len(good),
         0,
