@@ -1,36 +1,28 @@
-"""Where a benchmark works: a home and a broker of its own, streams in this very process, or commands beside it."""
+"""Where a benchmark works: a home and a broker of its own, a Spark session in this process, or commands beside it."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import Child, clean_environment
-from benchmarks.run import Row, in_turn, median, quantile, wait_until
+from benchmarks.run import wait_until
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.runtime.connection import Connection
-from streaming_jobs.runtime.stream_queries import SparkQueries
-from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, client_file
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, read_status
-from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 _START_SECONDS = 240.0
 
@@ -82,32 +74,8 @@ def wait_for_batches(
 
 
 @dataclass
-class Started:
-    """A stream that runs in this process, and what its batches reported."""
-
-    running: StreamRunner
-    progress: dict[int, StreamingQueryProgress] = field(default_factory=dict)
-    """What Spark reported of each batch, by its number."""
-
-    def look(self, spark: SparkSession) -> bool:
-        """Keep what Spark reports; whether the stream is over."""
-        query = self.running.query
-        for report in query.recentProgress if query is not None else ():
-            if "addBatch" in report.durationMs:
-                self.progress[report.batchId] = report
-        self.running.poll(spark)
-        self.running.refresh_status()
-        return self.running.ended
-
-    def batch_ms(self, batches: Iterable[int]) -> list[float]:
-        """Milliseconds of whole batches, without those that had no records."""
-        reports = (self.progress[batch] for batch in sorted(batches))
-        return [float(report.durationMs["triggerExecution"]) for report in reports if report.numInputRows]
-
-
-@dataclass
 class Workshop:
-    """A place with a Spark session, and streams in this very process by the classes that a driver uses."""
+    """A place with a Spark session in this very process."""
 
     place: Place
     settings: Settings
@@ -117,58 +85,6 @@ class Workshop:
         kafka, bootstrap = self.settings.kafka, self.place.bootstrap
         quick = Topics(client_config(kafka, bootstrap), timedelta(seconds=2))
         return Connection(client_file(self.settings, bootstrap), Topics.of(kafka, bootstrap), quick)
-
-    def start(self, stream: Stream, trigger: str = "available-now") -> Started:
-        """Start a stream; as a rule over all that its topic holds."""
-        lease = acquire(self.settings, stream.name, purpose="benchmark", wait=5)
-        queries = SparkQueries(self.settings, connection=self.connection())
-        running = StreamRunner(stream, self.settings, queries, lease, Status(stream.name), trigger)
-        running.preflight()
-        running.start(self.spark)
-        return Started(running)
-
-    def wait(self, started: Started, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        look = partial(started.look, self.spark)
-        wait_until(lambda: time.monotonic() > until, seconds + 60, "the time of a stream", check=look)
-
-    def batches_during(self, started: Started, task: Callable[[], object]) -> list[float]:
-        """Milliseconds of each whole batch with records that ended while the task ran; the task has to look."""
-        started.look(self.spark)
-        before = set(started.progress)
-        task()
-        return started.batch_ms(started.progress.keys() - before)
-
-    def beside(self, started: Started, tasks: Mapping[str, Callable[[], object]], rounds: int) -> list[Row]:
-        """What each task does to the batches of a stream beside it, in turns; they are compared with the first one."""
-        windows: dict[str, list[list[float]]] = {name: [] for name in tasks}
-        for number in range(rounds):
-            for name in in_turn(list(tasks), number):
-                windows[name].append(self.batches_during(started, tasks[name]))
-        batches = {name: [*chain.from_iterable(parts)] for name, parts in windows.items()}
-        if empty := [name for name, ms in batches.items() if not ms]:
-            raise RuntimeError(f"no batch ended beside {', '.join(empty)}: the windows are too short")
-        plain = median(next(iter(batches.values())))
-        return [
-            {"beside": name, "batches": len(ms), "median ms": median(ms), "p90 ms": quantile(ms, 0.9),
-             "to the first": median(ms) / plain,
-             "median of each window": " ".join(f"{median(window):.0f}" for window in windows[name])}
-            for name, ms in batches.items()
-        ]  # fmt: skip
-
-    def finish(self, started: Started, seconds: float, *, stop: bool = False) -> None:
-        """Wait for a stream's end, with `stop` after a request for it; raises if it failed or did not end."""
-        running = started.running
-        if stop:
-            running.request_stop()
-        try:
-            wait_until(lambda: started.look(self.spark), seconds, running.stream.name)
-        finally:
-            if running.query is not None:
-                running.query.stop()
-            running.lease.release()
-        if running.status.state != "stopped":
-            raise RuntimeError(f"stream {running.stream.name} failed: {running.status.error}")
 
 
 @contextmanager

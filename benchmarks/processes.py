@@ -120,21 +120,6 @@ class Child:
         return "\n    ".join(["", *self._output().splitlines()[-15:]])
 
 
-def run_command(
-    command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float, meanwhile: Callable[[], object]
-) -> float:
-    """Seconds of a command; `meanwhile` is called often. Raises ChildFailed for an exit code other than 0."""
-    child = Child(command, environment, log)
-    try:
-        wait_until(lambda: child.exit_code is not None, seconds, " ".join(command), check=meanwhile)
-        took = time.time() - child.started
-    finally:
-        code = child.stop()
-    if code:
-        raise ChildFailed(f"{' '.join(command)} ended with {code}: {log.read_text()[-2000:]}")
-    return took
-
-
 @dataclass(frozen=True)
 class Reading:
     """A look at a process tree and at the whole machine.

@@ -241,7 +241,6 @@ _COLUMNS = {
     "streaming_jobs.text": 4,
     "streaming_jobs.errors": 2,
     "streaming_jobs.verification.chaos": 3,
-    "streaming_jobs.verification.topic_chaos": 4,
     "streaming_jobs.verification": 3,
     "streaming_jobs.examples.flights": 4,
     "streaming_jobs.examples.stock": 4,

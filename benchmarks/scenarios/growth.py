@@ -41,7 +41,7 @@ from streaming_jobs.examples.flights.feeder import PARTITIONS
 from streaming_jobs.runtime.session_options import supervised_command
 from streaming_jobs.settings import DEMONSTRATION
 from streaming_jobs.sources.planner import SMALL
-from streaming_jobs.verification.chaos.python_processes import planners, workers
+from streaming_jobs.verification.chaos.drivers import planners, workers
 
 BURST = 2 * SMALL + 10_000
 EVERY, BURST_EVERY = 1.0, 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -19,18 +18,15 @@ from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
-    from streaming_jobs.settings import Settings
-    from streaming_jobs.verification.chaos.kill_loop import Report
-    from streaming_jobs.verification.chaos.rule_truth import RuleCheck
-    from streaming_jobs.verification.chaos.session_runner import Tally
-    from streaming_jobs.verification.topic_chaos.checks import TopicCheck
-    from streaming_jobs.verification.topic_chaos.run import Report as TopicReport
+    from streaming_jobs.verification.chaos.flight_subject import RuleCheck, TableFindings
+    from streaming_jobs.verification.chaos.kill_loop import Findings, LoopReport, LoopSubject
+    from streaming_jobs.verification.chaos.number_subject import TopicFindings
+    from streaming_jobs.verification.chaos.numbers import WrittenTopicCheck
+    from streaming_jobs.verification.chaos.sessions import Tally
 
 
 _SHOWN = 20
 _RANDOM_SEEDS = 10_000
-_RATES = {"tables": 60.0, "topics": 150.0}
-_BATCHES = {"tables": 200, "topics": 1000}
 
 
 class ChaosSubject(StrEnum):
@@ -67,18 +63,19 @@ def chaos(
     output: OutputOption = Output.text,
 ) -> None:
     """Run the streams on a broker of their own, kill them with -9, and verify that every offset came exactly once."""
+    import secrets
+
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import fetch_jars
     from streaming_jobs.errors import UsageError
+    from streaming_jobs.verification.chaos import kill_loop
 
     if scenarios and subject is ChaosSubject.topics:
         raise UsageError("--scenarios damages streams that write tables", "leave out --subject topics, or --scenarios")
     base = invocation(context).settings
-    rate, batch = rate or _RATES[subject], batch or _BATCHES[subject]
-    seed = seed if seed is not None else _by_chance()
-    run = (
-        _of_tables(kills, seed, rate, batch, scenarios) if subject == "tables" else _of_topics(kills, seed, rate, batch)
-    )
+    seed = seed if seed is not None else secrets.randbelow(_RANDOM_SEEDS)
+    chosen = _subject(subject)
+    plan = kill_loop.plan_of(chosen, kills, seed, rate=rate, max_offsets=batch, scenarios=scenarios)
     folder = _folder(home)
     again = commands.chaos(kills=kills, seed=seed) + (" --subject topics" if subject == "topics" else "")
     say(f"seed {seed}: {again} repeats these faults; home {folder}")
@@ -86,48 +83,37 @@ def chaos(
     try:
         with stop_signals_interrupt():
             fetch_jars(base, broker=True)
-            ok, as_data, show = run(folder, base)
-        keep_home = keep or not ok
+            report = kill_loop.run(chosen, plan, folder, base, say)
+        keep_home = keep or not report.ok
     finally:
         if keep_home:
             say(f"the home is kept: {folder}")
         else:
             shutil.rmtree(folder)
     if output is Output.json:
-        print_json(as_data())
+        print_json(as_json(report))
     else:
-        show()
-    if not ok:
+        _print_report(report)
+    if not report.ok:
         raise typer.Exit(FAILED)
 
 
-Outcome = tuple[bool, "Callable[[], dict[str, Any]]", "Callable[[], None]"]
-"""True if all was proved, the report with stable keys, and the report for people."""
-Run = Callable[[Path, "Settings"], Outcome]
+def _subject(name: ChaosSubject) -> LoopSubject[TableFindings | TopicFindings]:
+    if name is ChaosSubject.tables:
+        from streaming_jobs.verification.chaos.flight_subject import FLIGHTS
+
+        return FLIGHTS
+    from streaming_jobs.verification.chaos.number_subject import NUMBERS
+
+    return NUMBERS
 
 
-def _of_tables(kills: int, seed: int, rate: float, batch: int, scenarios: bool) -> Run:
-    from streaming_jobs.verification.chaos.kill_loop import Plan, run
-
-    def made(folder: Path, base: Settings) -> Outcome:
-        report = run(Plan(kills, seed, rate, batch, scenarios), folder, base, say)
-        return report.ok, lambda: as_json(report), lambda: _print_report(report)
-
-    return made
-
-
-def _of_topics(kills: int, seed: int, rate: float, batch: int) -> Run:
-    from streaming_jobs.verification.topic_chaos.run import Plan, run
-
-    def made(folder: Path, base: Settings) -> Outcome:
-        report = run(Plan(kills, seed, rate, batch), folder, base, say)
-        return report.ok, lambda: topics_as_json(report), lambda: print_topics_report(report)
-
-    return made
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    tally = report.tally
+def as_json(report: LoopReport[Any]) -> dict[str, Any]:
+    tally, found = report.tally, report.findings
+    if _about_topics(found):
+        figures, checks = _topic_data(found), {}
+    else:
+        figures, checks = _table_data(tally, found)
     return {
         "ok": report.ok,
         "seed": report.plan.seed,
@@ -138,50 +124,131 @@ def as_json(report: Report) -> dict[str, Any]:
         "batches": report.batches,
         "batches_replayed": len(tally.replayed),
         "batches_skipped": len(tally.skipped),
-        "batches_half_committed": len(tally.half),
-        "versions_read": report.versions_read,
-        "versions_unseen": report.versions_unseen,
-        "version_faults": [str(fault) for fault in report.faults],
+        **figures,
         **verdict_as_json(report.verdict),
-        "truth": [asdict(check) for check in report.truth],
-        "rules": [{**asdict(check), "ok": check.ok} for check in report.rules],
-        "refusals": [asdict(outcome) for outcome in report.scenarios],
+        **checks,
     }
 
 
-def _print_report(report: Report) -> None:
-    tally = report.tally
+def _about_topics(found: Findings) -> bool:
+    from streaming_jobs.verification.chaos.number_subject import TopicFindings
+
+    return isinstance(found, TopicFindings)
+
+
+def _table_data(tally: Tally, found: TableFindings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The figures before the verdict, and the checks after it."""
+    figures = {
+        "batches_half_committed": len(tally.half),
+        "versions_read": found.versions_read,
+        "versions_unseen": found.versions_unseen,
+        "version_faults": [str(fault) for fault in found.faults],
+    }
+    return figures, {
+        "truth": [asdict(check) for check in found.truth],
+        "rules": [{**asdict(check), "ok": check.ok} for check in found.rules],
+        "refusals": [asdict(outcome) for outcome in found.scenarios],
+    }
+
+
+def _topic_data(found: TopicFindings) -> dict[str, Any]:
+    return {
+        "records_fed": found.fed,
+        "keys": found.keys,
+        "feed_faults": list(found.feed_faults),
+        "topics": [{**asdict(check), "ok": check.ok} for check in found.checks],
+        "records_read_while_it_ran": found.seen,
+        "topics_read_unlike": list(found.unlike),
+    }
+
+
+def _print_report(report: LoopReport[Any]) -> None:
+    tally, verdict, found = report.tally, report.verdict, report.findings
+    topics = _about_topics(found)
+    begin, end = _topic_figures(report) if topics else _table_figures(report)
     figures = [
         ("seed", str(report.plan.seed)),
         *kills(tally),
         ("batches", number(report.batches)),
         ("  replayed after a kill", number(len(tally.replayed))),
-        ("    half committed: in one table of two", number(len(tally.half))),
-        ("  skipped: in the table already", number(len(tally.skipped))),
-        ("versions read while it ran", number(report.versions_read)),
-        ("  not whole", number(len(report.faults))),
-        ("  cleaned up unread", number(report.versions_unseen)),
-        ("records in the topic", number(report.verdict.records)),
-        ("offsets verified, all streams", number(report.verdict.verified)),
-        ("  lost", number(report.verdict.lost)),
-        ("  doubled", number(report.verdict.doubled)),
-        ("tables equal to the truth", f"{sum(c.ok for c in report.truth)} of {len(report.truth)}"),
-        *((f"refused: {o.name}", "yes" if o.ok else f"NO: {o.said}") for o in report.scenarios),
+        *begin,
+        ("offsets verified, all streams", number(verdict.verified)),
+        ("  lost", number(verdict.lost)),
+        ("  doubled", number(verdict.doubled)),
+        *end,
         ("seconds", number(round(report.seconds))),
     ]
     print_table(["what", "figure"], figures, right=["figure"])
-    print_verdict(report.verdict)
-    if report.rules:
+    if topics:
+        _print_topics(found)
+    print_verdict(verdict)
+    if topics:
+        _say_topics(found)
+    else:
+        _print_rules(found)
+    say(in_words(verdict) if report.ok or not verdict.whole else "NOT PROVED: see above")
+
+
+Figures = list[tuple[str, str]]
+"""Lines of the table of figures."""
+
+
+def _table_figures(report: LoopReport[TableFindings]) -> tuple[Figures, Figures]:
+    """The figures before those of the verdict, and those after them."""
+    tally, found = report.tally, report.findings
+    begin = [
+        ("    half committed: in one table of two", number(len(tally.half))),
+        ("  skipped: in the table already", number(len(tally.skipped))),
+        ("versions read while it ran", number(found.versions_read)),
+        ("  not whole", number(len(found.faults))),
+        ("  cleaned up unread", number(found.versions_unseen)),
+        ("records in the topic", number(report.verdict.records)),
+    ]
+    return begin, [
+        ("tables equal to the truth", f"{sum(c.ok for c in found.truth)} of {len(found.truth)}"),
+        *((f"refused: {o.name}", "yes" if o.ok else f"NO: {o.said}") for o in found.scenarios),
+    ]
+
+
+def _topic_figures(report: LoopReport[TopicFindings]) -> tuple[Figures, Figures]:
+    found = report.findings
+    return [
+        ("  skipped: in topic and table already", number(len(report.tally.skipped))),
+        ("records fed", number(found.fed)),
+        ("keys", number(found.keys)),
+        ("records that the reader outside saw", number(found.seen)),
+        ("  topics that it saw otherwise than they are", number(len(found.unlike))),
+    ], []
+
+
+def _print_rules(found: TableFindings) -> None:
+    if found.rules:
         print()
-        print_table(["stream", "expected by the flights alone", "found"], [_equation(c) for c in report.rules])
-    for fault in report.faults[:_SHOWN]:
+        print_table(["stream", "expected by the flights alone", "found"], [_equation(c) for c in found.rules])
+    for fault in found.faults[:_SHOWN]:
         say(f"not whole: {fault}")
-    for check in report.truth:
+    for check in found.truth:
         if not check.ok:
             say(f"not equal to the truth: {check.table}: {check.detail}")
-    for text in [text for rules in report.rules for text in rules.differences][:_SHOWN]:
+    for text in [text for rules in found.rules for text in rules.differences][:_SHOWN]:
         say(f"not as the rules say: {text}")
-    say(in_words(report.verdict) if report.ok or not report.verdict.whole else "NOT PROVED: see above")
+
+
+def _print_topics(found: TopicFindings) -> None:
+    print()
+    print_table(
+        ["topic", *_NUMBERS, "as arithmetic says", "verdict"],
+        [_topic_row(check) for check in found.checks],
+        right=[*_NUMBERS, "as arithmetic says"],
+    )
+    print()
+
+
+def _say_topics(found: TopicFindings) -> None:
+    for fault in found.feed_faults[:_SHOWN]:
+        say(f"not fed as it should be: {fault}")
+    for topic in found.unlike:
+        say(f"topic {topic} is not what the reader outside saw")
 
 
 def _equation(check: RuleCheck) -> list[str]:
@@ -197,12 +264,6 @@ def _folder(home: Path | None) -> Path:
     if home.exists() and any(home.iterdir()):
         raise UsageError(f"{home} is not empty", "name a folder that is empty or does not exist yet")
     return private_folder(home.absolute())
-
-
-def _by_chance() -> int:
-    import secrets
-
-    return secrets.randbelow(_RANDOM_SEEDS)
 
 
 _NUMBERS = ["records in", "records out", "missing", "doubled", "altered", "out of order"]
@@ -244,61 +305,7 @@ def kills(tally: Tally) -> list[tuple[str, str]]:
     ]
 
 
-def topics_as_json(report: TopicReport) -> dict[str, Any]:
-    return {
-        "ok": report.ok,
-        "seed": report.plan.seed,
-        "rate": report.plan.rate,
-        "seconds": round(report.seconds, 1),
-        "home": report.home,
-        **tally_as_json(report.tally),
-        "batches": report.batches,
-        "batches_replayed": len(report.tally.replayed),
-        "batches_skipped": len(report.tally.skipped),
-        "records_fed": report.fed,
-        "keys": report.keys,
-        "feed_faults": list(report.feed_faults),
-        "topics": [{**asdict(check), "ok": check.ok} for check in report.checks],
-        "records_read_while_it_ran": report.seen,
-        "topics_read_unlike": list(report.unlike),
-        **verdict_as_json(report.verdict),
-    }
-
-
-def print_topics_report(report: TopicReport) -> None:
-    tally = report.tally
-    figures = [
-        ("seed", str(report.plan.seed)),
-        *kills(tally),
-        ("batches", number(report.batches)),
-        ("  replayed after a kill", number(len(tally.replayed))),
-        ("  skipped: in topic and table already", number(len(tally.skipped))),
-        ("records fed", number(report.fed)),
-        ("keys", number(report.keys)),
-        ("records that the reader outside saw", number(report.seen)),
-        ("  topics that it saw otherwise than they are", number(len(report.unlike))),
-        ("offsets verified, all streams", number(report.verdict.verified)),
-        ("  lost", number(report.verdict.lost)),
-        ("  doubled", number(report.verdict.doubled)),
-        ("seconds", number(round(report.seconds))),
-    ]
-    print_table(["what", "figure"], figures, right=["figure"])
-    print()
-    print_table(
-        ["topic", *_NUMBERS, "as arithmetic says", "verdict"],
-        [_topic_row(check) for check in report.checks],
-        right=[*_NUMBERS, "as arithmetic says"],
-    )
-    print()
-    print_verdict(report.verdict)
-    for fault in report.feed_faults[:_SHOWN]:
-        say(f"not fed as it should be: {fault}")
-    for topic in report.unlike:
-        say(f"topic {topic} is not what the reader outside saw")
-    say(in_words(report.verdict) if report.ok or not report.verdict.whole else "NOT PROVED: see above")
-
-
-def _topic_row(check: TopicCheck) -> list[str]:
+def _topic_row(check: WrittenTopicCheck) -> list[str]:
     counts = (check.records_in, check.records_out, check.missing, check.doubled, check.altered, check.disordered)
     closed = f"{number(check.closed)} of {number(check.groups)}" if check.groups else "-"
     return [check.topic, *map(number, counts), closed, "ok" if check.ok else "WRONG"]

@@ -393,12 +393,12 @@ class ShopStory(Demonstration):
         """The values of a topic's records that are not void, in the order of each partition."""
         from streaming_jobs.sources.topics import Topics
         from streaming_jobs.state.topic_records import void_of
-        from streaming_jobs.verification.topic import RawRecord, TopicReader
+        from streaming_jobs.verification.topic import CommittedReader, RawRecord
 
         info = Topics.of(self.settings.kafka, self.bootstrap).describe(topic)
         assert info is not None
         void, found = void_of(self.settings, topic, info.id), list[RawRecord]()
-        TopicReader.at(self.settings.kafka, self.bootstrap, topic).content(each=found.append)
+        CommittedReader.at(self.settings.kafka, self.bootstrap, topic).content(each=found.append)
         return [
             json.loads(record.value or b"{}")
             for record in found

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
     from streaming_jobs.stream import Stream
     from streaming_jobs.verification.offset_ranges import Span
-    from streaming_jobs.verification.topic import TopicReader
-    from streaming_jobs.verification.verdict import StreamVerdict, Verdict
+    from streaming_jobs.verification.topic import CommittedReader
     from streaming_jobs.verification.verification import Told
+    from streaming_jobs.verification.verifier import OverallVerdict, StreamVerdict
 
 _SHOWN = 20
 _LINES_EVERY = 10.0
@@ -73,7 +73,7 @@ def verify(
     tables = [sink.name for stream in call.topology.streams.values() for sink in stream.sinks.values()]
     declared = truths_in(call.settings.flows, tables)
     options = Options(finished, not quick, time.monotonic() + parse_duration(timeout).total_seconds())
-    verdicts: list[Verdict] = []
+    verdicts: list[OverallVerdict] = []
     try:
         with (
             stop_signals_interrupt(),
@@ -94,7 +94,7 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-def _say(verdict: Verdict, output: Output, home: Path) -> None:
+def _say(verdict: OverallVerdict, output: Output, home: Path) -> None:
     if output is Output.json:
         print_json(verdict_as_json(verdict))
     else:
@@ -109,9 +109,9 @@ def _recompute(
     settings: Settings,
     streams: list[Stream],
     bootstrap: str,
-    verdict: Verdict,
-    readers: Mapping[str, TopicReader],
-    tell: Callable[[Verdict], None],
+    verdict: OverallVerdict,
+    readers: Mapping[str, CommittedReader],
+    tell: Callable[[OverallVerdict], None],
 ) -> None:
     """Call `tell` after each stream with the verdict so far, the outcome of its batch query included."""
     from orchestration.cli.preparations import fetch_jars
@@ -140,7 +140,7 @@ def told() -> Iterator[Told]:
 
     console = stderr_console()
     if not console.is_terminal:
-        yield _Lines()
+        yield _ProgressLines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
@@ -154,7 +154,7 @@ def told() -> Iterator[Told]:
         yield tell
 
 
-class _Lines:
+class _ProgressLines:
     """Prints a line when an activity begins, when it ends, and every ten seconds between."""
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class _Lines:
             say(f"{doing}: {number(done)} of {number(total)}")
 
 
-def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+def verdict_as_json(verdict: OverallVerdict) -> dict[str, Any]:
     return {
         "right": verdict.ok,
         "proved": verdict.whole,
@@ -200,7 +200,7 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def print_verdict(verdict: Verdict) -> None:
+def print_verdict(verdict: OverallVerdict) -> None:
     """Print the offsets by stream, then the comparisons of each table."""
     print_table(
         ["stream", "version", "batches", "rows", "verified", "unproved", "lost", "doubled", "unread", "verdict"],
@@ -222,7 +222,7 @@ def print_verdict(verdict: Verdict) -> None:
             say(f"{stream.stream}: a recovery skipped {number(stream.skipped)} offsets: neither lost nor read")
 
 
-def in_words(verdict: Verdict) -> str:
+def in_words(verdict: OverallVerdict) -> str:
     if not verdict.ok:
         return "WRONG: see above"
     unread = f"; {number(verdict.unread)} are not read yet" if verdict.unread else ""

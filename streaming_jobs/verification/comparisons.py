@@ -5,7 +5,7 @@
 | row counts   | append tables                    | there are as many rows as the entries say were written |
 | records      | plans of one row per record      | every record is one row or a dead letter, by its place, or counted |
 | keys         | upserts                          | no key twice, none that is null |
-| equation     | plans of one row per record      | of each batch: `taken_out.py` |
+| equation     | plans of one row per record      | of each batch: `records.py` |
 | dead letters | every stream                     | each refused record once, with its format's own reason |
 
 Values are not compared here: that takes a truth of the user's own (`truths.py`), or Spark (`recompute.py`).
@@ -20,77 +20,72 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs.platform import table_rows
 from streaming_jobs.text.spelling import counted
-from streaming_jobs.verification.beside_tables import ACCEPTED
 from streaming_jobs.verification.dead_letters import compare_letters
 from streaming_jobs.verification.delta_log import read_commit, versions
-from streaming_jobs.verification.judged import Judged
-from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.position import VersionGone
-from streaming_jobs.verification.rebuilt_slices import uncounted
-from streaming_jobs.verification.records import Made, compare_records, held
-from streaming_jobs.verification.refused_rows import LETTERS
-from streaming_jobs.verification.subject import Comparison, Table
-from streaming_jobs.verification.table_rules import unpacked, within
-from streaming_jobs.verification.taken_out import compare_batches
+from streaming_jobs.verification.examination import Examination, VersionGone
+from streaming_jobs.verification.offset_ranges import Span, unpacked, within
+from streaming_jobs.verification.records import LETTERS, Made, compare_batches, compare_records, held
+from streaming_jobs.verification.state_evidence import ACCEPTED, uncounted
+from streaming_jobs.verification.subject import Comparison, StreamTable
 
 _UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
 
 
-def compare_tables(judged: Judged) -> tuple[list[Comparison], list[Span], list[Span], int]:
+def compare_tables(exam: Examination) -> tuple[list[Comparison], list[Span], list[Span], int]:
     """Every comparison of every table, the offsets lost and doubled, and the number of rows of the primary table."""
     sizes = {}
-    for table in judged.subject.tables:
+    for table in exam.subject.tables:
         try:
-            version = judged.version_of(table.name)
+            version = exam.version_of(table.name)
         except VersionGone as gone:
-            judged.tell(table.name, "rows", "unproved", str(gone))
+            exam.tell(table.name, "rows", "unproved", str(gone))
             continue
         try:
-            sizes[table.name] = _table(judged, table, version)
+            sizes[table.name] = _table(exam, table, version)
         except _UNREADABLE as error:
-            if version is not None and max(versions(judged.tables / table.name), default=-1) > version:
+            if version is not None and max(versions(exam.tables / table.name), default=-1) > version:
                 text = "they were rewritten and cleaned up while they were to be read: verify again"
-                judged.tell(table.name, "rows", "unproved", text)
+                exam.tell(table.name, "rows", "unproved", text)
             else:
-                judged.tell(table.name, "rows", "wrong", f"they cannot be read: {str(error)[:300]}")
-    return judged.found, judged.lost, judged.doubled, sizes.get(judged.subject.table, 0)
+                exam.tell(table.name, "rows", "wrong", f"they cannot be read: {str(error)[:300]}")
+    return exam.found, exam.lost, exam.doubled, sizes.get(exam.subject.table, 0)
 
 
-def _table(judged: Judged, table: Table, version: int | None) -> int:
+def _table(exam: Examination, table: StreamTable, version: int | None) -> int:
     if version is None:
-        counts = (judged.coverage.written or {}).get(table.counted, 0)
-        if table.name != judged.subject.dead_letters and table.counted and (counts or not table.is_quarantine):
-            judged.tell(table.name, "rows", "wrong", "there is no such table")
+        counts = (exam.coverage.written or {}).get(table.counted, 0)
+        if table.name != exam.subject.dead_letters and table.counted and (counts or not table.is_quarantine):
+            exam.tell(table.name, "rows", "wrong", "there is no such table")
         return 0
-    handle = DeltaTable(judged.tables / table.name, version=version)
-    letters = table.name == judged.subject.dead_letters
-    output = None if letters or not table.counted or table.is_quarantine else _made(judged, table.name)
+    handle = DeltaTable(exam.tables / table.name, version=version)
+    letters = table.name == exam.subject.dead_letters
+    output = None if letters or not table.counted or table.is_quarantine else _made(exam, table.name)
     columns = list(dict.fromkeys([*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]))
-    rows = table_rows.rows(judged.tables / table.name, version, columns or [handle.schema().fields[0].name])
-    _foreign(judged, table)
+    rows = table_rows.rows(exam.tables / table.name, version, columns or [handle.schema().fields[0].name])
+    _foreign(exam, table)
     if not table.keys:
-        _counts(judged, table, rows.num_rows, version)
+        _counts(exam, table, rows.num_rows, version)
     if table.keys:
-        _keys(judged, table, rows)
+        _keys(exam, table, rows)
     if output is not None:
-        compare_records(judged, table, output, rows, [field.name for field in handle.schema().fields])
-        compare_batches(judged, table, dict(output.outputs))
+        compare_records(exam, table, output, rows, [field.name for field in handle.schema().fields])
+        compare_batches(exam, table, dict(output.outputs))
     if letters:
-        _letters(judged, table, rows)
+        _letters(exam, table, rows)
     return int(rows.num_rows)
 
 
-def _made(judged: Judged, table: str) -> Made:
-    recorded = judged.beside.outputs if judged.beside is not None else {}
-    return Made.of(recorded, judged.coverage.entries, table)
+def _made(exam: Examination, table: str) -> Made:
+    recorded = exam.beside.outputs if exam.beside is not None else {}
+    return Made.of(recorded, exam.coverage.entries, table)
 
 
-def _foreign(judged: Judged, table: Table) -> None:
+def _foreign(exam: Examination, table: StreamTable) -> None:
     """Report foreign commits on the tables that the chain of batches does not cover."""
-    if table.name == judged.subject.table:
+    if table.name == exam.subject.table:
         return
-    accepted = judged.beside.accepted.get(table.name, frozenset()) if judged.beside is not None else frozenset()
-    path = judged.tables / table.name
+    accepted = exam.beside.accepted.get(table.name, frozenset()) if exam.beside is not None else frozenset()
+    path = exam.tables / table.name
     for version in versions(path):
         try:
             commit = read_commit(path, version)
@@ -98,29 +93,29 @@ def _foreign(judged: Judged, table: Table) -> None:
             continue
         if commit.entry is None and commit.changes_rows and version not in accepted:
             text = f"version {version} changed rows ({commit.operation}) and carries no ledger entry"
-            judged.tell(table.name, "rows", "wrong", text)
+            exam.tell(table.name, "rows", "wrong", text)
 
 
-def _counts(judged: Judged, table: Table, rows: int, version: int) -> None:
-    written = judged.coverage.written
-    slices = [one for one in judged.slices(table.name) if one.is_in(version)]
-    if judged.accepted(table.name):
-        judged.tell(table.name, "row counts", "not compared", ACCEPTED)
-    elif reason := uncounted(slices, judged.position[0] if judged.position else None):
-        judged.tell(table.name, "row counts", "not compared", reason)
+def _counts(exam: Examination, table: StreamTable, rows: int, version: int) -> None:
+    written = exam.coverage.written
+    slices = [one for one in exam.slices(table.name) if one.is_in(version)]
+    if exam.accepted(table.name):
+        exam.tell(table.name, "row counts", "not compared", ACCEPTED)
+    elif reason := uncounted(slices, exam.position[0] if exam.position else None):
+        exam.tell(table.name, "row counts", "not compared", reason)
     elif written is None:
-        missing = judged.coverage.missing
-        judged.tell(table.name, "row counts", "unproved", f"entries that are gone, by batches: {missing:,}")
+        missing = exam.coverage.missing
+        exam.tell(table.name, "row counts", "unproved", f"entries that are gone, by batches: {missing:,}")
     elif (due := written.get(table.counted, 0) + sum(one.after - one.before for one in slices)) != rows:
         text = f"{counted(rows, 'row', 'is', 'are')} there, the entries say that {due:,} were written"
-        judged.tell(table.name, "row counts", "wrong", text)
+        exam.tell(table.name, "row counts", "wrong", text)
     else:
         also = f", with {counted(len(slices), 'rebuilt slice')}" if slices else ""
         text = f"{counted(rows, 'row')}, as many as the entries say were written{also}"
-        judged.tell(table.name, "row counts", "ok", text)
+        exam.tell(table.name, "row counts", "ok", text)
 
 
-def _keys(judged: Judged, table: Table, rows: pa.Table) -> None:
+def _keys(exam: Examination, table: StreamTable, rows: pa.Table) -> None:
     keys = list(table.keys)
     nulls = {key: count for key in keys if (count := rows[key].null_count)}
     faults = [f"{counted(count, 'row', 'has', 'have')} a null in key column {key}" for key, count in nulls.items()]
@@ -130,28 +125,28 @@ def _keys(judged: Judged, table: Table, rows: pa.Table) -> None:
         first = ", ".join(str(value) for value in twice.select(keys).slice(0, 1).to_pylist()[0].values())
         faults.append(f"{counted(twice.num_rows, 'key', 'is', 'are')} in more than one row, first {first}")
     if faults:
-        judged.tell(table.name, "keys", "wrong", "; ".join(faults))
+        exam.tell(table.name, "keys", "wrong", "; ".join(faults))
     else:
-        judged.tell(table.name, "keys", "ok", f"{rows.num_rows:,} keys, none twice and none null")
+        exam.tell(table.name, "keys", "ok", f"{rows.num_rows:,} keys, none twice and none null")
 
 
-def _letters(judged: Judged, table: Table, rows: pa.Table) -> None:
-    if judged.refusals is None:
-        judged.tell(table.name, "dead letters", "not compared", "the records were not decoded")
+def _letters(exam: Examination, table: StreamTable, rows: pa.Table) -> None:
+    if exam.refusals is None:
+        exam.tell(table.name, "dead letters", "not compared", "the records were not decoded")
         return
-    if judged.accepted(table.name):
-        judged.tell(table.name, "dead letters", "not compared", ACCEPTED)
+    if exam.accepted(table.name):
+        exam.tell(table.name, "dead letters", "not compared", ACCEPTED)
         return
-    code = judged.refusals.code
-    read = judged.coverage.read_by(code) if code else judged.coverage.spans
+    code = exam.refusals.code
+    read = exam.coverage.read_by(code) if code else exam.coverage.spans
     covered = {}
-    for topic in judged.subject.topics:
-        if topic in judged.topics:
-            records = held(judged.topics[topic])
+    for topic in exam.subject.topics:
+        if topic in exam.topics:
+            records = held(exam.topics[topic])
             covered[topic] = records[within(records, [s for s in read if s.topic == topic])]
-    others = judged.coverage.others(code) if code else ""
-    comparisons, places = compare_letters(table.name, rows, covered, judged.refusals, others)
-    judged.found += comparisons
+    others = exam.coverage.others(code) if code else ""
+    comparisons, places = compare_letters(table.name, rows, covered, exam.refusals, others)
+    exam.found += comparisons
     for topic, (missing, twice) in places.items():
-        judged.lost += unpacked(topic, missing.tolist())
-        judged.doubled += unpacked(topic, twice.tolist())
+        exam.lost += unpacked(topic, missing.tolist())
+        exam.doubled += unpacked(topic, twice.tolist())

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from streaming_jobs.text.spelling import counted
+from streaming_jobs.verification.offset_ranges import Packed, place_of, shown, unpacked
 from streaming_jobs.verification.subject import Comparison
-from streaming_jobs.verification.table_rules import Packed, place_of, shown, unpacked
 from streaming_jobs.verification.topic import RawRecord
 
 TOMBSTONE = "tombstone"

@@ -49,7 +49,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Commit:
+class LoggedCommit:
     """One version of a table; `txns` are the transaction versions it sets, by appId."""
 
     version: int
@@ -70,7 +70,7 @@ def commit_file(table: Path, version: int) -> Path:
     return table / "_delta_log" / f"{version:0{_DIGITS}d}.json"
 
 
-def read_commit(table: Path, version: int) -> Commit:
+def read_commit(table: Path, version: int) -> LoggedCommit:
     """One commit; raises FileNotFoundError when the log no longer has it, ValueError when it cannot be read."""
     operation, entry, changes = "", None, False
     txns: dict[str, int] = {}
@@ -83,7 +83,7 @@ def read_commit(table: Path, version: int) -> Commit:
             txns[action["appId"]] = int(action["version"])
         elif kind in ("add", "remove", "cdc"):
             changes = changes or bool(action.get("dataChange", True))
-    return Commit(version, operation, txns, changes, entry)
+    return LoggedCommit(version, operation, txns, changes, entry)
 
 
 def _entry(text: Any) -> Entry | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from streaming_jobs.verification.delta_log import Commit, Entry, Range
+from streaming_jobs.verification.delta_log import Entry, LoggedCommit, Range
 from streaming_jobs.verification.offset_ranges import Span, without
 from streaming_jobs.verification.subject import DROPPED
 
@@ -24,7 +24,7 @@ Kind = Literal["entry", "order", "chain", "rows", "foreign", "unreadable", "offs
 
 
 @dataclass(frozen=True)
-class Fault:
+class TableFault:
     """One violation of a rule; `version` is the table's, None for the table as a whole."""
 
     table: str
@@ -54,10 +54,10 @@ class Chain:
     cut: bool = False
     """True if the log no longer has the table's first versions."""
 
-    def take(self, commit: Commit) -> list[Fault]:
-        return [Fault(self.table, commit.version, kind, text) for kind, text in self._taken(commit)]
+    def take(self, commit: LoggedCommit) -> list[TableFault]:
+        return [TableFault(self.table, commit.version, kind, text) for kind, text in self._taken(commit)]
 
-    def _taken(self, commit: Commit) -> Iterator[tuple[Kind, str]]:
+    def _taken(self, commit: LoggedCommit) -> Iterator[tuple[Kind, str]]:
         entry = commit.entry
         if entry is None:
             if commit.changes_rows:
@@ -107,7 +107,7 @@ class Chain:
             self.believed, self.spans, self.first = believed, [], None
         self.skipped, self.last = skipped, entry
 
-    def _placed(self, commit: Commit, entry: Entry) -> Iterator[tuple[Kind, str]]:
+    def _placed(self, commit: LoggedCommit, entry: Entry) -> Iterator[tuple[Kind, str]]:
         due = entry.generation << 32 | (entry.batch + 1)
         actual = commit.txns.get(f"recourse:{self.stream}:{self.table}")
         if actual != due:
@@ -145,3 +145,12 @@ class Chain:
     @staticmethod
     def _topics(entry: Entry) -> set[str]:
         return {read.topic for read in entry.ranges}
+
+
+def assumed(first: Entry, *, ended: bool = False) -> list[Span]:
+    """The offsets that lie before the first entry of a cut log; with `ended`, those of the entry too."""
+    return [
+        Span(r.topic, partition, 0, offset)
+        for r in first.ranges
+        for partition, offset in (r.end if ended else r.start).items()
+    ]

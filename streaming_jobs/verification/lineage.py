@@ -9,13 +9,18 @@ where the log is shorter; where neither has it, the offsets up to the next known
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 
-from streaming_jobs.verification.beside_tables import Beside, Corrected, Life
+import numpy as np
+
 from streaming_jobs.verification.delta_log import Entry
-from streaming_jobs.verification.offset_ranges import Span, without
+from streaming_jobs.verification.offset_ranges import Span, merged, without
+from streaming_jobs.verification.state_evidence import CorrectedBatches, Life, StateEvidence
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
 
 Place = tuple[str, int]
 Batch = tuple[int, int]
@@ -88,7 +93,7 @@ class Coverage:
         return " and ".join(parts)
 
 
-def path(beside: Beside, at: Batch) -> list[tuple[Life, int, int]]:
+def path(beside: StateEvidence, at: Batch) -> list[tuple[Life, int, int]]:
     """(generation, first batch, last batch) of the rows at a position, oldest first; none for an unknown generation."""
     steps: list[tuple[Life, int, int]] = []
     number: int | None = at[0]
@@ -99,7 +104,9 @@ def path(beside: Beside, at: Batch) -> list[tuple[Life, int, int]]:
     return steps[::-1]
 
 
-def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published: Entry | None = None) -> Coverage:
+def coverage(
+    beside: StateEvidence, logged: Mapping[Batch, Entry], at: Batch, published: Entry | None = None
+) -> Coverage:
     """The coverage of a table at a position.
 
     `logged` are the batches that its log still has; other offsets in the ledger file are a fault. `published` is the
@@ -121,7 +128,7 @@ def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published
     return walk.result
 
 
-def _never_read(beside: Beside, on_path: set[int]) -> Iterator[Span]:
+def _never_read(beside: StateEvidence, on_path: set[int]) -> Iterator[Span]:
     """Yields the offsets that these generations have skipped, without those that a later correction has read."""
     for generation, span in beside.skipped:
         if generation in on_path:
@@ -139,12 +146,16 @@ class _Walk:
     """Adds entry after entry to `result`; `_broken` while entries are missing since the last known one."""
 
     def __init__(
-        self, beside: Beside, logged: Mapping[Batch, Entry], holes: list[Span], corrections: list[Corrected]
+        self,
+        beside: StateEvidence,
+        logged: Mapping[Batch, Entry],
+        holes: list[Span],
+        corrections: list[CorrectedBatches],
     ) -> None:
         begins = beside.begins
         self.result = Coverage(begins=begins, skipped=holes)
         self._beside, self._logged, self._ends, self._broken = beside, logged, dict(begins), False
-        self._corrections, self._joined = corrections, list[Corrected]()
+        self._corrections, self._joined = corrections, list[CorrectedBatches]()
 
     def generation(self, number: int, first: int, last: int) -> None:
         replaced = list(self._replaced(number, first, last))
@@ -160,7 +171,7 @@ class _Walk:
             due = high + 1
         self._miss(last + 1 - due)
 
-    def _replaced(self, number: int, first: int, last: int) -> Iterator[tuple[int, int, Corrected]]:
+    def _replaced(self, number: int, first: int, last: int) -> Iterator[tuple[int, int, CorrectedBatches]]:
         """Yields the runs of batches of a generation that were corrected, each with the newest correction of them."""
         newest: dict[int, int] = {}
         for number_of, each in enumerate(self._corrections):
@@ -169,7 +180,7 @@ class _Walk:
             batches = list(run)
             yield batches[0], batches[-1], self._corrections[by]
 
-    def _correct(self, by: Corrected, batches: int) -> None:
+    def _correct(self, by: CorrectedBatches, batches: int) -> None:
         """Add the entry of a correction, once; it is missing if a later correction has a part of its batches."""
         later = self._corrections[self._corrections.index(by) + 1 :]
         if any(other.after < by.up_to and by.after < other.up_to for other in later):
@@ -220,7 +231,7 @@ class _Walk:
         return known
 
 
-def _within(corrected: Corrected, number: int, first: int, last: int) -> range:
+def _within(corrected: CorrectedBatches, number: int, first: int, last: int) -> range:
     """Those of the batches `first` to `last` of a generation that were corrected."""
     after, up_to = corrected.after, corrected.up_to
     if not after[0] <= number <= up_to[0]:
@@ -247,3 +258,105 @@ def _in_words(batches: list[Batch]) -> str:
 
 def _offsets(entry: Entry) -> dict[str, tuple[dict[int, int], dict[int, int]]]:
     return {read.topic: (dict(read.start), dict(read.end)) for read in entry.ranges}
+
+
+# Void ranges of topics, as a verification leaves them out: nobody reads these offsets, so no row is due for them.
+#
+#     <state>/_topics/<topic>.json    all ranges ever, each with the generation of the writer that declared it, and the
+#                                     path of the writer's generations: those on it hold
+#
+# The verifier has its own reader of this file too. Archives copy void records like all others.
+
+
+@dataclass(frozen=True)
+class VoidOffsets:
+    """The void ranges of some topics, and by topic the plan that appends to it now, which may not be over.
+
+    `changed` are the topics whose ranges are others than before.
+    """
+
+    spans: tuple[Span, ...] = ()
+    under_way: Mapping[str, str] | None = None
+    changed: tuple[str, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        state: Path | None,
+        topics: Mapping[str, CommittedTopic],
+        names: Sequence[str],
+        before: Mapping[str, str | None] | None = None,
+    ) -> VoidOffsets:
+        """Those of these topics; an earlier topic of the same name does not count. Raises ValueError if damaged.
+
+        `before` is what `recorded` has given.
+        """
+        found: list[Span] = []
+        under_way: dict[str, str] = {}
+        for name in names:
+            path = None if state is None else state / "_topics" / f"{name}.json"
+            if path is None or name not in topics or not path.exists():
+                continue
+            try:
+                value = json.loads(path.read_text(encoding="utf-8"))
+                if value["topic_id"] != topics[name].topic_id:
+                    continue
+                holds = {0, *value["path"]}  # 0: of an earlier writer, for ever
+                found += [
+                    Span(name, int(v["partition"]), int(v["begin"]), int(v["end"]))
+                    for v in value["void"]
+                    if v["generation"] in holds and v["begin"] < v["end"]
+                ]
+                if value["under_way"] is not None:
+                    under_way[name] = str(value["under_way"])
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{path} has no {error}") from error
+        now = recorded(state, before or ())
+        changed = tuple(name for name in names if name in now and now[name] != (before or {})[name])
+        return cls(tuple(merged(found)), under_way, changed)
+
+    def left(self, topics: Mapping[str, CommittedTopic]) -> Mapping[str, CommittedTopic]:
+        """The topics without the void records; their first and last offsets stay."""
+        if not self.spans:
+            return topics
+        return {
+            name: replace(topic, partitions={p: self._left(name, p, part) for p, part in topic.partitions.items()})
+            for name, topic in topics.items()
+        }
+
+    def taken_out(self, covered: Coverage) -> Coverage:
+        """The coverage without void offsets, which count as skipped."""
+        if not self.spans:
+            return covered
+        skipped = [part for span in self.spans for part in without(span, _of(covered.skipped, span))]
+        return replace(
+            covered,
+            proved=self._without(covered.proved),
+            unproved=self._without(covered.unproved),
+            skipped=[*covered.skipped, *skipped],
+            void=self.spans,
+        )
+
+    def _without(self, spans: Sequence[Span]) -> list[Span]:
+        return [part for span in spans for part in without(span, _of(self.spans, span))]
+
+    def _left(self, topic: str, partition: int, part: CommittedPartition) -> CommittedPartition:
+        kept = np.ones(len(part.offsets), dtype=bool)
+        for span in self.spans:
+            if (span.topic, span.partition) == (topic, partition):
+                kept &= (part.offsets < span.start) | (part.offsets >= span.end)
+        return replace(part, offsets=part.offsets[kept])
+
+
+NO_VOID = VoidOffsets()
+
+
+def recorded(state: Path | None, names: Iterable[str]) -> dict[str, str | None]:
+    """What the files of these topics hold now, None without one: read before the versions of the tables."""
+    paths = {} if state is None else {name: state / "_topics" / f"{name}.json" for name in names}
+    return {name: path.read_text(encoding="utf-8") if path.exists() else None for name, path in paths.items()}
+
+
+def _of(spans: Iterable[Span], of: Span) -> list[Span]:
+    """The spans of the same partition."""
+    return [span for span in spans if (span.topic, span.partition) == (of.topic, of.partition)]

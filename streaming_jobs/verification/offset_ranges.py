@@ -1,10 +1,14 @@
-"""Arithmetic of offset ranges: offsets covered once, twice, or not at all. Pure."""
+"""Arithmetic of offset ranges and of single places in a topic: covered once, twice, or not at all. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, order=True)
@@ -115,3 +119,46 @@ def total(spans: Iterable[Span]) -> int:
 def runs(topic: str, partition: int, offsets: Iterable[int]) -> list[Span]:
     """Single offsets as ranges."""
     return list(merged(Span(topic, partition, offset, offset + 1) for offset in offsets))
+
+
+_SHIFT = 48
+Packed = NDArray[np.int64]
+"""Places in a topic, each partition and offset in one number."""
+
+
+def packed(partitions: Any, offsets: Any) -> Packed:
+    """Partitions and offsets, two columns or arrays of one length, as one number each."""
+    return np.asarray(partitions, dtype=np.int64) << _SHIFT | np.asarray(offsets, dtype=np.int64)
+
+
+def place_of(partition: int, offset: int) -> int:
+    return partition << _SHIFT | offset
+
+
+def unpacked(topic: str, places: Iterable[int]) -> list[Span]:
+    by_partition: dict[int, list[int]] = {}
+    for place in places:
+        by_partition.setdefault(place >> _SHIFT, []).append(place & ((1 << _SHIFT) - 1))
+    return [span for partition, offsets in sorted(by_partition.items()) for span in runs(topic, partition, offsets)]
+
+
+def of_spans(spans: Iterable[Span]) -> Packed:
+    """Every offset of some ranges, packed and in order."""
+    parts = [packed(np.full(s.offsets, s.partition), np.arange(s.start, s.end)) for s in spans if s.offsets > 0]
+    return np.sort(np.concatenate(parts)) if parts else np.array([], dtype=np.int64)
+
+
+def within(places: Packed, spans: Iterable[Span]) -> NDArray[np.bool_]:
+    """True for each of the places that lies in one of the ranges of one topic; long ranges cost no more than short."""
+    whole = list(merged(span for span in spans if span.offsets > 0))
+    if not whole:
+        return np.zeros(len(places), dtype=np.bool_)
+    starts = np.array([place_of(span.partition, span.start) for span in whole], dtype=np.int64)
+    ends = np.array([place_of(span.partition, span.end) for span in whole], dtype=np.int64)
+    at = np.searchsorted(starts, places, side="right") - 1
+    return np.asarray((at >= 0) & (places < ends[at]))
+
+
+def shown(spans: Sequence[Span], most: int = 5) -> str:
+    rest = f" and {len(spans) - most} more ranges" if len(spans) > most else ""
+    return ", ".join(str(span) for span in spans[:most]) + rest

@@ -41,16 +41,14 @@ from streaming_jobs.sources.connection import client_file
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.text.spelling import counted
-from streaming_jobs.verification.beside_tables import ACCEPTED, Beside, Output
+from streaming_jobs.verification.examination import VersionGone, still, version_at
 from streaming_jobs.verification.lineage import Coverage, path
-from streaming_jobs.verification.multiset import compare
-from streaming_jobs.verification.offset_ranges import Span, merged
-from streaming_jobs.verification.position import VersionGone, still, version_at
-from streaming_jobs.verification.subject import Comparison, Outcome
-from streaming_jobs.verification.table_rules import packed, within
-from streaming_jobs.verification.topic import TopicReader
-from streaming_jobs.verification.truths import differing, too_late
-from streaming_jobs.verification.verdict import StreamVerdict
+from streaming_jobs.verification.offset_ranges import Span, merged, packed, within
+from streaming_jobs.verification.state_evidence import ACCEPTED, PlanOutput, StateEvidence
+from streaming_jobs.verification.subject import Comparison, ComparisonOutcome
+from streaming_jobs.verification.topic import CommittedReader
+from streaming_jobs.verification.truths import compare_rows, differing, too_late
+from streaming_jobs.verification.verifier import StreamVerdict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,11 +67,11 @@ def recompute(
     spark: SparkSession,
     bootstrap: str,
     verdict: StreamVerdict,
-    readers: Mapping[str, TopicReader],
+    readers: Mapping[str, CommittedReader],
 ) -> list[Comparison]:
     """Compare every declared table of a stream with the rows that its function makes of the records read so far."""
 
-    def each(verdict: Outcome, text: str) -> list[Comparison]:
+    def each(verdict: ComparisonOutcome, text: str) -> list[Comparison]:
         return [Comparison(sink.name, _WHAT, verdict, text) for sink in stream.sinks.values()]
 
     if stream.tables_read:
@@ -119,7 +117,7 @@ class _Written:
         now = code_version(stream, settings.flows).names
         if not (others := coverage.others(now)):
             return cls(coverage.spans)
-        beside = Beside.read(settings.state, stream.name)
+        beside = StateEvidence.read(settings.state, stream.name)
         outputs = beside.outputs if beside is not None else {}
         places: dict[str, tuple[str, str]] = {}
         for sink in stream.sinks.values():
@@ -139,13 +137,13 @@ class _Written:
         return there.filter(pc.and_(named, pa.array(within(places, self.spans))))
 
 
-def _place(outputs: Mapping[str, Mapping[str, Output]], code: str, table: str) -> tuple[str, str] | None:
+def _place(outputs: Mapping[str, Mapping[str, PlanOutput]], code: str, table: str) -> tuple[str, str] | None:
     """The columns that hold the record's place in rows of that code; None where there are none, or none recorded."""
     output = outputs.get(code, {}).get(table)
     return output.position if output is not None else None
 
 
-def _read(source: KafkaSource, spark: SparkSession, spans: Sequence[Span], reader: TopicReader) -> DataFrame:
+def _read(source: KafkaSource, spark: SparkSession, spans: Sequence[Span], reader: CommittedReader) -> DataFrame:
     """The records of some ranges; a partition has several where a recovery has skipped offsets between them."""
     by_partition: dict[int, list[Span]] = {}
     for span in spans:
@@ -165,7 +163,7 @@ def _table(
 ) -> Comparison:
     declared = stream.sinks[name]
 
-    def comparison(outcome: Outcome, text: str) -> Comparison:
+    def comparison(outcome: ComparisonOutcome, text: str) -> Comparison:
         return Comparison(declared.name, _WHAT, outcome, text)
 
     sink = open_sink(settings, declared, stream.name)
@@ -190,7 +188,7 @@ def _table(
     rows_there = written.rows(declared.name, table_rows.rows(folder, version))
     columns = [column for column in rows_there.column_names if column in expected.column_names]
     left = [column for column in rows_there.column_names if column not in columns]
-    difference = compare(expected.select(columns), rows_there.select(columns), _TOLERANCE)
+    difference = compare_rows(expected.select(columns), rows_there.select(columns), _TOLERANCE)
     notes = f"; not compared: the columns {', '.join(left)}" if left else ""
     if written.others:
         notes += f"; not compared: {written.others}"
@@ -239,7 +237,7 @@ def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str], rules: R
 def _hindrance(settings: Settings, stream: Stream, state: Sequence[str], verdict: StreamVerdict) -> str:
     if any(node.startswith("Deduplicate") for node in state):
         return "which of several equal records a deduplication keeps depends on how they came"
-    beside = Beside.read(settings.state, stream.name)
+    beside = StateEvidence.read(settings.state, stream.name)
     steps = path(beside, verdict.position) if beside is not None and verdict.position is not None else []
     if state and any(life.restarts and life.from_generation is not None for life, _, _ in steps):
         return "a recovery has discarded the state, so older rows and newer ones do not belong to one computation"

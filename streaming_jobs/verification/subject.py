@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from streaming_jobs.verification.table_rules import Rule
+from typing import Literal, NamedTuple
 
 QUARANTINED, DROPPED = "quarantined:", "dropped:"
 """Begin the names under which entries count the rows that row rules took out of a table."""
 
-Outcome = Literal["ok", "wrong", "unproved", "not compared"]
+ComparisonOutcome = Literal["ok", "wrong", "unproved", "not compared"]
 
 
 class Comparison(NamedTuple):
@@ -23,21 +20,12 @@ class Comparison(NamedTuple):
 
     table: str
     what: str
-    verdict: Outcome
+    verdict: ComparisonOutcome
     text: str
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """A further table of a stream whose rows are records, with the columns that name their place in the topic."""
-
-    table: str
-    partition: str
-    offset: str
-
-
-@dataclass(frozen=True)
-class Table:
+class StreamTable:
     """One table of a stream: the keys of an upsert, and the name under which the primary's entries count its rows.
 
     A table that remembers deletes is not counted. `quarantine` has the rows that row rules took out of the table; it is
@@ -57,20 +45,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Subject:
-    """One stream: its primary table, the topic or topics it is made from, the rule for its rows, its other tables.
+    """One stream: its primary table, the topic or topics it is made from, and all its tables.
 
-    `rule` and `secondary` are for the kill loop, which knows without a run which rows its streams make of a record;
-    `tables` are compared by their declarations and by the recorded plans of the stream. One that `reads_void` reads
-    void ranges like all other records: an archive.
+    `tables` are compared by their declarations and by the recorded plans of the stream. A stream that `reads_void`
+    reads void ranges like all other records: an archive.
     """
 
     stream: str
     table: str
     topic: str
-    rule: Rule | None = None
-    secondary: tuple[Elsewhere, ...] = ()
     others: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[StreamTable, ...] = ()
     reads_void: bool = False
 
     @property
@@ -87,8 +72,3 @@ class Subject:
     def dead_letters(self) -> str:
         """The table of records that were refused."""
         return f"{self.stream}_dead_letters"
-
-    @property
-    def elsewhere(self) -> tuple[Elsewhere, ...]:
-        """The further tables in which a record of the stream may have its row."""
-        return (*self.secondary, Elsewhere(self.dead_letters, "partition", "offset"))

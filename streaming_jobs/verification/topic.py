@@ -7,8 +7,8 @@ arrive later are not read, so reading also ends for a topic that grows all the t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -41,25 +41,21 @@ class RawRecord(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PartitionContent:
-    """One partition: first offset, the one after the last stable one, and the committed records with their keys.
-
-    `keys` is empty unless the keys were requested.
-    """
+class CommittedPartition:
+    """One partition: its first offset, the offset after the last stable one, and those of the committed records."""
 
     low: int
     high: int
     offsets: NDArray[np.int64]
-    keys: tuple[bytes | None, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
-class TopicContent:
+class CommittedTopic:
     """The content of a topic. Offsets between records belong to transaction markers, aborted or compacted records."""
 
     name: str
     topic_id: str
-    partitions: Mapping[int, PartitionContent]
+    partitions: Mapping[int, CommittedPartition]
 
     @property
     def records(self) -> int:
@@ -72,7 +68,7 @@ class TopicContent:
         return {number: content.low for number, content in self.partitions.items()}
 
 
-class Records(Protocol):
+class RecordReader(Protocol):
     """Reads records of one topic, repeatedly if needed."""
 
     def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
@@ -84,7 +80,7 @@ class DeadlinePassed(TransientError):
 
 
 @dataclass(frozen=True)
-class TopicReader:
+class CommittedReader:
     """Reads one topic between the offsets that it had at `at`; `until` is a deadline of `time.monotonic`."""
 
     kafka: KafkaSettings
@@ -96,7 +92,7 @@ class TopicReader:
     until: float | None = None
 
     @classmethod
-    def at(cls, kafka: KafkaSettings, bootstrap: str, name: str, *, until: float | None = None) -> TopicReader:
+    def at(cls, kafka: KafkaSettings, bootstrap: str, name: str, *, until: float | None = None) -> CommittedReader:
         """A reader of what the topic holds now; raises UsageError when there is no such topic."""
         topics = Topics.of(kafka, bootstrap)
         info = topics.describe(name)
@@ -113,29 +109,23 @@ class TopicReader:
         self,
         *,
         each: Callable[[RawRecord], None] | None = None,
-        keys: bool = False,
         progress: Progress = lambda _: None,
-    ) -> TopicContent:
+    ) -> CommittedTopic:
         """Read all of it once; `each` is called with every record, `progress` with the number of offsets passed."""
         partitions = {}
         for span in self.whole:
             offsets: list[int] = []
-            names: list[bytes | None] = []
             at = span.start
             for record in self.records([span]):
                 offsets.append(record.offset)
-                if keys:
-                    names.append(record.key)
                 if each is not None:
                     each(record)
                 if record.offset - at >= _AT_ONCE // 4:
                     progress(record.offset + 1 - at)
                     at = record.offset + 1
             progress(span.end - at)
-            partitions[span.partition] = PartitionContent(
-                span.start, span.end, np.array(offsets, dtype=np.int64), tuple(names)
-            )
-        return TopicContent(self.name, self.topic_id, partitions)
+            partitions[span.partition] = CommittedPartition(span.start, span.end, np.array(offsets, dtype=np.int64))
+        return CommittedTopic(self.name, self.topic_id, partitions)
 
     def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
         """The committed records in these ranges, as far as the topic holds them.
@@ -205,27 +195,3 @@ class TopicReader:
                 )
             if now - moved > self.kafka.timeout.total_seconds():
                 raise failures.unreachable(f"read topic {self.name}, partition {number}", self.kafka.timeout)
-
-
-@dataclass(frozen=True)
-class ListedRecords:
-    """Records in memory, which tests use in place of a topic."""
-
-    listed: Sequence[RawRecord]
-
-    def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
-        wanted = list(spans)
-        for record in sorted(self.listed, key=lambda r: (r.topic, r.partition, r.offset)):
-            if any(
-                (s.topic, s.partition) == (record.topic, record.partition) and s.start <= record.offset < s.end
-                for s in wanted
-            ):
-                yield record
-
-
-def read_topic(kafka: KafkaSettings, bootstrap: str, name: str) -> TopicContent:
-    """Read the whole topic, with its keys, as a consumer that sees committed records only.
-
-    Raises UsageError when there is no such topic, BrokerUnreachable when no record comes for `kafka.timeout`.
-    """
-    return TopicReader.at(kafka, bootstrap, name).content(keys=True)

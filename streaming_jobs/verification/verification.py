@@ -9,29 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.catalog.archive import is_archive
 from streaming_jobs.catalog.truths import Truth
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform import table_rows
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import KafkaTopic, Stream
-from streaming_jobs.verification.beside_tables import ACCEPTED, outputs_of
 from streaming_jobs.verification.dead_letters import Refusals
-from streaming_jobs.verification.declared import refusals_of, subject_of
 from streaming_jobs.verification.delta_log import versions
-from streaming_jobs.verification.position import VersionGone, still, version_at
-from streaming_jobs.verification.records import Made
-from streaming_jobs.verification.refused_rows import LETTERS, refused_rows
-from streaming_jobs.verification.subject import Comparison
-from streaming_jobs.verification.topic import RawRecord, TopicContent, TopicReader
+from streaming_jobs.verification.examination import VersionGone, still, version_at
+from streaming_jobs.verification.lineage import recorded
+from streaming_jobs.verification.records import LETTERS, Made, refused_rows
+from streaming_jobs.verification.state_evidence import ACCEPTED, outputs_of
+from streaming_jobs.verification.subject import QUARANTINED, Comparison, StreamTable, Subject
+from streaming_jobs.verification.topic import CommittedReader, CommittedTopic, RawRecord
 from streaming_jobs.verification.truths import Watermarks, compare_truth, refused_whole, watermarks
-from streaming_jobs.verification.verdict import StreamVerdict, Verdict
-from streaming_jobs.verification.verifier import newest_versions, verify
-from streaming_jobs.verification.void_offsets import recorded
+from streaming_jobs.verification.verifier import OverallVerdict, StreamVerdict, newest_versions, verify
+
+if TYPE_CHECKING:
+    from streaming_jobs.declare.format import BlockReader
+
 
 Told = Callable[[str, int, int], None]
 """Called with progress: the activity, which ends with its unit, the number done, the number in all."""
@@ -56,7 +59,7 @@ def verify_streams(
     bootstrap: str,
     options: Options,
     tell: Told = lambda *_: None,
-) -> tuple[Verdict, dict[str, TopicReader]]:
+) -> tuple[OverallVerdict, dict[str, CommittedReader]]:
     """The verdict on these streams, and the readers of their topics, for further comparisons.
 
     Topics of streams that have never been started are read only with `options.finished`.
@@ -105,7 +108,7 @@ def verify_streams(
             tell(f"comparing stream {stream.name} with the truth, tables", number, len(mine))
             more.append(known.compare(truth))
         verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
-    return Verdict(judged.records, tuple(verdicts)), readers
+    return OverallVerdict(judged.records, tuple(verdicts)), readers
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,8 @@ class _Known:
     settings: Settings
     stream: Stream
     verdict: StreamVerdict
-    topics: Mapping[str, TopicContent]
-    readers: Mapping[str, TopicReader]
+    topics: Mapping[str, CommittedTopic]
+    readers: Mapping[str, CommittedReader]
     refusals: Refusals | None
     marks: Watermarks
     code: frozenset[str]
@@ -216,18 +219,20 @@ def _has_begun(settings: Settings, stream: Stream) -> bool:
 
 def _readers(
     settings: Settings, streams: Sequence[Stream], bootstrap: str, until: float | None
-) -> dict[str, TopicReader]:
+) -> dict[str, CommittedReader]:
     """A reader of each topic that exists; the verifier reports a missing topic for each of its streams."""
     readers = {}
     for name in dict.fromkeys(topic.name for stream in streams for topic in stream.topics):
         try:
-            readers[name] = TopicReader.at(settings.kafka, bootstrap, name, until=until)
+            readers[name] = CommittedReader.at(settings.kafka, bootstrap, name, until=until)
         except UsageError:
             continue
     return readers
 
 
-def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Refusals], tell: Told) -> TopicContent:
+def _read(
+    reader: CommittedReader, streams: Sequence[Stream], refusals: dict[str, Refusals], tell: Told
+) -> CommittedTopic:
     """Read a topic once for all streams; streams that declare it alike share the refusals of its format."""
     judges: list[tuple[KafkaTopic, Refusals]] = []
     for stream in streams:
@@ -255,3 +260,59 @@ def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Re
         tell(f"reading topic {reader.name}, offsets", done, total)
 
     return reader.content(each=each if judges else None, progress=progress)
+
+
+def subject_of(stream: Stream) -> Subject:
+    first, *others = (topic.name for topic in stream.sources.values())
+    aside = stream.quarantines
+    tables = [
+        StreamTable(sink.name, sink.name if number else "written", tuple(sink.keys), aside.get(sink.name, ""))
+        for number, sink in enumerate((stream.primary, *stream.secondary))
+    ]
+    tables += [StreamTable(table.name, "", tuple(table.keys)) for table in stream.deletes]
+    tables += [StreamTable(name, f"{QUARANTINED}{table}") for table, name in aside.items()]
+    tables.append(StreamTable(stream.dead_letters, "dead_letters"))
+    return Subject(
+        stream=stream.name,
+        table=stream.primary.name,
+        topic=first,
+        others=tuple(others),
+        tables=tuple(tables),
+        reads_void=is_archive(stream),
+    )
+
+
+def refusals_of(stream: Stream, code: frozenset[str] = frozenset()) -> Refusals:
+    """The refusals of the stream's formats, empty until records are taken; `code` is the code that declares them."""
+    topics = stream.topics
+    return Refusals(
+        readers={topic.name: _reader(topic.records) for topic in topics},
+        keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
+        reasons=frozenset(reason for topic in topics for reason in getattr(topic.records, "reasons", ())),
+        code=code,
+    )
+
+
+def _reader(value: Any) -> Callable[[bytes], str | None] | None:
+    """A function that gives the reason why a format refuses a value; None for a format that only Spark can read."""
+    if hasattr(value, "reader"):
+        return _verdict(value.reader([]))  # of no columns: single records are judged several times faster
+    if not hasattr(value, "read"):
+        return None
+
+    def reason(text: bytes) -> str | None:
+        try:
+            value.read(text)
+        except Exception as error:  # noqa: BLE001 - formats of others raise what they like; they name a reason, or
+            return str(getattr(error, "reason", "unreadable"))  # diagnose calls what they raise unreadable
+        return None
+
+    return reason
+
+
+def _verdict(reader: BlockReader) -> Callable[[bytes], str | None]:
+    def reason(text: bytes) -> str | None:
+        refused = reader.read([text]).refused
+        return refused[0].reason if refused else None
+
+    return reason

@@ -12,31 +12,19 @@ with what is known of them; each `Comparison` says what was compared and what wa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
-
-from streaming_jobs.text.spelling import counted
-from streaming_jobs.verification.beside_tables import Beside
 from streaming_jobs.verification.comparisons import compare_tables
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import Entry, commit_file, read_commit, versions
-from streaming_jobs.verification.judged import Judged
-from streaming_jobs.verification.ledger_chain import Chain, Fault, Kind
-from streaming_jobs.verification.lineage import Batch, Coverage, coverage
+from streaming_jobs.verification.examination import Examination
+from streaming_jobs.verification.ledger_chain import Chain, Kind, TableFault, assumed
+from streaming_jobs.verification.lineage import NO_VOID, Batch, Coverage, VoidOffsets, coverage
 from streaming_jobs.verification.offset_ranges import Span, merged, sweep, total
-from streaming_jobs.verification.rows import VersionRows, all_places, places
+from streaming_jobs.verification.state_evidence import StateEvidence
 from streaming_jobs.verification.subject import Comparison, Subject
-from streaming_jobs.verification.table_rules import Covered, Packed, of_spans, packed, shown, unpacked
-from streaming_jobs.verification.topic import TopicContent
-from streaming_jobs.verification.verdict import StreamVerdict, Verdict
-from streaming_jobs.verification.version_reader import assumed
-from streaming_jobs.verification.void_offsets import NO_VOID, VoidOffsets
-
-_UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
+from streaming_jobs.verification.topic import CommittedTopic
 
 
 def newest_versions(subjects: Sequence[Subject], tables: Path) -> dict[str, int]:
@@ -47,7 +35,7 @@ def newest_versions(subjects: Sequence[Subject], tables: Path) -> dict[str, int]
 def verify(
     subjects: Sequence[Subject],
     tables: Path,
-    topics: Mapping[str, TopicContent],
+    topics: Mapping[str, CommittedTopic],
     *,
     finished: bool = False,
     at: Mapping[str, int] | None = None,
@@ -55,7 +43,7 @@ def verify(
     refusals: Mapping[str, Refusals] | None = None,
     void_before: Mapping[str, str | None] | None = None,
     tell: Callable[[str, int, int], None] = lambda *_: None,
-) -> Verdict:
+) -> OverallVerdict:
     """Judge each subject by its tables and its topics.
 
     With `finished`, a stream must have read everything: an offset that it has not read is lost. `at` names the versions
@@ -74,24 +62,24 @@ def verify(
         judge = _Judge(s, tables, void.left(topics), finished, at[s.table], beside, refusals_of, void)
         verdicts.append(judge.verdict())
     read = {name for subject in subjects for name in subject.topics}
-    return Verdict(sum(topics[name].records for name in read if name in topics), tuple(verdicts))
+    return OverallVerdict(sum(topics[name].records for name in read if name in topics), tuple(verdicts))
 
 
-def _beside(state: Path | None, stream: str) -> Beside | None:
-    return Beside.read(state, stream) if state is not None else None
+def _beside(state: Path | None, stream: str) -> StateEvidence | None:
+    return StateEvidence.read(state, stream) if state is not None else None
 
 
 @dataclass
 class _Judge:
     subject: Subject
     tables: Path
-    topics: Mapping[str, TopicContent]
+    topics: Mapping[str, CommittedTopic]
     finished: bool
     newest: int
-    beside: Beside | None = None
+    beside: StateEvidence | None = None
     refusals: Refusals | None = None
     void: VoidOffsets = NO_VOID
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[TableFault] = field(default_factory=list)
     lost: list[Span] = field(default_factory=list)
     doubled: list[Span] = field(default_factory=list)
     unproved: int = 0
@@ -118,12 +106,11 @@ class _Judge:
         covered = self.void.taken_out(self._coverage(chain, there))
         for name in self.subject.topics:
             self._topic(covered, name)
-        rows = self._rows(path, there, chain, covered)
-        self._elsewhere(covered)
         compared: list[Comparison] = []
+        rows = 0
         position = self._position
         if there and self.subject.tables:
-            known = Judged(
+            known = Examination(
                 self.subject,
                 self.tables,
                 self.topics,
@@ -272,63 +259,93 @@ class _Judge:
         left = total(swept.missing) + within(swept.doubled) + unproved + within(skipped)
         self.verified += whole.offsets - left
 
-    def _rows(self, path: Path, there: Sequence[int], chain: Chain, covered: Coverage) -> int:
-        """Judge the rows of the newest version by the subject's rule; returns their number."""
-        rule = self.subject.rule
-        if not there or rule is None:
-            return 0
-        try:
-            rows = VersionRows(path, rule.columns).at(there[-1])
-            records = self._covered(chain, covered)
-        except _UNREADABLE as error:
-            self._fault(there[-1], "unreadable", f"its rows cannot be read: {str(error)[:300]}")
-            return 0
-        for finding in rule.findings(rows, records):
-            self.lost += finding.missing
-            self.doubled += finding.doubled
-            self._fault(there[-1], "rows", finding.text)
-        return int(rows.num_rows)
-
-    def _elsewhere(self, covered: Coverage) -> None:
-        """Check that no record is twice in a further table, and that the primary's entries cover every record there.
-
-        Unless the streams have finished, the next batch may be in such a table already: it commits before the primary.
-        """
-        if self.subject.rule is None:
-            return
-        topic = self.subject.topic
-        spans = [span for span in covered.spans if span.topic == topic]
-        known, ends = of_spans(spans), {span.partition: span.end for span in merged(spans)}
-        for other in self.subject.elsewhere:
-            unique, counts = np.unique(places(self.tables, other), return_counts=True)
-            twice = unpacked(topic, unique[counts > 1].tolist())
-            extra = unpacked(topic, np.setdiff1d(unique, known).tolist())
-            extra = [span for span in extra if self.finished or span.start < ends.get(span.partition, 0)]
-            self.doubled += twice
-            for misplaced, what in ((twice, "in more than one row of"), (extra, "covered by no entry and in")):
-                if misplaced:
-                    many = counted(total(misplaced), "offset", "is", "are")
-                    self._fault(None, "rows", f"{many} {what} table {other.table}: {shown(misplaced)}")
-
-    def _covered(self, chain: Chain, covered: Coverage) -> Covered:
-        """Covered records, without transaction markers as far as the topic still has the offsets."""
-        topic = self.topics[self.subject.topic]
-        spans = [span for span in covered.spans if span.topic == topic.name]
-        offsets = np.unique(of_spans(spans))
-        known, keys = _known(topic)
-        past = of_spans([replace(s, end=min(s.end, topic.low.get(s.partition, 0))) for s in spans])
-        records = np.union1d(np.intersect1d(offsets, known), past)
-        records = np.setdiff1d(records, all_places(self.tables, self.subject.elsewhere))
-        written = None if covered.unproved else chain.written
-        return Covered(self.subject.topic, records, written, keys, dropped=chain.dropped)
-
     def _fault(self, version: int | None, kind: Kind, text: str) -> None:
-        self.faults.append(Fault(self.subject.table, version, kind, text))
+        self.faults.append(TableFault(self.subject.table, version, kind, text))
 
 
-def _known(topic: TopicContent) -> tuple[Packed, dict[int, bytes | None]]:
-    """Places of the records that the topic holds, and their keys where these were read."""
-    parts = [packed(np.full(len(c.offsets), number), c.offsets) for number, c in topic.partitions.items()]
-    places = np.concatenate(parts) if parts else packed([], [])
-    keys = [key for content in topic.partitions.values() for key in content.keys]
-    return np.sort(places), dict(zip(places.tolist(), keys, strict=True)) if keys else {}
+@dataclass(frozen=True)
+class StreamVerdict:
+    """The verdict on one stream; all offsets are those that the topics hold now.
+
+    `verified` are in exactly one range, `unproved` belong to entries that are gone, for the reason `why`; `unread` come
+    after the stream's last batch, `skipped` were left out by a recovery. `log_from` is the oldest version in the log
+    of the table. `coverage` has the offsets that the rows were made from, up to `position` (generation and batch).
+    `accepted` are the tables with an accepted foreign commit. `begun`: the stream has state or tables here.
+    """
+
+    stream: str
+    table: str
+    version: int
+    log_from: int
+    batches: int
+    rows: int
+    verified: int
+    lost: tuple[Span, ...]
+    doubled: tuple[Span, ...]
+    unproved: int
+    unread: int
+    faults: tuple[TableFault, ...]
+    why: str = ""
+    skipped: int = 0
+    comparisons: tuple[Comparison, ...] = ()
+    coverage: Coverage = field(default_factory=Coverage, repr=False)
+    position: tuple[int, int] | None = None
+    accepted: frozenset[str] = frozenset()
+    begun: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong; `whole` adds that all of it was proved."""
+        return not (self.lost or self.doubled or self.faults) and all(c.verdict != "wrong" for c in self.comparisons)
+
+    @property
+    def whole(self) -> bool:
+        """True if every offset up to the stream's position was judged, and no comparison was lacking evidence.
+
+        Without a position no batch is known, so nothing is proved.
+        """
+        judged = self.position is not None and not self.unproved
+        return self.ok and judged and all(c.verdict != "unproved" for c in self.comparisons)
+
+
+@dataclass(frozen=True)
+class OverallVerdict:
+    """The verdict on all streams; `records` is the number of records in their topics."""
+
+    records: int
+    streams: tuple[StreamVerdict, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong with any stream."""
+        return all(stream.ok for stream in self.streams)
+
+    @property
+    def whole(self) -> bool:
+        """True if nothing is wrong, and nothing was left unjudged."""
+        return all(stream.whole for stream in self.streams)
+
+    @property
+    def begun(self) -> bool:
+        """True if at least one of the streams has ever run."""
+        return any(stream.begun for stream in self.streams)
+
+    @property
+    def verified(self) -> int:
+        """Offsets that are in exactly one range, over all streams."""
+        return sum(stream.verified for stream in self.streams)
+
+    @property
+    def lost(self) -> int:
+        """Offsets lost, over all streams."""
+        return sum(total(stream.lost) for stream in self.streams)
+
+    @property
+    def doubled(self) -> int:
+        """Offsets doubled, over all streams."""
+        return sum(total(stream.doubled) for stream in self.streams)
+
+    @property
+    def unread(self) -> int:
+        """Offsets after the last batch, over all streams."""
+        return sum(stream.unread for stream in self.streams)

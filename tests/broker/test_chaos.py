@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from streaming_jobs.settings import Settings
-from streaming_jobs.verification.chaos.kill_loop import Plan, run
+from streaming_jobs.verification.chaos.flight_subject import FLIGHTS
+from streaming_jobs.verification.chaos.kill_loop import plan_of, run
 from tests.support import ROOT
 from tests.support.driver import until
 
@@ -29,9 +30,9 @@ LONG_SEED, LONG_KILLS = 11, 45
 def test_five_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
     streams = ("flights_split", "flights_judged")
-    plan = Plan(kills=5, seed=SEED, rate=200, max_offsets=400, streams=streams)
-    report = run(plan, tmp_path / "home", Settings.load(), lines.append)
-    assert report.ok, (lines, report.faults, report.verdict, report.rules)
+    plan = plan_of(FLIGHTS, 5, SEED, rate=200, max_offsets=400, streams=streams)
+    report = run(FLIGHTS, plan, tmp_path / "home", Settings.load(), lines.append)
+    assert report.ok, (lines, report.findings, report.verdict)
     points = ("flights_split:secondary_committed", "flights_judged:secondary_committed", "flights_split:staged")
     assert dict(report.tally.points) == dict.fromkeys(points, 1)
     assert dict(report.tally.victims) == {"python": 1} and report.tally.kills == 5, lines
@@ -44,8 +45,8 @@ def test_five_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     assert report.tally.sessions == 5 and report.tally.unplanned == [], lines
     assert report.verdict.verified == len(streams) * report.verdict.records > 0
     # A version a batch, and the one that made the table.
-    assert report.versions_read >= report.batches + len(streams) > len(streams)
-    (rules,) = report.rules
+    assert report.findings.versions_read >= report.batches + len(streams) > len(streams)
+    (rules,) = report.findings.rules
     assert min(rules.good, rules.quarantined, rules.dropped) > 0 and rules.records == report.verdict.records
     judged = next(stream for stream in report.verdict.streams if stream.stream == "flights_judged")
     (equation,) = [one for one in judged.comparisons if one.what == "equation"]
@@ -59,8 +60,8 @@ def test_five_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_forty_five_kills_of_drivers_planners_and_workers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
-    report = run(Plan(LONG_KILLS, LONG_SEED), tmp_path / "home", Settings.load(), lines.append)
-    assert report.ok, (lines, report.faults, report.verdict, report.truth, report.rules)
+    report = run(FLIGHTS, plan_of(FLIGHTS, LONG_KILLS, LONG_SEED), tmp_path / "home", Settings.load(), lines.append)
+    assert report.ok, (lines, report.findings, report.verdict)
     tally = report.tally
     assert tally.processes["planner"] >= 3 and tally.processes["worker"] >= 3, (tally.not_made, lines)
     assert tally.kills + tally.not_made.total() == LONG_KILLS and tally.unplanned == [], lines

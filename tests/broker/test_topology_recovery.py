@@ -22,7 +22,7 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import topic_records
-from streaming_jobs.verification.topic import RawRecord, TopicReader
+from streaming_jobs.verification.topic import CommittedReader, RawRecord
 from tests.support.driver import command
 from tests.support.topic_reader import committed
 
@@ -133,7 +133,7 @@ def compacted(story: ShopStory, topic: str) -> None:
 def kept(story: ShopStory, topic: str) -> list[RawRecord]:
     """The committed records that a topic has now."""
     found: list[RawRecord] = []
-    TopicReader.at(story.settings.kafka, story.bootstrap, topic).content(each=found.append)
+    CommittedReader.at(story.settings.kafka, story.bootstrap, topic).content(each=found.append)
     return found
 
 

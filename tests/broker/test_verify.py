@@ -16,7 +16,7 @@ import pytest
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.verification.topic import read_topic
+from streaming_jobs.verification.topic import CommittedReader
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
 from tests.support.driver import command, driver, finished, ledger, produce, until
@@ -65,7 +65,7 @@ def test_a_topic_that_grows_is_read_up_to_where_it_ended(broker: Broker, setting
     with produced_without_end(bootstrap, topic, 20):
         until(lambda: topics.offsets(topic).total > 6_000, 20, "the sender's first records")
         before = topics.offsets(topic).total
-        content = read_topic(made.kafka, bootstrap, topic)
+        content = CommittedReader.at(made.kafka, bootstrap, topic).content()
         after = topics.offsets(topic).total
     assert before <= content.records <= after
     assert all(len(p.offsets) == p.high - p.low for p in content.partitions.values())

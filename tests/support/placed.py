@@ -14,9 +14,8 @@ from deltalake import write_deltalake
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.sinks.delta import dead_letters
-from streaming_jobs.verification.subject import Subject, Table
-from streaming_jobs.verification.verdict import StreamVerdict
-from streaming_jobs.verification.verifier import verify
+from streaming_jobs.verification.subject import StreamTable, Subject
+from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support import proofs
 from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, Life
 from tests.support.proofs import CLEAN, SIZES, make_tables
@@ -51,7 +50,7 @@ def note_places(home: Path, nodes: list[str]) -> None:
 
 def by_place(tables: Path, keys: tuple[str, ...] = (), **options: Any) -> StreamVerdict:
     """The verdict on the stream."""
-    subject = Subject(CLEAN, CLEAN, proofs.TOPIC, tables=(Table(CLEAN, "written", keys),))
+    subject = Subject(CLEAN, CLEAN, proofs.TOPIC, tables=(StreamTable(CLEAN, "written", keys),))
     options = {"topics": proofs.topic(), **options}
     return verify((subject,), tables, options.pop("topics"), state=tables.parent / "state", **options).streams[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,18 +14,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from streaming_jobs.verification.chaos.subjects import FLIGHTS, JUDGED, NEWEST, SPLIT
+from streaming_jobs.settings import Settings
+from streaming_jobs.verification.chaos.flight_subject import FLIGHTS, JUDGED, NEWEST, SHIPPED, SPLIT
+from streaming_jobs.verification.chaos.home import Home
+from streaming_jobs.verification.chaos.kill_loop import home_of
+from streaming_jobs.verification.chaos.version_reader import WatchedStream
 from streaming_jobs.verification.delta_log import commit_file, versions
+from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.subject import Subject
-from streaming_jobs.verification.topic import PartitionContent, TopicContent
-from streaming_jobs.verification.verdict import StreamVerdict
-from streaming_jobs.verification.verifier import verify
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord
+from streaming_jobs.verification.verifier import StreamVerdict, verify
 
 TOPIC, TOPIC_ID = "flights", "q2Fxt25LSjKInOzlgP-Hyw"
 BATCHES = 4
 SIZES = {0: 10, 1: 5}
 """Records of each partition in one batch."""
-CLEAN, HOURS, TOTALS = (subject.table for subject in FLIGHTS)
+CLEAN, HOURS, TOTALS = (watched.table for watched in SHIPPED)
+SUBJECTS = tuple(Subject(name, name, TOPIC) for name in (CLEAN, HOURS, TOTALS))
+"""The three streams without their declarations: their offsets are compared, and no rows."""
 
 _CLEAN = pa.schema(
     [
@@ -106,14 +112,13 @@ def make_tables(folder: Path) -> Path:
     return folder
 
 
-def topic(batches: int = BATCHES, low: Mapping[int, int] = {}) -> dict[str, TopicContent]:
+def topic(batches: int = BATCHES, low: Mapping[int, int] = {}) -> dict[str, CommittedTopic]:
     """The topic with the records of so many batches; `low` is where partitions begin now, 0 if not named."""
     partitions = {}
     for number, size in SIZES.items():
         begin, end = low.get(number, 0), batches * size
-        keys = tuple(f"C{number}{offset}".encode() for offset in range(begin, end))
-        partitions[number] = PartitionContent(begin, end, np.arange(begin, end), keys)
-    return {TOPIC: TopicContent(TOPIC, TOPIC_ID, partitions)}
+        partitions[number] = CommittedPartition(begin, end, np.arange(begin, end))
+    return {TOPIC: CommittedTopic(TOPIC, TOPIC_ID, partitions)}
 
 
 @dataclass(frozen=True)
@@ -165,9 +170,11 @@ class Spoiler:
             self.actions(version, sized)
 
 
-def judged(tables: Path, table: str, topics: Mapping[str, TopicContent] | None = None, **options: Any) -> StreamVerdict:
-    """The verdict on one table."""
-    verdict = verify(FLIGHTS, tables, topics if topics is not None else topic(), **options)
+def judged(
+    tables: Path, table: str, topics: Mapping[str, CommittedTopic] | None = None, **options: Any
+) -> StreamVerdict:
+    """The verdict on one table, by its log alone."""
+    verdict = verify(SUBJECTS, tables, topics if topics is not None else topic(), **options)
     return next(subject for subject in verdict.streams if subject.table == table)
 
 
@@ -196,7 +203,7 @@ def write_split(folder: Path, batch: int, table: str) -> None:
 
 def write_judged(
     folder: Path,
-    subject: Subject,
+    subject: WatchedStream,
     batch: int,
     written: list[dict[str, Any]],
     aside: list[dict[str, Any]],
@@ -221,3 +228,24 @@ def write_judged(
 def is_long(row: Mapping[str, Any], batch: int) -> bool:
     """True if the row belongs to the second table."""
     return bool(row["source_offset"] - batch * SIZES[row["source_partition"]] == 2)
+
+
+def flights_home(folder: Path) -> Home:
+    """The home of a kill loop, with batches of at most 50 records."""
+    return home_of(FLIGHTS, folder, Settings.load(), 50)
+
+
+@dataclass(frozen=True)
+class ListedRecords:
+    """Records in memory, in place of a topic's reader."""
+
+    listed: Sequence[RawRecord]
+
+    def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
+        wanted = list(spans)
+        for record in sorted(self.listed, key=lambda r: (r.topic, r.partition, r.offset)):
+            if any(
+                (s.topic, s.partition) == (record.topic, record.partition) and s.start <= record.offset < s.end
+                for s in wanted
+            ):
+                yield record

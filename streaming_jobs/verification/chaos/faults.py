@@ -20,6 +20,7 @@ from typing import Literal
 Victim = Literal["python", "jvm", "both"]
 VICTIMS: tuple[Victim, ...] = ("python", "jvm", "both")
 PythonProcess = Literal["planner", "worker"]
+Then = Literal["broker", "zombie"]
 PYTHON_PROCESSES: tuple[PythonProcess, ...] = ("planner", "worker")
 
 _NAMED_SHARE = 0.6
@@ -111,7 +112,24 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Freeze:
+    """The driver stops itself in the transaction of `stream`, `batches` batches after the next one (`sessions.py`)."""
+
+    streams: tuple[str, ...]
+    stream: str
+    batches: int
+    then: Then
+
+    def __str__(self) -> str:
+        what = "the broker is killed" if self.then == "broker" else "another driver takes over"
+        return f"{what} while {self.stream} has a transaction open"
+
+
+Steps = Sequence[Phase | Freeze]
+
+
+@dataclass(frozen=True)
+class FaultSchedule:
     """A whole run; the broker is killed once each of the numbers of `broker_after` kills is reached."""
 
     phases: tuple[Phase, ...]
@@ -127,7 +145,7 @@ class Schedule:
         return (fault for phase in self.phases for lane in phase.lanes for fault in lane.faults)
 
 
-def schedule(seed: int, kills: int, points: Mapping[str, Sequence[str]]) -> Schedule:
+def schedule(seed: int, kills: int, points: Mapping[str, Sequence[str]]) -> FaultSchedule:
     """The faults of a run, for streams with their points; the same seed, number and streams give the same ones."""
     streams = tuple(points)
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
@@ -140,7 +158,7 @@ def schedule(seed: int, kills: int, points: Mapping[str, Sequence[str]]) -> Sche
         phases.append(_apart(chance, part, streams) if apart else Phase((Lane(streams, tuple(part)),)))
     for fault in of_workers:
         phases.insert(chance.randint(1, len(phases)), Phase((Lane(streams, (fault,)),)))
-    return Schedule(tuple(phases), tuple(_broker(chance, kills)))
+    return FaultSchedule(tuple(phases), tuple(_broker(chance, kills)))
 
 
 def _faults(

@@ -10,24 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import streaming_jobs
-from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.status import read_status
-from streaming_jobs.verification.chaos.subjects import FLIGHTS, JUDGED, NEWEST, SPLIT
+from streaming_jobs.verification.chaos.version_reader import WatchedStream
 from streaming_jobs.verification.delta_log import Entry, read_commit, versions
-from streaming_jobs.verification.subject import Subject
 
-SUBJECTS = (*FLIGHTS, SPLIT, JUDGED, NEWEST)
-"""The streams of the kill loop: the shipped ones, one of two tables, and two whose rules take rows out."""
-STREAMS = tuple(subject.stream for subject in SUBJECTS)
-LATENESS = "5 days"
-"""Lateness of airport_hours here: four days drop nothing (docs/flights.md), the shipped ten would close no window."""
-
-_OF_FLIGHTS: Mapping[str, Any] = {
-    "flows": ["streaming_jobs.examples.flights.streams", "streaming_jobs.verification.chaos.streams"],
-    "streams.airport_hours.lateness": LATENESS,
-}
 _VALUES: Mapping[str, Any] = {
     "stream.min_commit_interval": "200 ms",
     "stream.max_pause": "0 seconds",  # so that a kill interrupts a batch
@@ -45,8 +33,8 @@ class Home:
 
     settings: Settings
     values: Mapping[str, Any]
-    subjects: tuple[Subject, ...] = SUBJECTS
-    fed: str = TOPIC
+    subjects: tuple[WatchedStream, ...]
+    fed: str
 
     @classmethod
     def of(
@@ -55,9 +43,9 @@ class Home:
         base: Settings,
         *,
         max_offsets: int,
-        subjects: tuple[Subject, ...] = SUBJECTS,
-        fed: str = TOPIC,
-        changes: Mapping[str, Any] = _OF_FLIGHTS,
+        subjects: tuple[WatchedStream, ...],
+        fed: str,
+        changes: Mapping[str, Any],
     ) -> Home:
         """A home in `folder`; from the user's settings only those of jars and Java are taken over."""
         values = {
@@ -77,7 +65,7 @@ class Home:
     def folder(self) -> Path:
         return self.settings.home
 
-    def subject(self, stream: str) -> Subject:
+    def subject(self, stream: str) -> WatchedStream:
         return next(subject for subject in self.subjects if subject.stream == stream)
 
     def environment(self, **changes: str) -> dict[str, str]:

@@ -1,180 +1,297 @@
-"""The kill loop: real streams on a real broker, killed again and again, read and verified meanwhile and afterwards.
+"""The kill loop: real streams on a real broker, killed again and again, observed meanwhile and verified afterwards.
 
-`run` does all of it: a broker and a feeder of its own, the phases of the schedule, a reader that reads every
-version of the tables as it appears, then a last session that reads the topic to its end, and the verifier: by what is
-known here of the streams, by their declarations as `recourse verify` does, and by the truths.
+A `LoopSubject` says what is run, fed and checked: `flight_subject.py` has streams that write tables,
+`number_subject.py` streams that read topics and write topics. `run` does the same for both: a broker and a feeder of
+its own, the phases of the schedule (`faults.py`, `sessions.py`), sessions that read the topics to their ends, the
+verifier, by declarations and truths as `recourse verify` does, and the checks of the subject.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
+from streaming_jobs.catalog import truths
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.examples.flights import dataset
-from streaming_jobs.examples.flights.content import TOPIC
-from streaming_jobs.examples.flights.feeder import PARTITIONS
-from streaming_jobs.examples.flights.streams import STREAMS as FLIGHT_STREAMS
-from streaming_jobs.examples.flights.truth import KEYS, TruthCheck, compare
 from streaming_jobs.platform.broker import Broker, bootstrap_servers
-from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.verification.chaos.damages import Outcome, run_scenarios
-from streaming_jobs.verification.chaos.faults import schedule
-from streaming_jobs.verification.chaos.feeding import Feeding
-from streaming_jobs.verification.chaos.home import STREAMS, SUBJECTS, Home
-from streaming_jobs.verification.chaos.phases import BURST, Loop, read_to_the_end
-from streaming_jobs.verification.chaos.rule_truth import EXPECTED, RuleCheck, compare_rules
-from streaming_jobs.verification.chaos.session_runner import Tally, Tell
-from streaming_jobs.verification.ledger_chain import Fault
-from streaming_jobs.verification.offset_ranges import merged
-from streaming_jobs.verification.subject import Subject
-from streaming_jobs.verification.topic import TopicContent, read_topic
-from streaming_jobs.verification.verdict import StreamVerdict, Verdict
+from streaming_jobs.verification.chaos.faults import Freeze, Phase, Steps
+from streaming_jobs.verification.chaos.home import Home
+from streaming_jobs.verification.chaos.sessions import (
+    ChaosFailed,
+    FreezeRunner,
+    LaneRunner,
+    Tally,
+    Tell,
+    expect,
+    start_session,
+)
+from streaming_jobs.verification.chaos.version_reader import WatchedStream
 from streaming_jobs.verification.verification import Options, verify_streams
-from streaming_jobs.verification.verifier import verify
-from streaming_jobs.verification.version_reader import ConcurrentReader
+from streaming_jobs.verification.verifier import OverallVerdict
 
-POINTS_OF: Mapping[str, tuple[str, ...]] = {
-    # In a stream of one table nothing is committed before that point: it would repeat the point before it.
-    subject.stream: tuple(p for p in POINTS if subject.secondary or p != "secondary_committed")
-    for subject in SUBJECTS
-}
-"""The named points of each stream."""
-_SECONDS_A_KILL = 60
+BURST = 40_000
+"""Records that a session has to read with workers; four of them are more than half of the year's flights."""
+_STEP = 0.05
+_LAST_SESSION = 600.0
+_BURST_WITHIN = 120.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The parameters of a run: kills, seed, feed in records per second, records per batch, scenarios afterwards.
+class LoopPlan:
+    """The parameters of a run: kills, seed, feed in records per second, records per batch, streams.
 
-    The scenarios and the whole truth need all streams, which are the default.
+    `scenarios`: damage the home afterwards.
     """
 
     kills: int
     seed: int
-    rate: float = 60.0
-    max_offsets: int = 200
+    rate: float
+    max_offsets: int
+    streams: tuple[str, ...]
     scenarios: bool = False
-    streams: tuple[str, ...] = STREAMS
+
+
+class Feed(Protocol):
+    """Feeds a topic in a thread while sessions are killed."""
 
     @property
-    def subjects(self) -> tuple[Subject, ...]:
-        """The streams that are run and verified."""
-        return tuple(subject for subject in SUBJECTS if subject.stream in self.streams)
+    def dry(self) -> bool:
+        """True if it has no more records."""
+
+    def start(self) -> None: ...
+
+    def check(self) -> None:
+        """Raise its error, if it has failed."""
+
+    def burst(self, records: int, seconds: float) -> int:
+        """Feed this many records at once; returns the number of records in the topic then."""
+
+    def stop(self) -> None: ...
+
+    def finish(self) -> int:
+        """Stop, and complete what was begun; returns the number of records in the topic."""
+
+
+class Findings(Protocol):
+    """What the checks of a subject found, beside the verdict."""
+
+    @property
+    def ok(self) -> bool: ...
+
+
+F_co = TypeVar("F_co", bound=Findings, covariant=True)
+
+
+class Observer(Protocol[F_co]):
+    """Reads in a thread what the streams write while they are killed, and checks it afterwards."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def check(self, fed: int, tell: Tell) -> F_co:
+        """Check tables and topics once the streams have read all that was `fed`; the streams do not run."""
+
+
+class LoopSubject(Protocol[F_co]):
+    """What a kill loop runs, feeds and checks."""
+
+    @property
+    def streams(self) -> tuple[WatchedStream, ...]:
+        """In an order in which no stream reads what a later one writes."""
+
+    @property
+    def stages(self) -> Sequence[Sequence[str]]:
+        """The streams whose topics end, then those that read what the first write."""
+
+    @property
+    def fed(self) -> str:
+        """The topic that the feeder writes."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the home beside those of every run."""
+
+    @property
+    def rate(self) -> float:
+        """Records per second, unless the user says another rate."""
+
+    @property
+    def max_offsets(self) -> int:
+        """Records per batch, unless the user says another number."""
+
+    def steps(self, plan: LoopPlan, /) -> tuple[Steps, Sequence[int]]:
+        """The phases of a run, and the numbers of kills after which the broker is killed too."""
+
+    def topics(self, plan: LoopPlan, /) -> Mapping[str, int]:
+        """The topics that exist before the streams start, with their partitions."""
+
+    def feed(self, home: Home, plan: LoopPlan, steps: Steps, /) -> Feed: ...
+
+    def observer(self, home: Home, plan: LoopPlan, /) -> Observer[F_co]: ...
 
 
 @dataclass(frozen=True)
-class Report:
-    """The outcome of a run. `batches` are those in the tables, over all streams."""
+class LoopReport(Generic[F_co]):
+    """The outcome of a run."""
 
-    plan: Plan
+    plan: LoopPlan
     home: Path
     seconds: float
     tally: Tally
-    batches: int
-    versions_read: int
-    versions_unseen: int
-    faults: tuple[Fault, ...]
-    verdict: Verdict
-    truth: tuple[TruthCheck, ...]
-    rules: tuple[RuleCheck, ...] = ()
-    scenarios: tuple[Outcome, ...] = ()
+    verdict: OverallVerdict
+    findings: F_co
 
     @property
-    def equal(self) -> bool:
-        """True if every table equals the truth, and rules took out the rows that they should."""
-        return all(check.ok for check in self.truth) and all(check.ok for check in self.rules)
+    def batches(self) -> int:
+        """Batches in the tables, over all streams."""
+        return sum(stream.batches for stream in self.verdict.streams)
 
     @property
     def ok(self) -> bool:
-        """True if nothing is lost or doubled, every version is whole, every table true, and every damage refused."""
-        whole = self.verdict.whole and not self.faults and not self.versions_unseen
-        return whole and self.equal and all(outcome.ok for outcome in self.scenarios)
+        """True if every offset is proved, and every check of the subject found what it should."""
+        return self.verdict.whole and self.findings.ok
 
 
-def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
-    """Run the schedule of the plan's seed in a home of its own; raises ChaosFailed when it cannot be carried out.
+def plan_of(
+    subject: LoopSubject[Findings],
+    kills: int,
+    seed: int,
+    *,
+    rate: float | None = None,
+    max_offsets: int | None = None,
+    streams: tuple[str, ...] | None = None,
+    scenarios: bool = False,
+) -> LoopPlan:
+    """The plan of a run; what is left out is the subject's own.
+
+    Fewer `streams` must have, with a stream that reads a topic of another one, that other one.
+    """
+    names = streams or tuple(watched.stream for watched in subject.streams)
+    return LoopPlan(kills, seed, rate or subject.rate, max_offsets or subject.max_offsets, names, scenarios)
+
+
+def home_of(subject: LoopSubject[Findings], folder: Path, base: Settings, max_offsets: int) -> Home:
+    return Home.of(
+        folder, base, max_offsets=max_offsets, subjects=subject.streams, fed=subject.fed, changes=subject.settings
+    )
+
+
+def run(
+    subject: LoopSubject[F_co],
+    plan: LoopPlan,
+    folder: Path,
+    base: Settings,
+    tell: Tell,
+    chosen: Steps | None = None,
+) -> LoopReport[F_co]:
+    """Run the plan in a home of its own, with its faults or the `chosen` ones; raises ChaosFailed if it cannot.
 
     `base` has the settings for fetching jars. However it ends, no process is left.
     """
-    home = Home.of(folder, base, max_offsets=plan.max_offsets)
-    faults = schedule(plan.seed, plan.kills, {stream: POINTS_OF[stream] for stream in plan.streams})
+    home = home_of(subject, folder, base, plan.max_offsets)
+    steps, broker_after = subject.steps(plan) if chosen is None else (chosen, ())
     begun, tally = time.monotonic(), Tally()
     with ExitStack() as at_end:
         broker = at_end.enter_context(Broker(home.settings))
-        Topics.of(home.settings.kafka, bootstrap_servers(home.settings)).create(TOPIC, PARTITIONS)
-        steady = int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2))
-        bursts = sum(phase.burst for phase in faults.phases) * BURST
-        feeding = Feeding(home.settings, rate=plan.rate, records=steady + bursts)
-        at_end.callback(feeding.stop)
-        reader = ConcurrentReader(plan.subjects, home.settings.tables)
-        at_end.callback(reader.stop)
-        feeding.start()
-        reader.start()
-        Loop(home, faults.phases, faults.broker_after, broker, feeding, tally, tell).run()
-        tell(f"{tally.kills} kills done; the streams read the topic to its end")
-        records = feeding.finish()
-        read_to_the_end(home, tally, plan.streams)
-        reader.finish()
-        tell(f"{records:,} records fed, {reader.seen:,} versions read; verifying")
+        topics = Topics.of(home.settings.kafka, bootstrap_servers(home.settings))
+        for name, partitions in subject.topics(plan).items():
+            topics.create(name, partitions)
+        feed = subject.feed(home, plan, steps)
+        at_end.callback(feed.stop)
+        observer = subject.observer(home, plan)
+        at_end.callback(observer.stop)
+        feed.start()
+        observer.start()
+        Loop(home, steps, broker_after, broker, feed, tally, tell).run()
+        tell(f"{tally.kills} kills done; the streams read their topics to the ends")
+        fed = feed.finish()
+        for stage in subject.stages:
+            read_to_the_end(home, tally, [stream for stream in stage if stream in plan.streams])
+        tell(f"{fed:,} records fed; verifying")
         verdict = _verdict(home, plan)
-        truth = _truth(home, plan, records)
-        rules = [compare_rules(home.settings.tables, name, records) for name in plan.streams if name in EXPECTED]
-        outcomes = run_scenarios(home, tell) if plan.scenarios else []
-    return Report(
-        plan=plan,
-        home=folder,
-        seconds=time.monotonic() - begun,
-        tally=tally,
-        batches=sum(stream.batches for stream in verdict.streams),
-        versions_read=reader.seen,
-        versions_unseen=reader.unseen,
-        faults=tuple(reader.faults),
-        verdict=verdict,
-        truth=tuple(truth),
-        rules=tuple(rules),
-        scenarios=tuple(outcomes),
-    )
+        findings = observer.check(fed, tell)
+    return LoopReport(plan, folder, time.monotonic() - begun, tally, verdict, findings)
 
 
-def _verdict(home: Home, plan: Plan) -> Verdict:
-    """The verdict by the subjects, and on each stream that by its declaration too."""
-    verdict = verify(plan.subjects, home.settings.tables, _topic(home), finished=True)
+def read_to_the_end(home: Home, tally: Tally, streams: Sequence[str]) -> None:
+    """Run one session over all unread records, in large batches; raises ChaosFailed if it does not end with 0."""
+    if not streams:
+        return
+    large = {"RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "20000"}
+    driver = start_session(home, tally, streams, "--trigger", "available-now", **large)
+    try:
+        code = driver.wait(_LAST_SESSION)
+        expect(driver, code == 0, f"did not read all records in the last session (exit code {code})")
+    finally:
+        driver.end()
+
+
+def _verdict(home: Home, plan: LoopPlan) -> OverallVerdict:
     topology = Topology.load(home.settings.flows)
-    streams = [topology[subject.stream] for subject in plan.subjects]
-    bootstrap = bootstrap_servers(home.settings)
-    declared, _ = verify_streams(home.settings, streams, (), bootstrap, Options(finished=True))
-    return replace(verdict, streams=tuple(map(_both, verdict.streams, declared.streams)))
-
-
-def _both(known: StreamVerdict, declared: StreamVerdict) -> StreamVerdict:
-    """One verdict of two on the same stream; values without a truth are compared here by other means."""
-    return replace(
-        known,
-        lost=tuple(merged((*known.lost, *declared.lost))),
-        doubled=tuple(merged((*known.doubled, *declared.doubled))),
-        unproved=max(known.unproved, declared.unproved),
-        faults=tuple(dict.fromkeys((*known.faults, *declared.faults))),
-        why=known.why or declared.why,
-        comparisons=tuple(one for one in declared.comparisons if one.what != "values"),
+    tables = [sink.name for stream in topology.streams.values() for sink in stream.sinks.values()]
+    verdict, _ = verify_streams(
+        home.settings,
+        [topology[stream] for stream in plan.streams],
+        truths.find(home.settings.flows, tables),
+        bootstrap_servers(home.settings),
+        Options(finished=True),
     )
+    # Tables without a truth are checked by their subject.
+    known = [replace(s, comparisons=tuple(c for c in s.comparisons if c.what != "values")) for s in verdict.streams]
+    return replace(verdict, streams=tuple(known))
 
 
-def _truth(home: Home, plan: Plan, records: int) -> list[TruthCheck]:
-    """The comparison of every table of the plan that has a truth; computing the truths takes seconds."""
-    tables = {subject.table for subject in plan.subjects} & KEYS.keys()
-    return (
-        [c for c in compare(home.settings, FLIGHT_STREAMS, records / dataset.TOTAL) if c.table in tables]
-        if tables
-        else []
-    )
+@dataclass
+class Loop:
+    """Takes all sessions of a home through the steps; the broker is killed at the numbers of `broker_after` kills."""
 
+    home: Home
+    steps: Steps
+    broker_after: Sequence[int]
+    broker: Broker
+    feed: Feed
+    tally: Tally
+    tell: Tell
 
-def _topic(home: Home) -> dict[str, TopicContent]:
-    settings = home.settings
-    return {TOPIC: read_topic(settings.kafka, bootstrap_servers(settings), TOPIC)}
+    def run(self) -> None:
+        """Run step after step, until every fault has happened."""
+        due = list(self.broker_after)
+        for step in self.steps:
+            if isinstance(step, Freeze):
+                FreezeRunner(self.home, self.broker, self.tally, self.tell, self.feed.check).run(step)
+            else:
+                self._phase(step, due)
+
+    def _phase(self, phase: Phase, due: list[int]) -> None:
+        end = self.feed.burst(BURST, _BURST_WITHIN) if phase.burst else 0
+        runners = [LaneRunner(self.home, lane, self.tally, self.tell, end) for lane in phase.lanes]
+        try:
+            while not all(runner.done for runner in runners):
+                for runner in runners:
+                    runner.step()
+                if not any(runner.faults_left for runner in runners):
+                    for runner in runners:
+                        runner.finish()
+                if due and self.tally.kills >= due[0]:
+                    due.pop(0)
+                    self._kill_broker()
+                self.feed.check()
+                if self.feed.dry:
+                    raise ChaosFailed("the topic has got all its records before the last kill", "use a lower --rate")
+                time.sleep(_STEP)
+        finally:
+            for runner in runners:
+                runner.end()
+
+    def _kill_broker(self) -> None:
+        self.broker.kill()
+        self.broker.start()
+        self.tally.broker_kills += 1
+        self.tell("the broker was killed and started again")

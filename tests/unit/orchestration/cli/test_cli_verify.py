@@ -21,10 +21,10 @@ from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.verification.delta_log import commit_file, read_commit, versions
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord
 from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.placed import named, refusing_batch
-from tests.support.proofs import Spoiler
+from tests.support.proofs import ListedRecords, Spoiler
 
 BATCHES = 5
 TODAY = code_version(STREAM, ()).hash
@@ -42,13 +42,13 @@ class MadeTopic:
     def whole(self) -> list[Span]:
         return [Span(TOPIC, 0, 0, len(self.listed))]
 
-    def content(self, *, each: Callable[[RawRecord], None] | None, progress: Callable[[int], None]) -> TopicContent:
+    def content(self, *, each: Callable[[RawRecord], None] | None, progress: Callable[[int], None]) -> CommittedTopic:
         for record in self.listed:
             if each is not None:
                 each(record)
         progress(len(self.listed))
         end = len(self.listed)
-        return TopicContent(TOPIC, TOPIC_ID, {0: PartitionContent(0, end, np.arange(end))})
+        return CommittedTopic(TOPIC, TOPIC_ID, {0: CommittedPartition(0, end, np.arange(end))})
 
     def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
         return ListedRecords(self.listed).records(spans)
@@ -117,7 +117,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.chdir(made.folder)
     monkeypatch.syspath_prepend(str(made.folder))
     monkeypatch.setattr("orchestration.cli.preparations.broker_for_command", no_broker)
-    monkeypatch.setattr("streaming_jobs.verification.verification.TopicReader.at", lambda *_, **__: made.topic)
+    monkeypatch.setattr("streaming_jobs.verification.verification.CommittedReader.at", lambda *_, **__: made.topic)
     return made
 
 

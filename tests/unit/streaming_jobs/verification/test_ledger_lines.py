@@ -7,7 +7,7 @@ from pathlib import Path
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.state.ledger_file import LedgerFile
-from streaming_jobs.verification.beside_tables import _lines
+from streaming_jobs.verification.state_evidence import _ledger_lines
 
 
 def ends_after(batch: int) -> dict[int, int]:
@@ -27,5 +27,5 @@ def test_lines_with_the_partitions_that_moved_have_all_of_them_for_the_verifier(
         expected[1, batch] = (dict(read.start), dict(read.end))
     text = next(tmp_path.glob("*.jsonl")).read_text()
     assert text.count('"on":') > 40, "most lines are short"
-    seen = {at: (dict(entry.ranges[0].start), dict(entry.ranges[0].end)) for at, entry in _lines(tmp_path, "s")}
+    seen = {at: (dict(entry.ranges[0].start), dict(entry.ranges[0].end)) for at, entry in _ledger_lines(tmp_path, "s")}
     assert seen == expected

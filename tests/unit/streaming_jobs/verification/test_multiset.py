@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streaming_jobs.verification.multiset import Difference, compare
+from streaming_jobs.verification.truths import RowDifference, compare_rows
 
 
 def table(*rows: Any) -> pa.Table:
@@ -16,7 +16,7 @@ def table(*rows: Any) -> pa.Table:
 
 
 def words(expected: pa.Table, actual: pa.Table, tolerance: float = 0.0, keys: tuple[str, ...] = ()) -> str:
-    return "; ".join(compare(expected, actual, tolerance).words(keys))
+    return "; ".join(compare_rows(expected, actual, tolerance).words(keys))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def words(expected: pa.Table, actual: pa.Table, tolerance: float = 0.0, keys: tu
 )
 def test_equal_rows_are_no_difference_whatever_they_hold(value: Any) -> None:
     one = pa.table({"k": ["a", "b"], "v": pa.array([value, value])})
-    assert not compare(one, one.take([1, 0]))
+    assert not compare_rows(one, one.take([1, 0]))
 
 
 def test_a_row_that_is_there_once_too_often_or_too_seldom_is_told() -> None:
@@ -35,16 +35,16 @@ def test_a_row_that_is_there_once_too_often_or_too_seldom_is_told() -> None:
 
 
 def test_zero_and_minus_zero_are_equal_and_null_is_no_zero() -> None:
-    assert not compare(table(("a", 0.0)), table(("a", -0.0)))
-    assert compare(table(("a", 0.0), ("b", 1.0)), table(("a", None), ("b", 1.0)))
+    assert not compare_rows(table(("a", 0.0)), table(("a", -0.0)))
+    assert compare_rows(table(("a", 0.0), ("b", 1.0)), table(("a", None), ("b", 1.0)))
 
 
 def test_floats_may_differ_by_the_tolerance_and_by_no_more() -> None:
     near, far = 1000.0 * (1 + 1e-12), 1000.0 * (1 + 1e-6)
-    assert not compare(table(("a", 1000.0)), table(("a", near)), 1e-9)
-    assert compare(table(("a", 1000.0)), table(("a", near)))
-    assert compare(table(("a", 1000.0)), table(("a", far)), 1e-9)
-    assert compare(table(("a", 1000.0)), table(("b", near)), 1e-9), "and nothing but floats"
+    assert not compare_rows(table(("a", 1000.0)), table(("a", near)), 1e-9)
+    assert compare_rows(table(("a", 1000.0)), table(("a", near)))
+    assert compare_rows(table(("a", 1000.0)), table(("a", far)), 1e-9)
+    assert compare_rows(table(("a", 1000.0)), table(("b", near)), 1e-9), "and nothing but floats"
 
 
 def held(kind: pa.DataType, *values: Any) -> pa.Table:
@@ -61,12 +61,12 @@ def deep(value: float, *, turned: bool = False) -> list[Any]:
 
 
 def test_maps_are_equal_whatever_the_order_of_their_entries_and_whatever_they_hold() -> None:
-    assert not compare(held(DEEP, deep(1.5), None), held(DEEP, None, deep(1.5, turned=True)))
-    assert compare(held(DEEP, deep(1.5)), held(DEEP, deep(2.5, turned=True)))
+    assert not compare_rows(held(DEEP, deep(1.5), None), held(DEEP, None, deep(1.5, turned=True)))
+    assert compare_rows(held(DEEP, deep(1.5)), held(DEEP, deep(2.5, turned=True)))
     counts = pa.map_(pa.string(), pa.int64())
-    assert not compare(held(counts, [("x", 1), ("y", 2)]), held(counts, [("y", 2), ("x", 1)]))
-    assert compare(held(counts, [("x", 1), ("y", 2)]), held(counts, [("x", 2), ("y", 1)]))
-    assert compare(held(pa.list_(pa.int64()), [1, 2]), held(pa.list_(pa.int64()), [2, 1])), "an array has an order"
+    assert not compare_rows(held(counts, [("x", 1), ("y", 2)]), held(counts, [("y", 2), ("x", 1)]))
+    assert compare_rows(held(counts, [("x", 1), ("y", 2)]), held(counts, [("x", 2), ("y", 1)]))
+    assert compare_rows(held(pa.list_(pa.int64()), [1, 2]), held(pa.list_(pa.int64()), [2, 1])), "an array has an order"
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_maps_are_equal_whatever_the_order_of_their_entries_and_whatever_they_ho
 )
 def test_floats_inside_of_a_value_may_differ_by_the_tolerance(kind: pa.DataType, made: Any) -> None:
     near, far = 1000.0 * (1 + 1e-12), 1000.0 * (1 + 1e-6)
-    assert not compare(held(kind, made(1000.0)), held(kind, made(near)), 1e-9)
-    assert compare(held(kind, made(1000.0)), held(kind, made(near)))
-    assert compare(held(kind, made(1000.0)), held(kind, made(far)), 1e-9)
+    assert not compare_rows(held(kind, made(1000.0)), held(kind, made(near)), 1e-9)
+    assert compare_rows(held(kind, made(1000.0)), held(kind, made(near)))
+    assert compare_rows(held(kind, made(1000.0)), held(kind, made(far)), 1e-9)
 
 
 def test_rows_of_one_key_are_told_by_what_differs() -> None:
@@ -92,4 +92,4 @@ def test_rows_of_one_key_are_told_by_what_differs() -> None:
 
 
 def test_no_difference_is_falsy_and_has_no_words() -> None:
-    assert not Difference(("k",), {}, {}) and Difference(("k",), {}, {}).words() == []
+    assert not RowDifference(("k",), {}, {}) and RowDifference(("k",), {}, {}).words() == []

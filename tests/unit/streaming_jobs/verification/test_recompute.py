@@ -24,7 +24,7 @@ from streaming_jobs.verification.lineage import Coverage
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.recompute import recompute
 from streaming_jobs.verification.subject import Comparison
-from streaming_jobs.verification.verdict import StreamVerdict
+from streaming_jobs.verification.verifier import StreamVerdict
 
 ROWS = StructType(
     [

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from streaming_jobs.errors import BrokerUnreachable, TransientError
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.topic import DeadlinePassed, TopicReader
+from streaming_jobs.verification.topic import CommittedReader, DeadlinePassed
 
 
 @dataclass
@@ -44,8 +44,8 @@ END = KafkaError._PARTITION_EOF
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TopicReader]:
-    def make(*answers: list[Message], high: int = 5, **options: Any) -> TopicReader:
+def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommittedReader]:
+    def make(*answers: list[Message], high: int = 5, **options: Any) -> CommittedReader:
         left = list(answers)
 
         class Consumer:
@@ -63,50 +63,54 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TopicReader]:
 
         monkeypatch.setattr("streaming_jobs.verification.topic.Consumer", Consumer)
         kafka = KafkaSettings(timeout=timedelta(seconds=0.3))
-        return TopicReader(kafka, "nowhere:1", "things", "id", {0: 1}, {0: high}, **options)
+        return CommittedReader(kafka, "nowhere:1", "things", "id", {0: 1}, {0: high}, **options)
 
     return make
 
 
-def offsets(reader: TopicReader) -> list[int]:
+def offsets(reader: CommittedReader) -> list[int]:
     return reader.content().partitions[0].offsets.tolist()
 
 
-def test_it_ends_at_the_last_offset_and_waits_for_no_end_of_the_partition(reader: Callable[..., TopicReader]) -> None:
+def test_it_ends_at_the_last_offset_and_waits_for_no_end_of_the_partition(
+    reader: Callable[..., CommittedReader],
+) -> None:
     assert offsets(reader([Message(at) for at in range(1, 5)])) == [1, 2, 3, 4]
 
 
 def test_a_record_behind_the_end_ends_it_where_the_last_offsets_are_markers(
-    reader: Callable[..., TopicReader],
+    reader: Callable[..., CommittedReader],
 ) -> None:
     assert offsets(reader([Message(1), Message(2)], [Message(9), Message(10)])) == [1, 2]
 
 
-def test_the_end_of_the_partition_ends_it_only_when_it_is_far_enough(reader: Callable[..., TopicReader]) -> None:
+def test_the_end_of_the_partition_ends_it_only_when_it_is_far_enough(reader: Callable[..., CommittedReader]) -> None:
     assert offsets(reader([Message(1), Message(2, END)], [Message(2), Message(5, END)])) == [1, 2]
 
 
-def test_an_empty_partition_is_not_read(reader: Callable[..., TopicReader]) -> None:
+def test_an_empty_partition_is_not_read(reader: Callable[..., CommittedReader]) -> None:
     assert offsets(reader(high=1)) == []
 
 
-def test_a_broker_that_gives_nothing_is_told(reader: Callable[..., TopicReader]) -> None:
+def test_a_broker_that_gives_nothing_is_told(reader: Callable[..., CommittedReader]) -> None:
     with pytest.raises(BrokerUnreachable, match="read topic things, partition 0"):
         offsets(reader([Message(1)]))
 
 
-def test_a_deadline_that_has_passed_is_told_with_the_option_that_moves_it(reader: Callable[..., TopicReader]) -> None:
+def test_a_deadline_that_has_passed_is_told_with_the_option_that_moves_it(
+    reader: Callable[..., CommittedReader],
+) -> None:
     with pytest.raises(DeadlinePassed) as error:
         offsets(reader([Message(1)], until=time.monotonic() - 1))
     assert "recourse verify --timeout" in error.value.next_step
 
 
-def test_records_that_are_deleted_meanwhile_are_told(reader: Callable[..., TopicReader]) -> None:
+def test_records_that_are_deleted_meanwhile_are_told(reader: Callable[..., CommittedReader]) -> None:
     with pytest.raises(TransientError, match="were deleted while they were read"):
         offsets(reader([Message(1), Message(1, KafkaError._AUTO_OFFSET_RESET)]))
 
 
-def test_progress_comes_to_all_offsets_and_the_records_have_their_time(reader: Callable[..., TopicReader]) -> None:
+def test_progress_comes_to_all_offsets_and_the_records_have_their_time(reader: Callable[..., CommittedReader]) -> None:
     passed: list[int] = []
     made = reader([Message(at) for at in range(1, 5)])
     made.content(progress=passed.append)

@@ -21,9 +21,10 @@ from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.lineage import Coverage
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.subject import Comparison
-from streaming_jobs.verification.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord
 from streaming_jobs.verification.truths import compare_truth, too_late, watermarks
 from tests.support.life import ROWS
+from tests.support.proofs import ListedRecords
 
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -58,14 +59,14 @@ def compared(
     low: int = 0,
     refused: Mapping[str, frozenset[int]] = {},
 ) -> Comparison:
-    content = PartitionContent(low, 3, np.arange(low, 3))
+    content = CommittedPartition(low, 3, np.arange(low, 3))
     return compare_truth(
         declared,
         STREAM,
         table,
         0,
         Coverage(proved=[Span(name, 0, 0, 3) for name in RECORDS]),
-        {name: TopicContent(name, "id", {0: content}) for name in RECORDS},
+        {name: CommittedTopic(name, "id", {0: content}) for name in RECORDS},
         {name: ListedRecords(listed) for name, listed in RECORDS.items()},
         None,
         mark,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from streaming_jobs.verification.beside_tables import Beside, Corrected, Life
 from streaming_jobs.verification.delta_log import Entry, Range
 from streaming_jobs.verification.lineage import Coverage, coverage
 from streaming_jobs.verification.offset_ranges import Span, merged
+from streaming_jobs.verification.state_evidence import CorrectedBatches, Life, StateEvidence
 
 PER_BATCH = 10
 
@@ -18,8 +18,8 @@ def entry(first: int, last: int, generation: int = 1, rows: int = 10, code: str 
     return Entry("batch", "s", "s", generation, last, (read,), {"written": rows}, code)
 
 
-def corrected(after: int, up_to: int, generation: int) -> Corrected:
-    return Corrected((1, after), (1, up_to), entry(after + 1, up_to, generation, rows=7, code="fixed"))
+def corrected(after: int, up_to: int, generation: int) -> CorrectedBatches:
+    return CorrectedBatches((1, after), (1, up_to), entry(after + 1, up_to, generation, rows=7, code="fixed"))
 
 
 def covered(*corrections: tuple[int, int], gone: tuple[int, ...] = ()) -> Coverage:
@@ -30,7 +30,7 @@ def covered(*corrections: tuple[int, int], gone: tuple[int, ...] = ()) -> Covera
         last = 8 if number == 2 else 7 + number - 1
         lives.append(Life(number, "recovery s-0001", number - 1, last, False, corrected(after, up_to, number)))
         lines[number, last + 1] = entry(last + 1, last + 1, number)
-    beside = Beside(tuple(lives), {"t": ("id", {0: 0})}, lines=lines)
+    beside = StateEvidence(tuple(lives), {"t": ("id", {0: 0})}, lines=lines)
     return coverage(beside, {}, max(lines))
 
 
@@ -76,13 +76,13 @@ def test_skipped_offsets_that_a_correction_has_read_are_not_skipped(
     lives = (
         Life(1, "first start", None, -1, False),
         Life(2, "skip of s-0001", 1, 3, False),
-        Life(3, "recovery s-0002", 2, 5, False, Corrected((1, 1), up_to, by)),
+        Life(3, "recovery s-0002", 2, 5, False, CorrectedBatches((1, 1), up_to, by)),
     )
     lines = {(1, batch): entry(batch, batch) for batch in range(4)}
     lines |= {(2, batch): entry(batch + 2, batch + 2, 2) for batch in (4, 5)} | {(3, 6): entry(8, 8, 3)}
     more = Entry("batch", "s", "s", 1, 4, (Range("t", "id", {0: 40}, {0: 45}),), {"written": 5}, "a")
     void = Span("t", 0, begin, 60)
-    beside = Beside(lives, {"t": ("id", {0: 0})}, skipped=((2, void),), lines=lines)
+    beside = StateEvidence(lives, {"t": ("id", {0: 0})}, skipped=((2, void),), lines=lines)
     result = coverage(beside, {(1, 4): more} if one_more else {}, (3, 6))
     assert [(s.start, s.end) for s in result.skipped] == [(begin, stop) for _, stop in skipped]
     assert sum(s.offsets for s in (*result.proved, *result.skipped)) == 90, "no offset twice"

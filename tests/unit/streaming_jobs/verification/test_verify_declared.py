@@ -17,11 +17,11 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state.stream_record import Generation
-from streaming_jobs.verification.declared import subject_of
 from streaming_jobs.verification.delta_log import commit_file, versions
-from streaming_jobs.verification.topic import PartitionContent, TopicContent
-from streaming_jobs.verification.verdict import StreamVerdict
-from streaming_jobs.verification.verifier import verify
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
+from streaming_jobs.verification.verification import subject_of
+from streaming_jobs.verification.verifier import StreamVerdict, verify
+from tests.support import proofs
 from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.placed import by_place, make_placed, note_places
 from tests.support.proofs import CLEAN, Spoiler
@@ -45,8 +45,8 @@ def noted(life: Life, nodes: Iterable[str] = ("Project",), position: list[str] |
     )
 
 
-def topic(records: int = BATCHES * PER_BATCH, low: int = 0) -> dict[str, TopicContent]:
-    return {TOPIC: TopicContent(TOPIC, TOPIC_ID, {0: PartitionContent(low, records, np.arange(low, records))})}
+def topic(records: int = BATCHES * PER_BATCH, low: int = 0) -> dict[str, CommittedTopic]:
+    return {TOPIC: CommittedTopic(TOPIC, TOPIC_ID, {0: CommittedPartition(low, records, np.arange(low, records))})}
 
 
 def judged(life: Life, **options: Any) -> StreamVerdict:
@@ -239,6 +239,24 @@ def test_places_are_compared_one_by_one(placed: Path) -> None:
     verdict = by_place(placed)
     assert [str(span) for span in verdict.doubled] == ["flights-0 30..30"] and len(verdict.lost) == 1
     assert verdict.comparisons[0].verdict == "ok", "the number of rows alone would not show it"
+
+
+def test_a_row_of_no_record_is_told(placed: Path) -> None:
+    Spoiler(placed / CLEAN).rows(lambda rows: [*rows, {**rows[0], "source_offset": 99}])
+    verdict = by_place(placed)
+    assert not verdict.ok and "1 offset is in a row and covered by no entry: flights-0 99..99" in [
+        part for one in verdict.comparisons if one.what == "records" for part in one.text.split("; ")
+    ]
+
+
+def test_an_offset_that_holds_no_record_needs_no_row(placed: Path) -> None:
+    Spoiler(placed / CLEAN).rows(lambda rows: rows[1:])
+    Spoiler(placed / CLEAN).entry(4, lambda entry: {**entry, "rows": {"written": 14}})
+    whole = proofs.topic()[proofs.TOPIC]
+    first = whole.partitions[0]
+    marked = replace(first, offsets=first.offsets[first.offsets != 30])
+    verdict = by_place(placed, topics={proofs.TOPIC: replace(whole, partitions={**whole.partitions, 0: marked})})
+    assert verdict.whole and verdict.verified == 60, verdict.comparisons
 
 
 def test_what_a_filter_leaves_out_is_not_lost_and_said_not_to_be_compared(placed: Path) -> None:

@@ -13,14 +13,12 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.verification import recompute
-from streaming_jobs.verification.chaos.subjects import SPLIT
+from streaming_jobs.verification.chaos.flight_subject import SPLIT
 from streaming_jobs.verification.delta_log import commit_file, versions
-from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.subject import Subject, Table
-from streaming_jobs.verification.table_rules import of_spans, packed, within
-from streaming_jobs.verification.topic import PartitionContent
-from streaming_jobs.verification.verdict import StreamVerdict
-from streaming_jobs.verification.verifier import verify
+from streaming_jobs.verification.offset_ranges import Span, of_spans, packed, within
+from streaming_jobs.verification.subject import StreamTable, Subject
+from streaming_jobs.verification.topic import CommittedPartition
+from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support import proofs
 from tests.support.life import PER_BATCH, STREAM, TOPIC, Life
 from tests.support.placed import by_place, make_placed, named, note_state, refuse, refusing_batch
@@ -192,7 +190,10 @@ def test_a_second_table_whose_version_is_cleaned_up_is_unproved(tmp_path: Path) 
         Spoiler(tables / SPLIT.table).entry(version, lambda e: {**e, "rows": {**e["rows"], second: 2}})
     cut(tables / second, 2)
     subject = Subject(
-        SPLIT.stream, SPLIT.table, proofs.TOPIC, tables=(Table(SPLIT.table, "written"), Table(second, second))
+        SPLIT.stream,
+        SPLIT.table,
+        proofs.TOPIC,
+        tables=(StreamTable(SPLIT.table, "written"), StreamTable(second, second)),
     )
     verdict = verify((subject,), tables, proofs.topic(), at={SPLIT.table: 2}, state=tmp_path / "state").streams[0]
     assert verdict.ok and not verdict.whole, verdict.comparisons
@@ -224,5 +225,5 @@ def test_a_stream_without_a_batch_proves_nothing(tmp_path: Path) -> None:
     assert verdict.ok and not verdict.whole
 
 
-def empty() -> PartitionContent:
-    return PartitionContent(0, 0, np.arange(0))
+def empty() -> CommittedPartition:
+    return CommittedPartition(0, 0, np.arange(0))

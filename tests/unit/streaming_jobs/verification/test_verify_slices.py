@@ -15,10 +15,9 @@ from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.runtime.slice_commits import carry_out
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.tables import open_tables
-from streaming_jobs.verification.subject import Comparison, Subject, Table
-from streaming_jobs.verification.topic import PartitionContent, TopicContent
-from streaming_jobs.verification.verdict import StreamVerdict
-from streaming_jobs.verification.verifier import verify
+from streaming_jobs.verification.subject import Comparison, StreamTable, Subject
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
+from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support.days import HOURS, TOPIC_ID, Days
 
 BATCHES = 5
@@ -30,9 +29,9 @@ def life(tmp_path: Path) -> Days:
 
 
 def judged(life: Days) -> StreamVerdict:
-    subject = Subject("days", "days", "days", tables=(Table("days", "written", ()),))
-    content = PartitionContent(0, HOURS * BATCHES, np.arange(HOURS * BATCHES))
-    topics = {"days": TopicContent("days", TOPIC_ID, {0: content})}
+    subject = Subject("days", "days", "days", tables=(StreamTable("days", "written", ()),))
+    content = CommittedPartition(0, HOURS * BATCHES, np.arange(HOURS * BATCHES))
+    topics = {"days": CommittedTopic("days", TOPIC_ID, {0: content})}
     return verify((subject,), life.settings.tables, topics, state=life.settings.state).streams[0]
 
 
@@ -83,7 +82,7 @@ def test_a_slice_that_moves_the_stream_s_position_is_a_fault(life: Days) -> None
 
 
 def test_slices_of_other_code_are_told_where_records_are_compared(life: Days) -> None:
-    from streaming_jobs.verification.rebuilt_slices import by_other_code, rebuilt_slices
+    from streaming_jobs.verification.state_evidence import by_other_code, rebuilt_slices
 
     rebuild(life, "a", 2, code=CodeVersion("a", "1"))
     assert not by_other_code(list(rebuilt_slices(life.requests.folder)), {"a"})

@@ -14,13 +14,11 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.topic_records import VoidRange
-from streaming_jobs.verification.declared import subject_of
-from streaming_jobs.verification.lineage import Coverage
+from streaming_jobs.verification.lineage import Coverage, VoidOffsets, recorded
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.topic import PartitionContent, TopicContent
-from streaming_jobs.verification.verdict import StreamVerdict
-from streaming_jobs.verification.verifier import verify
-from streaming_jobs.verification.void_offsets import VoidOffsets, recorded
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
+from streaming_jobs.verification.verification import subject_of
+from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support.life import PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.stream_on_disk import append
 
@@ -62,7 +60,7 @@ def judged(
     archive: bool = False,
     before: dict[str, str | None] | None = None,
 ) -> StreamVerdict:
-    topic = TopicContent(TOPIC, topic_id, {0: PartitionContent(0, END, np.arange(END))})
+    topic = CommittedTopic(TOPIC, topic_id, {0: CommittedPartition(0, END, np.arange(END))})
     subject = replace(subject_of(STREAM), reads_void=archive)
     settings, topics = life.settings, {TOPIC: topic}
     verdict = verify([subject], settings.tables, topics, state=settings.state, finished=finished, void_before=before)

@@ -13,9 +13,10 @@ from streaming_jobs.verification.chaos.faults import (
     RandomKill,
     schedule,
 )
-from streaming_jobs.verification.chaos.kill_loop import POINTS_OF
+from streaming_jobs.verification.chaos.flight_subject import FLIGHTS
 
 SEEDS = range(50)
+POINTS_OF = FLIGHTS.points
 
 
 def test_the_same_seed_gives_the_same_schedule_and_another_one_another() -> None:

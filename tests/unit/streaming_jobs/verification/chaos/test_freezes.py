@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.settings import Settings
-from streaming_jobs.verification.chaos import freezes
+from streaming_jobs.verification.chaos import sessions
 from streaming_jobs.verification.chaos.drivers import DriverProcess
-from streaming_jobs.verification.chaos.freezes import Freeze, FreezeRunner
+from streaming_jobs.verification.chaos.faults import Freeze
 from streaming_jobs.verification.chaos.home import Home
-from streaming_jobs.verification.chaos.session_runner import ChaosFailed, Tally
-from tests.support.proofs import BATCHES, make_tables
+from streaming_jobs.verification.chaos.sessions import ChaosFailed, FreezeRunner, Tally
+from tests.support.proofs import BATCHES, flights_home, make_tables
 
 STREAMS = ("flights_clean", "carrier_totals")
 REFUSED = 'level=error error="REC-023 another driver writes topic x for stream y now"'
@@ -80,7 +79,7 @@ class FakeDriver:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(Home.of(tmp_path, Settings.load(), max_offsets=50))
+    made = World(flights_home(tmp_path))
     make_tables(made.home.settings.tables)
     lease = made.home.settings.state / "flights_clean" / "lease"
     lease.parent.mkdir(parents=True)
@@ -98,7 +97,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(DriverProcess, "start", start)
     monkeypatch.setattr(Home, "newest_version", newest)
     monkeypatch.setattr(Home, "restarts", lambda *_: 0)
-    monkeypatch.setattr(freezes, "_LOOK_EVERY", 0)
+    monkeypatch.setattr(sessions, "_LOOK_EVERY", 0)
     return made
 
 
@@ -165,7 +164,7 @@ def test_a_zombie_that_ends_in_another_way_fails_the_run(world: World, code: int
 @pytest.mark.parametrize("then", ["broker", "zombie"])
 def test_a_session_that_does_not_go_on_fails_the_run(world: World, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Home, "newest_version", lambda *_: 10)
-    monkeypatch.setattr(freezes.time, "monotonic", lambda real=time.monotonic, step=[0]: step.append(0) or len(step))  # type: ignore[misc]
+    monkeypatch.setattr(sessions.time, "monotonic", lambda real=time.monotonic, step=[0]: step.append(0) or len(step))  # type: ignore[misc]
     with pytest.raises(ChaosFailed, match="did not go on within 240 s"):
         run(world, then)
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import DoubleType, IntegerType, LongType, StringType, Str
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import KafkaTopic, stream
-from streaming_jobs.verification.topic_chaos.numbers import WINDOW
+from streaming_jobs.verification.chaos.numbers import WINDOW
 
 
 def _schema(**columns: type[LongType | StringType | TimestampType | DoubleType | IntegerType]) -> StructType:

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from streaming_jobs.verification.topic_chaos.numbers import WINDOW, Interval, waves
+from streaming_jobs.verification.chaos.numbers import WINDOW, Interval, waves
 
 
 def fed(seed: int) -> dict[str, list[int]]:

@@ -29,7 +29,7 @@ from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import holder
 from streaming_jobs.verification.chaos.drivers import DriverProcess
 from streaming_jobs.verification.chaos.home import Home
-from streaming_jobs.verification.chaos.session_runner import Tell
+from streaming_jobs.verification.chaos.sessions import Tell
 
 STREAM = "flights_clean"
 _REFUSED_WITHIN = 60.0
@@ -50,7 +50,7 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DamageOutcome:
     """The reaction of a driver to one damage."""
 
     name: str
@@ -60,7 +60,7 @@ class Outcome:
     next_step: str
 
 
-def run_scenarios(home: Home, tell: Tell) -> list[Outcome]:
+def run_scenarios(home: Home, tell: Tell) -> list[DamageOutcome]:
     """Run all scenarios; `home` has a broker, and no stream runs in it. The topic cannot be used afterwards."""
     outcomes = [_second_driver(home)]
     for scenario in SCENARIOS:
@@ -75,7 +75,7 @@ def run_scenarios(home: Home, tell: Tell) -> list[Outcome]:
     return outcomes
 
 
-def _start(home: Home, scenario: Scenario) -> Outcome:
+def _start(home: Home, scenario: Scenario) -> DamageOutcome:
     log = home.settings.logs / f"scenario-{scenario.name.replace(' ', '-')}.log"
     driver = DriverProcess.start((STREAM,), home.environment(), log)
     try:
@@ -84,10 +84,10 @@ def _start(home: Home, scenario: Scenario) -> Outcome:
     finally:
         driver.end()
     ok = code == scenario.exit_code and all(words in refusal for words in scenario.says) and bool(next_step)
-    return Outcome(scenario.name, ok, code, refusal, next_step)
+    return DamageOutcome(scenario.name, ok, code, refusal, next_step)
 
 
-def _second_driver(home: Home) -> Outcome:
+def _second_driver(home: Home) -> DamageOutcome:
     """Start a second driver beside a first one, which holds its lease before it has a JVM."""
     first = DriverProcess.start((STREAM,), home.environment(), home.settings.logs / "scenario-first-driver.log")
     try:

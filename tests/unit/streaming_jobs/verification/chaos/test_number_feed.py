@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.verification.chaos.session_runner import ChaosFailed
+from streaming_jobs.verification.chaos import number_subject
+from streaming_jobs.verification.chaos.number_subject import NumberFeed
+from streaming_jobs.verification.chaos.numbers import Fed
+from streaming_jobs.verification.chaos.sessions import ChaosFailed
 from streaming_jobs.verification.topic import RawRecord
-from streaming_jobs.verification.topic_chaos import feeding
-from streaming_jobs.verification.topic_chaos.checks import Fed
-from streaming_jobs.verification.topic_chaos.feeding import NumberFeeding
 
 
 class FakeProducer:
@@ -46,12 +46,12 @@ def producers(monkeypatch: pytest.MonkeyPatch) -> list[FakeProducer]:
         made.append(FakeProducer(config))
         return made[-1]
 
-    monkeypatch.setattr(feeding, "Producer", connect)
+    monkeypatch.setattr(number_subject, "Producer", connect)
     return made
 
 
 def test_at_the_end_every_key_has_all_its_numbers_and_a_burst_is_at_full_speed(producers: list[FakeProducer]) -> None:
-    made = NumberFeeding({"bootstrap.servers": "x"}, "t", seed=1, rate=20)
+    made = NumberFeed({"bootstrap.servers": "x"}, "t", seed=1, rate=20)
     made.start()
     assert made.burst(5000, 3600) >= 5000, "at the feed's rate of 20 a second this test would run into its time limit"
     held = made.finish()
@@ -63,7 +63,7 @@ def test_at_the_end_every_key_has_all_its_numbers_and_a_burst_is_at_full_speed(p
 
 
 def test_a_record_that_is_not_delivered_ends_the_run(producers: list[FakeProducer]) -> None:
-    made = NumberFeeding({}, "t", seed=1, rate=10_000)
+    made = NumberFeed({}, "t", seed=1, rate=10_000)
     producers[0].fails_from = 3
     made.start()
     with pytest.raises(ChaosFailed, match="could not be sent to t: broken"):
@@ -73,13 +73,13 @@ def test_a_record_that_is_not_delivered_ends_the_run(producers: list[FakeProduce
 
 
 def test_records_that_nobody_acknowledges_end_the_run(producers: list[FakeProducer]) -> None:
-    made = NumberFeeding({}, "t", seed=1, rate=10)
+    made = NumberFeed({}, "t", seed=1, rate=10)
     producers[0].unanswered = 7
     with pytest.raises(ChaosFailed, match="7 records are not acknowledged"):
         made.finish()
 
 
 def test_a_burst_that_takes_too_long_ends_the_run(producers: list[FakeProducer]) -> None:
-    made = NumberFeeding({}, "t", seed=1, rate=10)
+    made = NumberFeed({}, "t", seed=1, rate=10)
     with pytest.raises(ChaosFailed, match="0 of 100 records are fed"):
         made.burst(100, 0)

@@ -1,16 +1,18 @@
 """Streams that only the kill loop runs, so that a kill can come between the commits of two tables.
 
 `flights_split` writes two tables. The rules of the other two take rows out of nearly every batch: `flights_judged`
-appends, `flights_newest` is an upsert. How many rows that should be, `rule_truth.py` computes with pandas.
+appends, `flights_newest` is an upsert. How many rows that should be, `flight_subject.py` computes with pandas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from streaming_jobs.catalog.truths import Record, truth
 from streaming_jobs.declare.rules import Between, Holds, NotNull
 from streaming_jobs.examples.flights.streams import FLIGHTS
 from streaming_jobs.stream import DeltaTable, stream
@@ -27,6 +29,22 @@ def flights_split(flights: DataFrame) -> Mapping[str, DataFrame]:
         "short": placed.where("distance < 1000").drop("distance"),
         "long": placed.where("distance >= 1000").drop("distance"),
     }
+
+
+@truth("flights_short")
+def short_flights(records: Iterable[Record]) -> list[dict[str, Any]]:
+    return [_split_row(record) for record in records if record.value["distance"] < 1000]
+
+
+@truth("flights_long")
+def long_flights(records: Iterable[Record]) -> list[dict[str, Any]]:
+    return [_split_row(record) for record in records if record.value["distance"] >= 1000]
+
+
+def _split_row(record: Record) -> dict[str, Any]:
+    value = record.value
+    place = {"source_partition": record.partition, "source_offset": record.offset}
+    return {"carrier": value["carrier"], "flight": value["flight"], **place}
 
 
 @stream(

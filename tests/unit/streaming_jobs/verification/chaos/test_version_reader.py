@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from streaming_jobs.verification.chaos.subjects import FLIGHTS, JUDGED, NEWEST, SPLIT
+from streaming_jobs.verification.chaos.flight_subject import JUDGED, NEWEST, SHIPPED, SPLIT
+from streaming_jobs.verification.chaos.version_reader import ConcurrentReader, TableReader, WatchedStream
 from streaming_jobs.verification.delta_log import commit_file, versions
-from streaming_jobs.verification.subject import Subject
-from streaming_jobs.verification.version_reader import ConcurrentReader, TableReader
 from tests.support.proofs import (
     BATCHES,
     CLEAN,
@@ -32,7 +32,7 @@ from tests.support.proofs import (
 )
 
 Row = dict[str, Any]
-SUBJECTS = {subject.table: subject for subject in FLIGHTS}
+SUBJECTS = {subject.table: subject for subject in SHIPPED}
 
 
 @pytest.fixture
@@ -96,6 +96,36 @@ def test_a_version_that_was_wrong_only_for_a_while_is_told(tables: Path) -> None
     assert not any("version 6: the sum" in text for text in faults)
 
 
+@pytest.mark.parametrize(
+    ("table", "change", "says"),
+    [
+        (CLEAN, lambda rows: [*rows, rows[0]], ["1 offset is in more than one row: flights-0 30..30"]),
+        (
+            TOTALS,
+            lambda rows: [{**rows[0], "flights": 41}, *rows[1:]],
+            ["the sum of flights is 61, the entries cover"],
+        ),
+        (
+            TOTALS,  # the sum is right
+            lambda rows: [{**rows[0], "flights": 30}, {**rows[0], "flights": 10}, *rows[1:]],
+            ["1 key is in more than one row, first C0"],
+        ),
+        (
+            HOURS,
+            lambda rows: [{**rows[0], "flights": 1000}],
+            ["5 rows are there, the entries wrote 6", "more than the 60 records covered"],
+        ),
+    ],
+    ids=["a row twice", "a wrong count", "a key twice", "windows gone and too large"],
+)
+def test_rows_that_are_not_those_of_the_batches_are_told(
+    tables: Path, table: str, change: Callable[[list[Row]], list[Row]], says: list[str]
+) -> None:
+    Spoiler(tables / table).rows(change)
+    faults = [text for text in said(tables, table) if f"version {BATCHES}:" in text]
+    assert len(faults) >= len(says) and all(any(part in text for text in faults) for part in says), faults
+
+
 def test_a_window_that_comes_twice_and_one_that_goes_again_are_told(tables: Path) -> None:
     schema = DeltaTable(tables / HOURS).to_pyarrow_table().schema
 
@@ -150,7 +180,7 @@ def test_a_version_that_comes_while_the_log_is_listed_is_not_taken_for_a_lost_on
             aside.rename(commit)
         return there
 
-    monkeypatch.setattr("streaming_jobs.verification.version_reader.versions", listed)
+    monkeypatch.setattr("streaming_jobs.verification.chaos.version_reader.versions", listed)
     made = reader(tables, CLEAN)
     assert (made.unseen, made.seen, made.faults) == (0, BATCHES + 1, [])
 
@@ -197,7 +227,22 @@ def test_the_second_table_of_a_stream_may_be_ahead_and_never_behind(tmp_path: Pa
     assert "2 offsets are covered by an entry and in no row: flights-0 52..52, flights-1 27..27" in missing.text
 
 
-def judged_faults(tables: Path, subject: Subject) -> list[str]:
+@pytest.mark.parametrize(
+    ("table", "change", "offset"),
+    [
+        ("flights_long", lambda rows: rows[1:], 32),
+        (SPLIT.table, lambda rows: [*rows, {**rows[0], "source_offset": 32, "flight": 32}], 32),
+    ],
+    ids=["in neither table", "in both tables"],
+)
+def test_a_record_that_is_not_in_one_of_two_tables_is_told(
+    tmp_path: Path, table: str, change: Callable[[list[Row]], list[Row]], offset: int
+) -> None:
+    Spoiler(make_split(tmp_path) / table).rows(change)
+    assert any(f"flights-0 {offset}..{offset}" in text for text in judged_faults(tmp_path, SPLIT))
+
+
+def judged_faults(tables: Path, subject: WatchedStream) -> list[str]:
     made = TableReader(subject, tables)
     made.advance()
     return [fault.text for fault in made.faults]
@@ -259,7 +304,7 @@ def test_a_version_of_an_upsert_that_goes_back_or_doubles_is_seen(tmp_path: Path
 
 
 def test_the_thread_reads_all_of_all_tables_before_it_ends(tables: Path) -> None:
-    both = ConcurrentReader(FLIGHTS, tables)
+    both = ConcurrentReader(SHIPPED, tables)
     both.start()
     both.finish()
     assert (both.seen, both.unseen, both.faults) == (3 * (BATCHES + 1), 0, [])
@@ -273,7 +318,7 @@ def test_an_error_of_the_reader_itself_is_raised_and_not_lost(tables: Path, monk
 
     advance = TableReader.advance
     monkeypatch.setattr(TableReader, "advance", broken)
-    both = ConcurrentReader(FLIGHTS, tables)
+    both = ConcurrentReader(SHIPPED, tables)
     both.start()
     both._thread.join(10)
     with pytest.raises(AssertionError, match="a bug"):

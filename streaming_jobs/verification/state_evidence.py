@@ -2,7 +2,7 @@
 
     <state>/<stream>/ledger/2026-11-21.jsonl[.gz]   a line per batch, kept for days
     <state>/<stream>/stream.json                    generations and where each began, topics, what was skipped
-    <state>/<stream>/slices/<id>.json               ranges of rows that were rebuilt (`rebuilt_slices.py`)
+    <state>/<stream>/slices/<id>.json               ranges of rows that were rebuilt (`RebuiltSlice`)
     <state>/<stream>/outputs.json                   which rows the plans of the stream's code make of a record
 
 The verifier has its own reader of these files, as it has one of the logs (`delta_log.py`).
@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from streaming_jobs.verification.delta_log import Entry, Range, code_of, numbers
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.rebuilt_slices import RebuiltSlice, rebuilt_slices
 
 ACCEPTED = "a change of somebody else was accepted"
 """The reason why the rows of a table may differ from those of the records."""
 
 
 @dataclass(frozen=True)
-class Corrected:
+class CorrectedBatches:
     """The batches that a bounded recovery has corrected: after one generation and batch, up to another.
 
     `entry` stands for all of them.
@@ -46,7 +45,7 @@ class Life:
     from_generation: int | None
     from_batch: int
     restarts: bool
-    corrected: Corrected | None = None
+    corrected: CorrectedBatches | None = None
 
     @property
     def first_batch(self) -> int:
@@ -54,7 +53,7 @@ class Life:
 
 
 @dataclass(frozen=True)
-class Output:
+class PlanOutput:
     """The output of a plan for one table: the plan's nodes, and the columns that hold the record's place, if any."""
 
     nodes: tuple[str, ...]
@@ -82,7 +81,7 @@ _FEWER = {"Filter"} | _DEDUPLICATES
 
 
 @dataclass(frozen=True)
-class Beside:
+class StateEvidence:
     """The state beside one stream's tables. `topics` has by name the id and the offsets where the first start began."""
 
     lives: tuple[Life, ...]
@@ -90,7 +89,7 @@ class Beside:
     skipped: tuple[tuple[int, Span], ...] = ()
     accepted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     lines: Mapping[tuple[int, int], Entry] = field(default_factory=dict, repr=False)
-    outputs: Mapping[str, Mapping[str, Output]] = field(default_factory=dict)
+    outputs: Mapping[str, Mapping[str, PlanOutput]] = field(default_factory=dict)
     slices: tuple[RebuiltSlice, ...] = ()
 
     @property
@@ -99,7 +98,7 @@ class Beside:
         return {(topic, p): offset for topic, (_, start) in self.topics.items() for p, offset in start.items()}
 
     @classmethod
-    def read(cls, state: Path, stream: str) -> Beside | None:
+    def read(cls, state: Path, stream: str) -> StateEvidence | None:
         """Read the stream's state folder; None when the stream has none.
 
         Raises ValueError when its record cannot be read.
@@ -118,7 +117,7 @@ class Beside:
                     for v in value["void_ranges"]
                 ),
                 accepted=_accepted(value["accepted"]),
-                lines=dict(_lines(folder / "ledger", stream)),
+                lines=dict(_ledger_lines(folder / "ledger", stream)),
                 outputs=outputs_of(state, stream),
                 slices=tuple(rebuilt_slices(folder / "slices")),
             )
@@ -148,13 +147,13 @@ def _life(stream: str, value: Mapping[str, Any]) -> Life:
     )
 
 
-def _corrected(stream: str, generation: int, value: Mapping[str, Any]) -> Corrected:
+def _corrected(stream: str, generation: int, value: Mapping[str, Any]) -> CorrectedBatches:
     after, up_to = ((int(at["generation"]), int(at["batch"])) for at in (value["after"], value["up_to"]))
     ranges = tuple(
         Range(r["topic"], str(r["topic_id"]), numbers(r["start"]), numbers(r["end"])) for r in value["offsets"]
     )
     entry = Entry("batch", stream, "", generation, up_to[1], ranges, value["rows"], str(value["code"]))
-    return Corrected(after, up_to, entry)
+    return CorrectedBatches(after, up_to, entry)
 
 
 def _accepted(values: list[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
@@ -162,7 +161,7 @@ def _accepted(values: list[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
     return {table: frozenset(int(v["version"]) for v in values if v["table"] == table) for table in tables}
 
 
-def outputs_of(state: Path, stream: str) -> dict[str, dict[str, Output]]:
+def outputs_of(state: Path, stream: str) -> dict[str, dict[str, PlanOutput]]:
     """By code and table the outputs of the stream's plans."""
     try:
         value = json.loads((state / stream / "outputs.json").read_text(encoding="utf-8"))
@@ -170,14 +169,14 @@ def outputs_of(state: Path, stream: str) -> dict[str, dict[str, Output]]:
         return {}
     return {
         code: {
-            table: Output(tuple(one["nodes"]), tuple(one["position"]) if one["position"] else None)
+            table: PlanOutput(tuple(one["nodes"]), tuple(one["position"]) if one["position"] else None)
             for table, one in tables.items()
         }
         for code, tables in value["code"].items()
     }
 
 
-def _lines(folder: Path, stream: str) -> Iterator[tuple[tuple[int, int], Entry]]:
+def _ledger_lines(folder: Path, stream: str) -> Iterator[tuple[tuple[int, int], Entry]]:
     """Every complete line, oldest first; a line that a crash cut off is left out.
 
     A short line has the partitions that have moved since the full line that it names (`on`), which is before it in the
@@ -231,3 +230,66 @@ def _entry(stream: str, value: Mapping[str, Any]) -> Entry:
         rows={name: int(count) for name, count in value["rows"].items()},
         code=code_of(str(value["code"][0]), value.get("note")),
     )
+
+
+# Slices of a stream's tables that were rebuilt, as their files beside the state say: their rows came by no batch.
+#
+# A rebuilt slice holds what the function makes of its records, so a truth of the user's own still holds for every
+# row. What the batches' entries say of the table changes: its number of rows, by that of each slice before and
+# after.
+
+
+@dataclass(frozen=True)
+class RebuiltSlice:
+    """One slice: the numbers of its rows before and after, and the code that made them.
+
+    `version` is that of the table with it; `waits`: not committed yet.
+    """
+
+    table: str
+    generation: int
+    code: str
+    before: int
+    after: int
+    waits: bool = False
+    version: int | None = None
+
+    def is_in(self, version: int) -> bool:
+        """False if it came after this version of the table."""
+        return self.version is None or self.version <= version
+
+
+def rebuilt_slices(folder: Path) -> Iterator[RebuiltSlice]:
+    """Yields the slices that were committed, and those that wait; raises ValueError for a file that cannot be read."""
+    for path in sorted([*folder.glob("*.json"), *folder.glob("waiting/*.json")]):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            entry = json.loads(value["entry"])
+            if value["state"] in ("committed", "waiting"):
+                yield RebuiltSlice(
+                    str(value["table"]),
+                    int(entry["generation"]),
+                    str(entry["code"]["hash"]),
+                    int(entry["rows"]["before"]),
+                    int(entry["rows"]["after"]),
+                    value["state"] == "waiting",
+                    value.get("version"),
+                )
+        except FileNotFoundError:  # it was committed since the folder was listed
+            continue
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} has no {error}") from error
+
+
+def uncounted(slices: Sequence[RebuiltSlice], generation: int | None) -> str:
+    """The reason why the rows of a table with these slices cannot be counted; empty if they can be."""
+    if any(one.waits for one in slices):
+        return "a slice of it waits for its commit"
+    if any(one.generation != generation for one in slices):
+        return "slices of it were rebuilt before a recovery"
+    return ""
+
+
+def by_other_code(slices: Sequence[RebuiltSlice], codes: set[str]) -> bool:
+    """True if the rows of a slice may be other rows than the batches' code made."""
+    return bool(slices) and codes != {one.code for one in slices}

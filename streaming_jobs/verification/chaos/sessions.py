@@ -1,8 +1,17 @@
-"""One session of the kill loop: started, watched, killed as its faults say, and started again.
+"""The sessions of the kill loop: started, watched, killed or frozen as their faults say, and started again.
 
-After the kill of a planner or of a worker the same session must continue: two more versions of each of its tables,
-after the kill of a worker the whole backlog. Then the next fault may hit it too, unless that one needs a session of its
-own; in that case it is stopped at a batch border.
+A `LaneRunner` takes one session through kills. After the kill of a planner or of a worker the same session must
+continue: two more versions of each of its tables, after the kill of a worker the whole backlog. Then the next fault may
+hit it too, unless that fault needs a session of its own; in that case the session is stopped at a batch border.
+
+A `FreezeRunner` stops a driver (SIGSTOP) in an open transaction, and wakes it (SIGCONT) after a change:
+
+`broker`: the broker is killed with -9 and started again. The same session then has to continue unaided.
+
+`zombie`: the stream's lease is taken away, as on another machine, or where a file system forgets its locks, and another
+driver takes over. The stopped driver, once woken, has to end, refused by the topic, while the other one continues. The
+new driver runs that one stream, so that nothing else is on its way; if the stream reads what others write, these run
+beside it.
 """
 
 from __future__ import annotations
@@ -10,15 +19,17 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import psutil
 
 from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError
-from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.platform.broker import Broker, bootstrap_servers
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.verification.chaos.drivers import DriverProcess
-from streaming_jobs.verification.chaos.faults import Fault, Lane, PointKill, ProcessKill, RandomKill
+from streaming_jobs.verification.chaos.faults import Fault, Freeze, Lane, PointKill, ProcessKill, RandomKill
 from streaming_jobs.verification.chaos.home import Home
 
 Tell = Callable[[str], None]
@@ -32,6 +43,7 @@ _ASKED_TO_END = (0, -signal.SIGTERM, -signal.SIGINT)  # the last two while its m
 _PROCESS_WITHIN = 120.0
 """Seconds in which a process to be killed has to appear, else its kill is not made."""
 _MORE_VERSIONS = 2
+_REFUSAL = "another driver writes topic"
 _BACKLOG = {"RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "300000", "RECOURSE_STREAM__TRIGGER": "every 1 second"}
 """Settings of a session whose first batch is the whole backlog."""
 
@@ -74,6 +86,26 @@ class Tally:
     replayed: set[tuple[str, int, int]] = field(default_factory=set)
     skipped: set[tuple[str, int, int]] = field(default_factory=set)
     half: set[tuple[str, int, int]] = field(default_factory=set)
+
+
+def start_session(home: Home, tally: Tally, streams: Sequence[str], *arguments: str, **changes: str) -> DriverProcess:
+    """Start a session of these streams with its own log; `changes` are variables of its environment."""
+    tally.sessions += 1
+    log = home.settings.logs / f"driver-{tally.sessions:03d}.log"
+    return DriverProcess.start(streams, home.environment(**changes), log, *arguments)
+
+
+def expect(driver: DriverProcess, fine: bool, otherwise: str) -> None:
+    """Raise ChaosFailed with the driver's last words unless all is fine."""
+    if not fine:
+        words = f"the driver of {', '.join(driver.streams)} {otherwise}:\n{driver.words()}"
+        raise ChaosFailed(words, f"its log is {driver.log}")
+
+
+def _batch_after(home: Home, stream: str, batches: int) -> int:
+    """The number of the batch that comes so many batches after the stream's next one."""
+    newest = home.newest_batch(home.subject(stream).table)
+    return (newest.batch if newest is not None else -1) + 1 + batches
 
 
 @dataclass(frozen=True)
@@ -179,16 +211,13 @@ class LaneRunner:
         changes = {}
         self._planned = str(fault or "none")
         if isinstance(fault, PointKill):
-            newest = self.home.newest_batch(self.home.subject(fault.stream).table)
-            batch = (newest.batch if newest is not None else -1) + 1 + fault.batches
+            batch = _batch_after(self.home, fault.stream, fault.batches)
             changes["RECOURSE_CRASH"] = f"{fault.stream}:{fault.point}:{batch}+"
             self._planned = f"{fault} of batch {batch} or later"
         elif isinstance(fault, ProcessKill) and fault.process == "worker":
             changes.update(_BACKLOG)
-        self.tally.sessions += 1
-        log = self.home.settings.logs / f"driver-{self.tally.sessions:03d}.log"
         self._wait()
-        self.driver = DriverProcess.start(self.lane.streams, self.home.environment(**changes), log)
+        self.driver = start_session(self.home, self.tally, self.lane.streams, **changes)
         self._begun = self.driver.started
 
     def _wait(self) -> None:
@@ -326,12 +355,8 @@ class LaneRunner:
         self._was_killed = True
 
     def _expect(self, fine: bool, otherwise: str) -> None:
-        if not fine:
-            assert self.driver is not None
-            raise ChaosFailed(
-                f"the driver of {', '.join(self.lane.streams)} {otherwise}:\n{self.driver.words()}",
-                f"its log is {self.driver.log}",
-            )
+        assert self.driver is not None
+        expect(self.driver, fine, otherwise)
 
     def _account(self) -> None:
         """Count the batches that the kill interrupted after Spark's plan, by whether they were in the table."""
@@ -347,3 +372,88 @@ class LaneRunner:
                 others = [self.home.newest_batch(other.table) for other in subject.secondary]
                 if not inside and any(entry is not None and entry.batch == planned for entry in others):
                     self.tally.half.add((stream, generation, planned))
+
+
+@dataclass
+class FreezeRunner:
+    """Takes a session through one freeze; raises ChaosFailed if it does not end as it should. `check` may raise."""
+
+    home: Home
+    broker: Broker
+    tally: Tally
+    tell: Tell
+    check: Callable[[], None] = lambda: None
+
+    def run(self, freeze: Freeze) -> None:
+        """Run the freeze to its end; no driver is left."""
+        batch = _batch_after(self.home, freeze.stream, freeze.batches)
+        crash = f"{freeze.stream}:transaction_open:{batch}+:stop"
+        if freeze.then == "broker":
+            self._kill_broker(freeze, crash)
+        elif self.home.subject(freeze.stream).topic == self.home.fed:
+            self._replace(freeze, crash, freeze.streams)
+        else:
+            others = tuple(stream for stream in freeze.streams if stream != freeze.stream)
+            with self._driver(others) as beside:
+                self._replace(freeze, crash, (freeze.stream,))
+                self._stop(beside)
+        self.tell(f"{freeze} (batch {batch} or later)")
+
+    def _kill_broker(self, freeze: Freeze, crash: str) -> None:
+        with self._driver(freeze.streams, RECOURSE_CRASH=crash) as driver:
+            self._until(lambda: driver.stopped, f"come to '{freeze}'", driver)
+            self._restart_broker(driver)
+
+    def _restart_broker(self, driver: DriverProcess) -> None:
+        self.broker.kill()
+        self.broker.start()
+        self.tally.broker_kills += 1
+        self.tally.transactions_cut += 1
+        before = self.home.restarts(driver.streams)
+        driver.wake()
+        self._goes_on(driver)
+        self.tally.restarts += max(0, self.home.restarts(driver.streams) - before)
+        self._stop(driver)
+
+    def _replace(self, freeze: Freeze, crash: str, streams: tuple[str, ...]) -> None:
+        """Stop a driver of the one stream, and replace it by one of these streams."""
+        with self._driver((freeze.stream,), RECOURSE_CRASH=crash) as zombie, ExitStack() as at_end:
+            self._until(lambda: zombie.stopped, f"come to '{freeze}'", zombie)
+            zombie.freeze()
+            StreamFolder.of(self.home.settings, freeze.stream).lease.unlink()
+            other = at_end.enter_context(self._driver(streams))
+            self._goes_on(other)
+            zombie.wake()
+            code = zombie.wait(_GONE_WITHIN)
+            refused = code == PermanentError.exit_code and _REFUSAL in zombie.words()
+            expect(zombie, refused, f"was not refused by its topic when it was woken (exit code {code})")
+            self.tally.zombies += 1
+            self._goes_on(other)
+            self._stop(other)
+
+    @contextmanager
+    def _driver(self, streams: tuple[str, ...], **changes: str) -> Iterator[DriverProcess]:
+        driver = start_session(self.home, self.tally, streams, **changes)
+        try:
+            yield driver
+        finally:
+            driver.end()
+
+    def _goes_on(self, driver: DriverProcess) -> None:
+        """Wait until each of the session's streams has written more versions of its table."""
+        tables = [self.home.subject(stream).table for stream in driver.streams]
+        wanted = {table: self.home.newest_version(table) + _MORE_VERSIONS for table in tables}
+        self._until(lambda: all(self.home.newest_version(t) >= v for t, v in wanted.items()), "go on", driver)
+
+    def _stop(self, driver: DriverProcess) -> None:
+        code = driver.stop(_GONE_WITHIN)
+        expect(driver, code == 0, f"did not stop at a batch border (exit code {code})")
+
+    def _until(self, condition: Callable[[], bool], what: str, driver: DriverProcess) -> None:
+        deadline = time.monotonic() + _FAULT_WITHIN
+        while not condition():
+            self.check()
+            code = driver.exit_code
+            expect(driver, code is None, f"ended with exit code {code} and did not {what}")
+            expect(driver, time.monotonic() < deadline, f"did not {what} within {_FAULT_WITHIN:.0f} s")
+            time.sleep(_LOOK_EVERY)

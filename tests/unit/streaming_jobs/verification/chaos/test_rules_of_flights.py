@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from streaming_jobs.verification.chaos import rule_truth
-from streaming_jobs.verification.chaos.rule_truth import EXPECTED, RuleCheck, compare_rules, judged, newest
+from streaming_jobs.verification.chaos import flight_subject
+from streaming_jobs.verification.chaos.flight_subject import EXPECTED, RuleCheck, compare_rules, judged, newest
 from tests.support.proofs import entry, properties
 
 FLIGHTS = [
@@ -35,7 +35,7 @@ def flights(monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
     frame = pd.DataFrame(FLIGHTS, columns=["flight", "dep_delay", "arr_delay", "air_time", "distance"], dtype="Int64")
     frame = frame.astype({"flight": "int64", "distance": "int64"})
     placed = frame.assign(carrier="UA", source_partition=0, source_offset=range(len(frame)))
-    monkeypatch.setattr(rule_truth, "truth", lambda *_, **__: placed)
+    monkeypatch.setattr(flight_subject, "truth", lambda *_, **__: placed)
     return placed
 
 

@@ -14,19 +14,18 @@ import pytest
 
 from streaming_jobs.platform.processes.child import ChildProcess
 from streaming_jobs.settings import Settings
-from streaming_jobs.verification.chaos import feeding, session_runner
+from streaming_jobs.verification.chaos import flight_subject, sessions
 from streaming_jobs.verification.chaos.drivers import DriverProcess
 from streaming_jobs.verification.chaos.faults import Fault, Lane, PointKill, ProcessKill, RandomKill, Victim
-from streaming_jobs.verification.chaos.feeding import Feeding
-from streaming_jobs.verification.chaos.home import SUBJECTS, Home
-from streaming_jobs.verification.chaos.session_runner import ChaosFailed, LaneRunner, Tally
-from streaming_jobs.verification.chaos.subjects import FLIGHTS
-from tests.support.proofs import BATCHES, make_tables
+from streaming_jobs.verification.chaos.flight_subject import FLIGHTS, SHIPPED, FlightFeed
+from streaming_jobs.verification.chaos.home import Home
+from streaming_jobs.verification.chaos.sessions import ChaosFailed, LaneRunner, Tally
+from tests.support.proofs import BATCHES, flights_home, make_tables
 
 POINT = PointKill("flights_clean", "staged", 2)
 PLANNER = ProcessKill("planner", 1, 0.0, choice=5)
 WORKER = ProcessKill("worker", 0, 0.5, choice=5)
-CLOCK = "streaming_jobs.verification.chaos.session_runner.time.monotonic"
+CLOCK = "streaming_jobs.verification.chaos.sessions.time.monotonic"
 
 
 @dataclass
@@ -46,6 +45,7 @@ class FakeDriver:
 
     environment: dict[str, str]
     log: Path
+    streams: tuple[str, ...] = ("flights_clean",)
     exit_code: int | None = None
     killed: list[Victim] = field(default_factory=list)
     has_jvm: bool = True
@@ -85,7 +85,7 @@ class FakeDriver:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    made = Home.of(tmp_path, Settings.load(), max_offsets=50)
+    made = flights_home(tmp_path)
     make_tables(made.settings.tables)
     return made
 
@@ -125,7 +125,7 @@ def test_a_driver_that_dies_at_its_point_is_a_kill_and_the_lane_is_done(home: Ho
 def test_a_lane_runs_on_after_its_faults_until_it_is_finished(
     home: Home, drivers: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_runner, "_LOOK_EVERY", 0.0)
+    monkeypatch.setattr(sessions, "_LOOK_EVERY", 0.0)
     lane = LaneRunner(home, Lane(("flights_clean",), (POINT,), runs_on=True), Tally(), lambda _: None)
     stepped(lane, 1)
     lane.finish()
@@ -219,7 +219,7 @@ def session(home: Home, drivers: list[FakeDriver], monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Home, "newest_version", lambda *_: made.version)
         monkeypatch.setattr(Home, "position", lambda *_: made.position)
         monkeypatch.setattr(Home, "restarts", lambda *_: made.restarts)
-        monkeypatch.setattr(session_runner, "bootstrap_servers", lambda _: "127.0.0.1:9092")
+        monkeypatch.setattr(sessions, "bootstrap_servers", lambda _: "127.0.0.1:9092")
         monkeypatch.setattr(CLOCK, lambda: made.now)
         stepped(lane, 1)
         made.driver = drivers[0]
@@ -381,11 +381,11 @@ def test_every_subject_is_a_stream_that_the_drivers_know(home: Home) -> None:
     from streaming_jobs.catalog.topology import Topology
 
     known = Topology.load(home.settings.flows)
-    for subject in SUBJECTS:
+    for subject in FLIGHTS.streams:
         stream = known[subject.stream]
         assert stream.primary.name == subject.table
         others = [sink.name for sink in stream.secondary] + [*stream.quarantines.values(), stream.dead_letters]
-        if subject in FLIGHTS:  # their rules take nothing out of the real flights
+        if subject in SHIPPED:  # their rules take nothing out of the real flights
             others = [stream.dead_letters]
         assert [e.table for e in subject.elsewhere] == others
 
@@ -423,10 +423,10 @@ def test_a_feed_that_was_cut_inside_a_chunk_is_made_whole(monkeypatch: pytest.Mo
 
     sent: list[int] = []
     missing = np.array([7, *range(10, TOTAL)])  # the tenth flight is there, the eighth is not
-    monkeypatch.setattr(feeding, "survey", lambda _: FlightsInTopic(9, TOTAL, missing))
+    monkeypatch.setattr(flight_subject, "survey", lambda _: FlightsInTopic(9, TOTAL, missing))
     send: Callable[..., None] = lambda _, *, rate, share: sent.append(flights_in(share))  # noqa: E731
-    monkeypatch.setattr(feeding, "feed", send)
-    made = Feeding(Settings.load(), rate=1, records=100)
+    monkeypatch.setattr(flight_subject, "feed", send)
+    made = FlightFeed(Settings.load(), rate=1, records=100)
     assert made.finish() == 10 and sent == [10]
 
 
@@ -449,7 +449,7 @@ BUSY = (
     ],
 )
 def test_a_refusal_is_read_out_of_the_log(home: Home, line: str, text: str, next_step: str) -> None:
-    from streaming_jobs.verification.chaos.damages import _refusal
+    from streaming_jobs.verification.chaos.flight_damages import _refusal
 
     class Said:
         def words(self, lines: int = 6) -> str:
@@ -474,8 +474,8 @@ def test_a_burst_is_fed_at_full_speed_and_the_steady_rate_continues_after_it(mon
             stop.wait(30)
         return FeedReport(0, 0.0, held, TOTAL, stopped=rate is not None)
 
-    monkeypatch.setattr(feeding, "feed", send)
-    made = Feeding(Settings.load(), rate=60, records=1000)
+    monkeypatch.setattr(flight_subject, "feed", send)
+    made = FlightFeed(Settings.load(), rate=60, records=1000)
     made.start()
     assert made.burst(400, 10) == 400
     made.stop()

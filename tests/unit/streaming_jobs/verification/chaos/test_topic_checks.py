@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.verification.topic import RawRecord
-from streaming_jobs.verification.topic_chaos.checks import (
+from streaming_jobs.verification.chaos.numbers import (
+    WINDOW,
     Fed,
-    TopicCheck,
+    WrittenTopicCheck,
     check_copies,
     check_differences,
     check_figures,
     check_windows,
+    event_time,
+    record,
+    waves,
 )
-from streaming_jobs.verification.topic_chaos.numbers import WINDOW, event_time, record, waves
+from streaming_jobs.verification.topic import RawRecord
 
 Spoil = Callable[[list[RawRecord]], list[RawRecord]]
 
@@ -81,7 +84,7 @@ def windows(fed: Fed) -> list[RawRecord]:
     return made
 
 
-CHECKS: dict[str, tuple[Callable[[Fed], list[RawRecord]], Callable[..., TopicCheck]]] = {
+CHECKS: dict[str, tuple[Callable[[Fed], list[RawRecord]], Callable[..., WrittenTopicCheck]]] = {
     "copies": (copies, check_copies),
     "figures": (figures, check_figures),
     "differences": (differences, check_differences),

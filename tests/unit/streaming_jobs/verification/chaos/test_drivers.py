@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from streaming_jobs.verification.chaos.python_processes import ReadingWorkers, planners, workers
+from streaming_jobs.verification.chaos.drivers import ReadingWorkers, planners, workers
 
 PORT = 9092
 CLIENT = "/usr/bin/python -IS processes/fork_client.py /scratch"
