@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.processes import Child, clean_environment
 from benchmarks.run import Row, in_turn, median, quantile, wait_until
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.connection import client_config, client_file
+from streaming_jobs.sources.connection import Connection, client_config, client_file
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, read_status

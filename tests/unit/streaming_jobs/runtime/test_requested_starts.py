@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.runtime.stream_restarts import TOGETHER, FreshStarts, Handover
+from streaming_jobs.runtime.stream_restarts import TOGETHER, RestartReasons, StreamRestarts
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request
 from tests.conftest import SettingsFactory
@@ -47,13 +47,13 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.family = settings, Family()
         streams: Any = Both()
-        handover = Handover(settings, began=time.time())
-        self.fresh = FreshStarts(settings, streams, handover, self.family.split, clock=lambda: self.family.now)
+        reasons = RestartReasons(settings, began=time.time())
+        self.restarts = StreamRestarts(settings, streams, reasons, self.family.sessions, clock=lambda: self.family.now)
 
     def look(self, seconds: float) -> None:
         """Look as a session does, ten times a second."""
         for _ in range(int(seconds * 10)):
-            self.fresh.look()
+            self.restarts.look()
             self.family.now += 0.1
 
     def ask(self) -> None:
@@ -74,10 +74,10 @@ def test_a_start_that_is_refused_in_another_process_is_not_repeated(session: Ses
     assert len(session.family.children) == 1
     session.family.children[-1].exit_code = code
     session.look(30)
-    assert len(session.family.children) == 1 and session.fresh.failed_elsewhere
+    assert len(session.family.children) == 1 and session.restarts.failed_elsewhere
     session.ask()
     session.look(TOGETHER + 1)
-    assert len(session.family.children) == 2 and not session.fresh.failed_elsewhere
+    assert len(session.family.children) == 2 and not session.restarts.failed_elsewhere
 
 
 def test_a_request_ends_the_wait_for_the_next_try_and_only_once(session: Session) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
-from streaming_jobs.runtime.child_sessions import FIRST_DELAY, SplitSessions, command_for
+from streaming_jobs.runtime.child_sessions import FIRST_DELAY, ChildSessions, command_for
 
 
 class Child:
@@ -38,7 +38,8 @@ class Family:
         self.children: list[Child] = []
         self.refused = False
         start: Any = self._start
-        self.split = SplitSessions(["python", "-m", "x", "--streams", "a,b"], 60.0, start=start, clock=lambda: self.now)
+        command = ["python", "-m", "x", "--streams", "a,b"]
+        self.sessions = ChildSessions(command, 60.0, start=start, clock=lambda: self.now)
 
     def _start(self, command: ChildCommand) -> ChildProcess:
         if self.refused:
@@ -48,7 +49,7 @@ class Family:
 
     def ends(self, code: int) -> None:
         self.children[-1].exit_code = code
-        self.split.look()
+        self.sessions.look()
 
 
 @pytest.mark.parametrize(
@@ -62,59 +63,59 @@ def test_a_child_has_the_command_line_of_its_session_with_other_streams(command:
 
 def test_a_child_is_started_again_after_a_failure_that_may_pass_with_growing_delay() -> None:
     family = Family()
-    family.split.start(["b"])
+    family.sessions.start(["b"])
     for number, delay in enumerate((FIRST_DELAY, 2 * FIRST_DELAY), start=1):
         family.ends(1)
-        assert family.split.alive and family.split.streams == {"b"} and len(family.children) == number
+        assert family.sessions.alive and family.sessions.streams == {"b"} and len(family.children) == number
         family.now += delay - 0.1
-        family.split.look()
+        family.sessions.look()
         assert len(family.children) == number
         family.now += 0.2
-        family.split.look()
+        family.sessions.look()
         assert len(family.children) == number + 1
     family.ends(0)
-    assert not family.split.alive and not family.split.streams and not family.split.failed
+    assert not family.sessions.alive and not family.sessions.streams and not family.sessions.failed
 
 
 def test_a_child_that_waits_for_its_next_try_is_started_at_once_if_somebody_asks() -> None:
     family = Family()
-    family.split.start(["b"])
+    family.sessions.start(["b"])
     family.ends(1)
-    assert family.split.waiting == {"b"} and len(family.children) == 1
-    family.split.hurry({"a"})
-    family.split.look()
+    assert family.sessions.waiting == {"b"} and len(family.children) == 1
+    family.sessions.hurry({"a"})
+    family.sessions.look()
     assert len(family.children) == 1
-    family.split.hurry({"b"})
-    family.split.look()
-    assert len(family.children) == 2 and not family.split.waiting
+    family.sessions.hurry({"b"})
+    family.sessions.look()
+    assert len(family.children) == 2 and not family.sessions.waiting
 
 
 def test_a_child_that_failed_for_good_waits_for_a_start() -> None:
     family = Family()
-    family.split.start(["b"])
+    family.sessions.start(["b"])
     family.ends(78)
-    assert not family.split.alive and family.split.failed == {"b": 78}
-    family.split.start(["b"])
-    assert family.split.alive and not family.split.failed and len(family.children) == 2
+    assert not family.sessions.alive and family.sessions.failed == {"b": 78}
+    family.sessions.start(["b"])
+    assert family.sessions.alive and not family.sessions.failed and len(family.children) == 2
 
 
 def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     family = Family()
     family.refused = True
-    family.split.start(["b"])
-    assert family.split.alive and not family.children
+    family.sessions.start(["b"])
+    assert family.sessions.alive and not family.children
     family.refused, family.now = False, FIRST_DELAY + 1
-    family.split.look()
+    family.sessions.look()
     assert len(family.children) == 1
 
 
 def test_the_end_of_a_session_ends_its_children_and_starts_none() -> None:
     family = Family()
-    family.split.start(["b"])
-    family.split.ask_to_stop()
-    family.split.ask_to_stop()
+    family.sessions.start(["b"])
+    family.sessions.ask_to_stop()
+    family.sessions.ask_to_stop()
     assert family.children[0].calls == ["ask"]
     family.now = 61.0
-    family.split.look()
-    assert family.children[0].calls[:2] == ["ask", "kill"] and not family.split.alive
-    family.split.close()
+    family.sessions.look()
+    assert family.children[0].calls[:2] == ["ask", "kill"] and not family.sessions.alive
+    family.sessions.close()

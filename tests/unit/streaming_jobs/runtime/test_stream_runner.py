@@ -23,7 +23,7 @@ from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.stream_queries import Preflight, QueryHooks
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.state import deploys
+from streaming_jobs.state import stream_history
 from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.testing import MemoryQuery
 from tests.conftest import SettingsFactory
@@ -374,5 +374,7 @@ def test_a_crash_deploys_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) ->
     error = running.status.error
     assert running.status.state == "failed" and error is not None and error["permanent"]
     assert f"recourse deploy {STREAM}" in str(error["next"])
-    deploys.record(running.settings, STREAM, CODE.hash, loaded_code(parity, running.settings.flows).hash, "anna")
+    stream_history.record_deploy(
+        running.settings, STREAM, CODE.hash, loaded_code(parity, running.settings.flows).hash, "anna"
+    )
     assert running.preflight() == ran == make(require_deploy=False).preflight()

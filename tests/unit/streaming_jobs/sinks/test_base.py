@@ -18,8 +18,7 @@ import pytest
 from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.runtime.batch import BatchPipeline
-from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks
-from streaming_jobs.runtime.batch_path import DriverPathAttempts
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, DriverPathAttempts
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, Sink, SinkSet
