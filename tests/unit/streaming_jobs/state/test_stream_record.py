@@ -34,8 +34,12 @@ def home(settings: SettingsFactory) -> Settings:
 
 
 def test_a_record_comes_back_as_it_was_saved(home: Settings) -> None:
-    stream_record.save(home, FULL)
-    assert stream_record.load(home, STREAM) == FULL
+    """What an earlier version does not know is in its file only where it says something."""
+    aborted = replace(FULL, generations=(*FULL.generations, Generation(3, 3.0, "abort of r1", aborts=True)))
+    stream_record.save(home, aborted)
+    assert stream_record.load(home, STREAM) == aborted
+    written = json.loads(StreamFolder.of(home, STREAM).record.read_text())["generations"]
+    assert ["aborts" in each for each in written] == [False, False, True]
 
 
 def test_a_stream_that_never_ran_has_no_record(home: Settings) -> None:
