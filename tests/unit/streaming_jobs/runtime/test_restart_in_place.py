@@ -52,11 +52,18 @@ child_sessions.start(stop)
 """
 
 
-def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("late", "options", "written"), [(False, ["--streams", "a"], "still open\n"), (True, [], "")], ids=["early", "late"]
+)
+def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(
+    tmp_path: Path, *, late: bool, options: list[str], written: str
+) -> None:
+    """Neither one that arrives before the next session has a handler, nor one after the last look of the one before,
+    whichever thread takes it."""
     script = tmp_path / "session.py"
-    script.write_text(f"LATE = False\n{SESSION}")
+    script.write_text(f"LATE = {late}\n{SESSION}")
     process = subprocess.Popen(
-        [sys.executable, str(script), "--streams", "a"],
+        [sys.executable, str(script), *options],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -64,34 +71,13 @@ def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(tmp_pat
     )
     assert process.stdin is not None and process.stdout is not None
     try:
-        assert process.stdout.readline() == f"{process.pid} ['--streams', 'a']\n"
-        assert process.stdout.readline() == f"{process.pid} ['--streams', 'a', '--again']\n"
-        process.send_signal(signal.SIGTERM)  # it is just starting, without a handler
-        process.stdin.write("still open\n")
+        assert process.stdout.readline() == f"{process.pid} {options}\n"
+        assert process.stdout.readline() == f"{process.pid} {[*options, '--again']}\n"
+        if not late:
+            process.send_signal(signal.SIGTERM)  # it is just starting, without a handler
+        process.stdin.write(written)
         process.stdin.close()
-        assert process.stdout.read() == "asked to stop: True input: still open\n\n"
-        assert process.wait(30) == 7
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_stop_after_the_last_look_is_not_lost_whichever_thread_takes_it(tmp_path: Path) -> None:
-    script = tmp_path / "session.py"
-    script.write_text(f"LATE = True\n{SESSION}")
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        lines = [process.stdout.readline() for _ in range(2)]
-        assert lines == [f"{process.pid} []\n", f"{process.pid} ['--again']\n"]
-        process.stdin.close()
-        assert process.stdout.read() == "asked to stop: True input: \n"
+        assert process.stdout.read() == f"asked to stop: True input: {written}\n"
         assert process.wait(30) == 7
     finally:
         process.kill()
