@@ -16,6 +16,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.runtime import child_sessions
 from streaming_jobs.runtime.code_watch import CodeWatch, versions
+from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import holder, take
 from streaming_jobs.state.status import read_status
@@ -28,6 +29,7 @@ from tests.support.worlds import parity, plain
 SESSION = """
 import os, signal, sys, threading, time
 from streaming_jobs.runtime import child_sessions
+from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 stop = threading.Event()
 print(os.getpid(), sys.argv[1:], flush=True)
@@ -99,6 +101,12 @@ def test_streams_that_run_elsewhere_by_now_are_left_there(settings: SettingsFact
         assert child_sessions.free(home, [plain, parity]) == [plain, parity]
 
 
+def watching(flow: Path, home: Settings, *command: str) -> CodeWatch:
+    """The watch over the code of a flow; without a `command`, another process of the session loads what is on disk."""
+    loads = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
+    return CodeWatch(command or loads, home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+
+
 def verdict(watch: CodeWatch, *streams: str) -> bool:
     """The answer to the newest change, which another process gives."""
     until(lambda: watch.newer(streams) or watch._loader is not None, 10, "the look")
@@ -115,9 +123,7 @@ def test_other_code_is_noticed_for_its_stream_only_and_code_that_does_not_load_i
 ) -> None:
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
     home = settings()
-    streams = Topology.load(home.flows).select([])
-    command = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
-    watch = CodeWatch(command, home, streams, flow.parent / "recourse.toml")
+    watch, streams = watching(flow, home), Topology.load(home.flows).select([])
     try:
         assert not watch.newer(["watched"])
         flow.write_text(f"# a comment\n{FLOW}")
@@ -193,8 +199,7 @@ def test_what_the_code_prints_by_itself_ends_no_session(
 ) -> None:
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
     home = settings()
-    command = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
-    watch = CodeWatch(command, home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+    watch = watching(flow, home)
     try:
         other = FLOW.replace('return t.select("n")', 'return t.select("n", "n")', 1)
         flow.write_text(f"{other}\n{more}\n")
@@ -208,7 +213,7 @@ def test_a_process_that_cannot_be_started_ends_no_session(
 ) -> None:
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
     home = settings()
-    watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+    watch = watching(flow, home, "/nowhere")
     monkeypatch.setattr("streaming_jobs.runtime.code_watch._LOOK_EVERY", 0)
     flow.write_text(f"# a comment\n{FLOW}")
     assert not watch.newer(["watched"])

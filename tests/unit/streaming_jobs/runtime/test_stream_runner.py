@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -49,12 +50,9 @@ def again(running: StreamRunner) -> StreamRunner:
     return running
 
 
-def test_the_end_of_a_finite_run_is_a_stop_and_no_failure(make: Make) -> None:
-    assert ended(make()).status.state == "stopped"
-
-
-def test_a_stop_at_the_border_is_a_stop_and_no_failure(make: Make) -> None:
-    stopped = ended(make(), stopped_at_border=True, failure=StopAtBorder())
+@pytest.mark.parametrize("end", [{}, {"stopped_at_border": True, "failure": StopAtBorder()}], ids=["finite", "border"])
+def test_the_end_of_a_finite_run_and_a_stop_at_the_border_are_no_failures(make: Make, end: dict[str, Any]) -> None:
+    stopped = ended(make(), **end)
     assert (stopped.status.state, stopped.status.error) == ("stopped", None)
 
 
