@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.processes import Child, clean_environment
 from benchmarks.run import wait_until
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.connection import client_config, client_file
+from streaming_jobs.sources.connection import Connection, client_config, client_file
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import Status, read_status
 

@@ -36,14 +36,13 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.runtime import LocalSpark, Runtime
 from streaming_jobs.runtime import child_sessions, session_options
 from streaming_jobs.runtime.batch_hooks import Replan
-from streaming_jobs.runtime.child_sessions import SplitSessions
+from streaming_jobs.runtime.child_sessions import ChildSessions
 from streaming_jobs.runtime.code_watch import ERROR, as_line, versions
 from streaming_jobs.runtime.group_offsets import GroupOffsets
-from streaming_jobs.runtime.query_handle import LINGERING
 from streaming_jobs.runtime.session_options import log_to_stderr
 from streaming_jobs.runtime.stream_queries import Queries, SparkQueries
-from streaming_jobs.runtime.stream_restarts import FreshStarts, Handover, supervision
-from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.runtime.stream_restarts import RestartReasons, StreamRestarts, supervision
+from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import FileLeases, Lease, Leases
@@ -157,10 +156,10 @@ class Session:
         streams: Sequence[Stream],
         *,
         trigger: str | None = None,
-        answers: Mapping[str, stop_request.Request] | None = None,
-        handover: Handover | None = None,
+        answers: Mapping[str, stop_request.StopRequest] | None = None,
+        reasons: RestartReasons | None = None,
         left_out: Sequence[Stream] = (),
-        split: SplitSessions | None = None,
+        children: ChildSessions | None = None,
         replan: Replan | None = None,
         runtime: Runtime | None = None,
         queries: Queries | None = None,
@@ -169,8 +168,8 @@ class Session:
     ) -> None:
         """`answers`: stream -> the stop request that this start was made to end; `left_out`: those not started now.
 
-        With a `handover` streams may start again, and the session may end in order to be restarted in place with newer
-        code (`superseded`); with `split`, streams with newer code get processes of their own.
+        With `reasons` streams may start again, and the session may end in order to be restarted in place with newer
+        code (`superseded`); with `children`, streams with newer code get processes of their own.
         The defaults are Spark that is started here, queries over Kafka, and leases in the state folder.
         Raises ValueError for `replan` together with `queries`, which have their own.
         """
@@ -180,7 +179,6 @@ class Session:
         self.streams = list(streams)
         self.trigger = trigger
         self.answers = dict(answers or {})
-        self.handover = handover
         self.runtime: Runtime = runtime or LocalSpark(settings)
         self.queries: Queries = queries or SparkQueries(settings, replan, shown=GroupOffsets.of(settings))
         self.leases: Leases = leases or FileLeases(settings)
@@ -192,15 +190,15 @@ class Session:
         self.spark: SparkSession | None = None
         self.left_out = list(left_out)
         self.held: list[Lease] = []
-        self.fresh = FreshStarts(settings, self, handover, split) if handover is not None else None
+        self.restarts = StreamRestarts(settings, self, reasons, children) if reasons is not None else None
         self.status_files = StatusFiles(settings)
 
     def run(self) -> int:
         """Run to the end and return the exit code. Raises LeaseBusy before anything is changed."""
         self.held = leases = take_all(self.leases, self.streams, self.patience.lease)
         with ExitStack() as at_end:  # in reverse order, and each one even if another one fails
-            if self.fresh is not None:
-                at_end.callback(self.fresh.close)
+            if self.restarts is not None:
+                at_end.callback(self.restarts.close)
             at_end.callback(let_go_all, self.held, self.running, self.runtime)
             at_end.callback(self._end_spark)
             at_end.callback(self.queries.close)
@@ -230,7 +228,7 @@ class Session:
     @property
     def superseded(self) -> bool:
         """True if the session ends in favour of the next one in its process."""
-        return self.fresh is not None and self.fresh.superseded
+        return self.restarts is not None and self.restarts.superseded
 
     @property
     def in_batch(self) -> bool:
@@ -258,8 +256,8 @@ class Session:
                 running.fail(classify(error))
             if not running.ended:
                 self._answer(running)
-            elif self.fresh is not None:  # a start that is refused answers a request for it too
-                self.fresh.started(running.stream.name)
+            elif self.restarts is not None:  # a start that is refused answers a request for it too
+                self.restarts.started(running.stream.name)
         for running in self.running:
             if self.stop_all.is_set() and not running.ended:
                 running.leave_stopped()
@@ -285,17 +283,17 @@ class Session:
         for running in self.running:
             if not running.ended and not self.stop_all.is_set():
                 running.start(self.spark)
-            if self.fresh is not None:
-                self.fresh.started(running.stream.name)
+            if self.restarts is not None:
+                self.restarts.started(running.stream.name)
 
     def _loop(self) -> None:
         assert self.spark is not None
         written = 0.0
-        while any(not r.ended and not r.gave_up for r in self.running) or (self.fresh is not None and self.fresh.busy):
+        while any(not r.ended and not r.gave_up for r in self.running) or (self.restarts and self.restarts.busy):
             if self.can_start and (gone := self.runtime.failure()) is not None:
                 raise gone
-            if self.fresh is not None:
-                self.fresh.look(stopping=self.stop_all.is_set())
+            if self.restarts is not None:
+                self.restarts.look(stopping=self.stop_all.is_set())
             for running in self.running:
                 if self.stop_all.is_set() or self.superseded or stop_request.asked(self.settings, running.stream.name):
                     running.request_stop()
@@ -309,8 +307,8 @@ class Session:
                     )
             self._detach_ended()
             if time.monotonic() - written >= STATUS_EVERY:
-                if self.fresh is not None:
-                    self.fresh.handover.note_disk(running.status for running in self.running)
+                if self.restarts is not None:
+                    self.restarts.reasons.note_disk(running.status for running in self.running)
                 self.status_files.refresh(self.running)
                 written = time.monotonic()
             time.sleep(self.patience.look)
@@ -320,7 +318,7 @@ class Session:
 
     def _detach_ended(self) -> None:
         """Give up the leases of streams that have ended, and Spark too if the others run in their own processes."""
-        elsewhere = self.fresh is not None and bool(self.fresh.elsewhere)
+        elsewhere = self.restarts is not None and bool(self.restarts.elsewhere)
         attached = [running for running in self.running if not running.detached]
         if elsewhere or not all(running.ended for running in attached):
             for running in (each for each in attached if each.ended and not each.in_batch):
@@ -380,7 +378,7 @@ class Session:
         if self.superseded:  # earlier failures are for the next session to report
             return 0
         failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
-        failed_elsewhere = self.fresh is not None and self.fresh.failed_elsewhere
+        failed_elsewhere = self.restarts is not None and self.restarts.failed_elsewhere
         permanent = all(error["permanent"] for error in failed)
         return 0 if not (failed or failed_elsewhere) else PermanentError.exit_code if permanent else 1
 

@@ -310,7 +310,7 @@ class StreamSettings(_Section):
 
     @property
     def longest_wait(self) -> timedelta:
-        """The longest pause after a batch while few records come (`streaming_jobs/runtime/pace.py`)."""
+        """The longest pause after a batch while few records come (`streaming_jobs/runtime/batch_hooks.py`)."""
         return _MAX_PAUSE[self.pace] if self.max_pause is None else self.max_pause
 
 

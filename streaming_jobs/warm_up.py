@@ -8,7 +8,6 @@ half of one with 17 and 21, once per Java and set of jars, and uses a temporary 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import signal
@@ -29,6 +28,7 @@ from streaming_jobs.platform import class_data
 from streaming_jobs.platform.class_data import RECORD_SECONDS
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.jars import broker_jars, spark_jars
+from streaming_jobs.platform.locks import locked
 from streaming_jobs.platform.log_stream import log_stream
 from streaming_jobs.platform.processes.child import ended_by
 from streaming_jobs.settings import DEMONSTRATION, Settings, SparkSettings
@@ -187,8 +187,7 @@ def _unwritten(name: str, code: int | None, printed: str) -> RecourseError:
 def _alone(settings: Settings) -> Iterator[None]:
     folder = private_folder(class_data.folder(settings))
     folder.chmod(0o700)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / ".lock"):
         yield
 
 

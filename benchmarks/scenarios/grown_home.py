@@ -43,7 +43,8 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.savepoints import PeriodicSavepoints, name_of, try_take
+from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
+from streaming_jobs.state.savepoints import name_of
 from streaming_jobs.state.status import first_status
 from streaming_jobs.state.stream_record import BoundTopic
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream

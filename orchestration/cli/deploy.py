@@ -59,7 +59,7 @@ def deploy(
     """
     from orchestration.deploys.plan import make_plan, tried
     from orchestration.deploys.starting import request, wait_for_code
-    from streaming_jobs.state import deploys
+    from streaming_jobs.state import stream_history
 
     call = invocation(context)
     selected = call.names(names) if names else []
@@ -86,7 +86,7 @@ def deploy(
         typer.confirm("deploy?", abort=True, err=True)
     newest, by = _newest_change(call, plan), user()
     for each in plan.due:
-        deploys.record(call.settings, each.stream, each.before, each.after, by)
+        stream_history.record_deploy(call.settings, each.stream, each.before, each.after, by)
     asked = {each.stream: request(call.settings, each.stream, by, newest) for each in plan.touched}
     outcomes = wait_for_code(call.settings, plan.touched, asked, timeout, say)
     if output is Output.json:

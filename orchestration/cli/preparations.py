@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -100,23 +99,20 @@ def sole_use(settings: Settings) -> Iterator[None]:
     """Lock the home against a second `recourse up`; raises UsageError while one runs."""
     from streaming_jobs.errors import UsageError
     from streaming_jobs.platform.files import private_folder
+    from streaming_jobs.platform.locks import locked
 
     path = private_folder(settings.home) / "up.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.pread(descriptor, 20, 0).decode().strip() or "?"
-            raise UsageError(
-                f"`{commands.up()}` runs already on {path.parent} (process {pid})",
-                "end that one, or use another home: recourse --set home=FOLDER up",
-            ) from None
+
+    def busy() -> UsageError:
+        return UsageError(
+            f"`{commands.up()}` runs already on {path.parent} (process {path.read_text().strip() or '?'})",
+            "end that one, or use another home: recourse --set home=FOLDER up",
+        )
+
+    with locked(path, 0, busy) as descriptor:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def restart_if_dead(broker: Broker) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from orchestration.cli.up import Feeding
-    from streaming_jobs.runtime.lag import Lag, PartitionLag, Unread
+    from streaming_jobs.runtime.lag import PartitionLag, StreamLag, Unread
     from streaming_jobs.settings import Settings
     from streaming_jobs.state.health import Health
     from streaming_jobs.state.lease import Owner
@@ -182,10 +182,10 @@ class Observed:
 
 
 def observe(settings: Settings, stream: str) -> Observed:
-    from streaming_jobs.state.health import Limits, judge, look
+    from streaming_jobs.state.health import HealthLimits, judge, look
 
     seen = look(settings, stream)
-    verdict = judge(seen, Limits.of(settings, stream))
+    verdict = judge(seen, HealthLimits.of(settings, stream))
     return Observed(stream, verdict.state, seen.at, seen.status, seen.session, verdict)
 
 
@@ -210,7 +210,7 @@ def with_lag(settings: Settings, streams: Sequence[Stream], observed: Sequence[O
     ]
 
 
-def with_lag_of(status: Status, lag: Lag) -> Status:
+def with_lag_of(status: Status, lag: StreamLag) -> Status:
     partitions = {topic: {str(p): n for p, n in each.items()} for topic, each in lag.partitions.items()}
     return replace(
         status,

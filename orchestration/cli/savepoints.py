@@ -16,7 +16,7 @@ from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
-    from streaming_jobs.state.named_savepoints import NamedSavepoint
+    from streaming_jobs.state.savepoint_retention import NamedSavepoint
     from streaming_jobs.state.savepoints import Savepoint
 
 app = typer.Typer(no_args_is_help=True, help="Savepoints, to which a stream can go back.", rich_markup_mode=None)
@@ -50,7 +50,7 @@ def create(
     With --name, one of each of several streams, under one name: each after the last batch of its own.
     """
     from streaming_jobs.state import savepoints
-    from streaming_jobs.state.topology_savepoints import take_last
+    from streaming_jobs.state.savepoint_retention import take_last
 
     call = invocation(context)
     if name is not None:
@@ -77,7 +77,7 @@ def _create_named(
     from reprocessing.plan.registry import under_way
     from streaming_jobs.catalog.archive import is_archive
     from streaming_jobs.runtime.crash_points import crash_point
-    from streaming_jobs.state.topology_savepoints import last_batch, take_named
+    from streaming_jobs.state.savepoint_retention import last_batch, take_named
     from streaming_jobs.text.durations import parse_duration
 
     if names and downstream_of is not None:
@@ -123,7 +123,7 @@ def list_savepoints(
 
     Without a stream, print the savepoints that have a name, with their streams.
     """
-    from streaming_jobs.state import named_savepoints, savepoints
+    from streaming_jobs.state import savepoint_retention, savepoints
     from streaming_jobs.text.spelling import instant_words
 
     call = invocation(context)
@@ -132,7 +132,7 @@ def list_savepoints(
         return
     declared = call.topology.select([stream])[0]
     names: dict[str, list[str]] = {}
-    for each in named_savepoints.of_stream(call.settings, declared.name).values():
+    for each in savepoint_retention.of_stream(call.settings, declared.name).values():
         names.setdefault(each.streams[declared.name], []).append(each.name)
     taken = savepoints.savepoints(call.settings, declared.name)
     savepoints_and_costs = [(s, savepoints.cost(call.settings, declared, s)) for s in taken]
@@ -157,11 +157,11 @@ def list_savepoints(
 
 
 def _list_named(call: Invocation, output: Output) -> None:
-    from streaming_jobs.state import named_savepoints
+    from streaming_jobs.state import savepoint_retention
     from streaming_jobs.text.durations import format_duration
     from streaming_jobs.text.spelling import instant_words
 
-    values = [_named_value(call, each) for each in named_savepoints.named(call.settings)]
+    values = [_named_value(call, each) for each in savepoint_retention.named(call.settings)]
     now = time.time()
     rows = [
         [
@@ -207,8 +207,8 @@ def drop(
 ) -> None:
     """Remove a savepoint; a recovery that needs it can then not be undone."""
     from reprocessing.plan.registry import needed_savepoints
-    from streaming_jobs.state import named_savepoints, savepoints
-    from streaming_jobs.state.topology_savepoints import drop_named
+    from streaming_jobs.state import savepoint_retention, savepoints
+    from streaming_jobs.state.savepoint_retention import drop_named
 
     call = invocation(context)
     if (stream is None or savepoint is None) == (name is None) or (name is not None and stream is not None):
@@ -226,8 +226,8 @@ def drop(
         )
     if plan := needed_savepoints(call.settings, declared.name).get(savepoint):
         raise UsageError(f"plan {plan} is under way and needs savepoint {savepoint}", f"finish it, or abort {plan}")
-    with named_savepoints.only_one(call.settings):
-        for holder in named_savepoints.of_stream(call.settings, declared.name).values():
+    with savepoint_retention.only_one(call.settings):
+        for holder in savepoint_retention.of_stream(call.settings, declared.name).values():
             if holder.streams[declared.name] == savepoint and holder.holds(time.time()):
                 raise UsageError(
                     f"savepoint {savepoint} belongs to '{holder.name}'",

@@ -27,7 +27,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Role
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import stream_record
-from streaming_jobs.state.health import Seen, look
+from streaming_jobs.state.health import HealthFacts, look
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 
@@ -110,7 +110,7 @@ def make_plan(settings: Settings, topology: Topology, names: Collection[str] = (
     return Plan(tuple(plans), settings.spark.driver_memory_mb, settings.spark.split_sessions)
 
 
-def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:
+def _of(settings: Settings, stream: Stream | None, seen: HealthFacts) -> StreamPlan:
     before, pid = code_of(seen.status), seen.session.pid if seen.session is not None else None
     if stream is None:
         return StreamPlan(
@@ -200,7 +200,7 @@ def _table(record: stream_record.StreamRecord, stream: str, name: str, role: Rol
     return TableSnapshot(name, role, bound.table_id if bound is not None else None, stream, None)
 
 
-def _beside(seen: Mapping[str, Seen], plan: StreamPlan, touched: Collection[str]) -> tuple[str, ...]:
+def _beside(seen: Mapping[str, HealthFacts], plan: StreamPlan, touched: Collection[str]) -> tuple[str, ...]:
     """The other streams of its process that are not touched."""
     if plan.action != "deploy" or plan.pid is None:
         return ()

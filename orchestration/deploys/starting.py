@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request, stop_request, supervisors
-from streaming_jobs.state.health import Seen, look, state_of
+from streaming_jobs.state.health import HealthFacts, look, state_of
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.text import commands
 
@@ -36,7 +36,7 @@ class Begin:
     """A start that was asked for: `asked` is None if nothing had to be asked. `was` is the stream before it."""
 
     stream: str
-    was: Seen
+    was: HealthFacts
     asked: float | None
 
 
@@ -54,7 +54,7 @@ class Started:
         return self.outcome in ("runs", "started", "restarted")
 
 
-def runs(seen: Seen) -> bool:
+def runs(seen: HealthFacts) -> bool:
     """True if a session runs the stream, and it is not about to stop."""
     live = seen.session is not None and seen.lives == "driver" and seen.stop is None
     return live and seen.status is not None and seen.status.state not in ("stopped", "failed", "stopping")
@@ -75,11 +75,11 @@ def wait(settings: Settings, begun: Sequence[Begin], timeout: float, say: Callab
     """Wait for each start, `timeout` seconds at most in all; `say` gets a line where something new is known."""
     starts = {begin.stream: begin for begin in begun}
 
-    def outcome(stream: str, now: Seen, waited: float) -> Started | None:
+    def outcome(stream: str, now: HealthFacts, waited: float) -> Started | None:
         begin = starts[stream]
         return _outcome(begin, now) or _nobody(settings, begin, now, waited)
 
-    def too_late(stream: str, now: Seen) -> Started:
+    def too_late(stream: str, now: HealthFacts) -> Started:
         text = (
             f"not running after {timeout:g} s: {progress(settings, now)}; the request stays, look at "
             f"`{commands.status()}`"
@@ -94,8 +94,8 @@ def _watch(
     streams: Sequence[str],
     timeout: float,
     say: Callable[[str], None],
-    outcome: Callable[[str, Seen, float], _Outcome | None],
-    too_late: Callable[[str, Seen], _Outcome],
+    outcome: Callable[[str, HealthFacts, float], _Outcome | None],
+    too_late: Callable[[str, HealthFacts], _Outcome],
 ) -> list[_Outcome]:
     """Look at streams until each has an outcome, which gets the seconds since the beginning, or its time is over."""
     since = time.monotonic()
@@ -117,7 +117,7 @@ def _watch(
         time.sleep(0.1)
 
 
-def _outcome(begin: Begin, now: Seen) -> Started | None:
+def _outcome(begin: Begin, now: HealthFacts) -> Started | None:
     """The outcome, as far as it is known by now."""
     if begin.asked is None:
         return _without_request(begin)
@@ -161,7 +161,7 @@ def code_of(status: Status | None) -> str:
     return status.code_version.partition(" ")[0] if status is not None else ""
 
 
-def _nobody(settings: Settings, begin: Begin, now: Seen, waited: float) -> Started | None:
+def _nobody(settings: Settings, begin: Begin, now: HealthFacts, waited: float) -> Started | None:
     """The outcome if nobody is there who would obey the request.
 
     Any session of this home may be the one that the stream was left out of: it gets some time.
@@ -178,7 +178,7 @@ def _nobody(settings: Settings, begin: Begin, now: Seen, waited: float) -> Start
     return Started(begin.stream, "nobody", text)
 
 
-def who_starts(settings: Settings, seen: Seen) -> Iterator[str]:
+def who_starts(settings: Settings, seen: HealthFacts) -> Iterator[str]:
     """Yields who would start the stream: the session that had it and still runs, jobs that Dagster keeps running."""
     if seen.status is not None and (others := sessions_with(settings, seen.status)):
         yield f"the session of {', '.join(others)}"
@@ -203,7 +203,7 @@ def streams_of(settings: Settings) -> list[str]:
     return sorted(path.parent.name for path in settings.state.glob("*/status.json"))
 
 
-def progress(settings: Settings, seen: Seen) -> str:
+def progress(settings: Settings, seen: HealthFacts) -> str:
     """What is known of a start that is not done, in words."""
     if seen.session is not None and seen.status is not None:
         return state_of(seen, 60.0)
@@ -256,7 +256,7 @@ def wait_for_code(
     """Wait until each stream runs the new code and has committed a batch or is idle, `timeout` seconds in all."""
     watched = {plan.stream: _Watched(plan, asked[plan.stream]) for plan in plans}
 
-    def too_late(stream: str, now: Seen) -> Deployed:
+    def too_late(stream: str, now: HealthFacts) -> Deployed:
         who = "; ".join(who_starts(settings, now)) or "nothing that would start it runs here"
         text = f"not done after {timeout:g} s ({who}); the request stays: `{commands.deploy()}` once more waits on"
         return _result(watched[stream], "not yet", text)
@@ -266,7 +266,7 @@ def wait_for_code(
     )
 
 
-def _deploy_outcome(settings: Settings, watched: _Watched, now: Seen) -> Deployed | None:
+def _deploy_outcome(settings: Settings, watched: _Watched, now: HealthFacts) -> Deployed | None:
     status, plan = now.status, watched.plan
     if now.stop is not None:
         return _result(watched, "stopped", f"somebody asked it to stop meanwhile: {now.stop.who}")

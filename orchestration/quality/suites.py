@@ -13,7 +13,6 @@ job has no check in its plan: Dagster shows a planned check as being executed in
 (No postponed annotations here: Dagster looks at the type of a step's `context`.)
 """
 
-import fcntl
 import math
 import os
 import time
@@ -41,6 +40,7 @@ from quality.suites import Suite
 from quality.validation import MOST_ROWS, CheckOutcome, Validation
 from streaming_jobs.errors import ConfigurationError, RecourseError
 from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locks import lock
 from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()
@@ -434,9 +434,7 @@ def one_at_a_time(path: Path, tell: Callable[[str], object]) -> Iterator[None]:
     """Wait until no other process evaluates suites: a check executed from its page has no tag to be queued by."""
     private_folder(path.parent)
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(file.fileno(), wait=0):
             tell("another run evaluates suites; this one begins when that one has ended")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file.fileno())
         yield

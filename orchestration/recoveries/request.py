@@ -201,10 +201,10 @@ def make_requested(
     from reprocessing.plan.affected_streams import Along
     from reprocessing.plan.planner import make_plan
     from reprocessing.plan.replay_range import until_target
-    from streaming_jobs.state import named_savepoints
+    from streaming_jobs.state import savepoint_retention
 
     kind, value = request.target
-    shared = named_savepoints.find(settings, value) if kind == "savepoint" else None
+    shared = savepoint_retention.find_named(settings, value) if kind == "savepoint" else None
     if not request.streams and shared is not None:
         request = replace(request, streams=tuple(shared.streams))
     if not request.streams:

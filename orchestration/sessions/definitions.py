@@ -52,7 +52,7 @@ from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request, stop_request, supervisors
-from streaming_jobs.state.health import Limits, judge, look, recovery_words
+from streaming_jobs.state.health import HealthLimits, judge, look, recovery_words
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
@@ -557,7 +557,7 @@ def _fingerprint(session: SessionSpec, runs: Sequence[RunSeen]) -> str:
 
 def _stream(settings: Settings, name: str) -> StreamSeen:
     seen = look(settings, name)
-    silent = (r.text for r in judge(seen, Limits.of(settings, name)).reasons if r.word == "silent")
+    silent = (r.text for r in judge(seen, HealthLimits.of(settings, name)).reasons if r.word == "silent")
     status = seen.status or Status(name)
     return StreamSeen(name, status.state, status.started_at, next(silent, ""), status.error)
 

@@ -22,9 +22,9 @@ from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, CheckVerdict, CheckVerdicts, checks_from_files
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.deploys import deploys
-from streaming_jobs.state.health import Health, Limits, Reason, judge, look
+from streaming_jobs.state.health import Health, HealthLimits, Reason, judge, look
 from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.stream_history import deploys
 from streaming_jobs.stream import Stream
 
 HEALTH = "health"
@@ -106,7 +106,7 @@ class HealthChecks:
         found: dict[dg.AssetCheckKey, CheckVerdict] = {}
         for stream in self.streams:
             seen = look(self.settings, stream.name)
-            healthy = judge(seen, Limits.of(self.settings, stream.name), should_run=expected.get(stream.name))
+            healthy = judge(seen, HealthLimits.of(self.settings, stream.name), should_run=expected.get(stream.name))
             if (missed := missing.get(stream.name)) is not None and healthy.state != "recovering":
                 reason = Reason(missed.word, missed.text)
                 healthy = replace(healthy, reasons=(*healthy.reasons, reason))

@@ -28,8 +28,8 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from reprocessing.timeline.marks import Mark, events_of
 from streaming_jobs.settings import DagsterSettings, Settings
-from streaming_jobs.state.deploys import Deploy
 from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.stream_history import Deploy
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.state.ledger_file import LedgerLine, RawLine
-from streaming_jobs.state.stream_record import Corrected, Generation
+from streaming_jobs.state.stream_record import CorrectedBatches, Generation
 
 _PACE_OF, _PAIRED = 500, 200
 
@@ -255,9 +255,9 @@ def has_present_rows(generations: Sequence[Generation], txn: Txn) -> bool:
     )
 
 
-def corrections(generations: Sequence[Generation]) -> list[Corrected]:
+def corrections(generations: Sequence[Generation]) -> list[CorrectedBatches]:
     """The bounded recoveries of the path whose rows are there, newest first: no later one has corrected all of them."""
-    found: list[Corrected] = []
+    found: list[CorrectedBatches] = []
     on_path = {number for number, _, _ in generation_spans(generations)}
     for each in reversed([g.corrected for g in generations if g.number in on_path and g.corrected is not None]):
         if not any(later.after <= each.after and each.up_to <= later.up_to for later in found):

@@ -6,8 +6,6 @@ be run again from its beginning. A line that a kill cut off is ignored.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reprocessing.plan.plan_file import folder
-from streaming_jobs.platform.files import private_folder, sync
+from streaming_jobs.platform import json_lines
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.text import commands
 
@@ -64,17 +63,7 @@ class Journal:
 
     def lines(self) -> list[Line]:
         """All complete lines of the plan, oldest first."""
-        try:
-            texts = self.path.read_text(encoding="utf-8").split("\n")
-        except FileNotFoundError:
-            return []
-        lines = []
-        for text in texts:
-            try:
-                lines.append(Line(**json.loads(text)))
-            except ValueError:  # cut off by a kill
-                continue
-        return lines
+        return [Line(**value) for value in json_lines.read(self.path)]
 
     def write(
         self, stage: str, state: State, findings: Mapping[str, Any] | None = None, *, stream: str | None = None
@@ -84,16 +73,7 @@ class Journal:
         if (stream := stream or self.stream) is not None:
             line["stream"] = stream
         private_folder(self.path.parent)
-        with self.path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                truncated = file.read(1) != b"\n"
-            else:
-                truncated = False
-            file.write((b"\n" if truncated else b"") + json.dumps(line, separators=(",", ":")).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync(self.path.parent)
+        json_lines.append(self.path, [line])
 
     def done(self, stage: str, stream: str | None = None) -> Mapping[str, Any] | None:
         """The findings of a stage of a stream that is done; None if it is not."""

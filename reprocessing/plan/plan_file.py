@@ -6,7 +6,6 @@ says whose it is, so that nobody has to read all plans in full to find those of 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -23,6 +22,7 @@ from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.ledger.positions import decode, decode_partitions
 from streaming_jobs.platform.files import private_folder, remove_files, sync, write_json
+from streaming_jobs.platform.locks import locked
 from streaming_jobs.settings import Settings
 from streaming_jobs.text import commands
 
@@ -48,11 +48,8 @@ def stream_of(plan: str) -> str:
 @contextmanager
 def only_operator(settings: Settings, plan: str) -> Iterator[None]:
     """Hold a plan; raises LeaseBusy if another process works on it."""
-    with (private_folder(folder(settings, plan)) / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LeaseBusy(f"another process is working on plan {plan}", "wait until it has ended") from error
+    busy = LeaseBusy(f"another process is working on plan {plan}", "wait until it has ended")
+    with locked(private_folder(folder(settings, plan)) / "lock", 0, lambda: busy):
         yield
 
 

@@ -25,7 +25,7 @@ from streaming_jobs.sinks.stored import LATE, StoredTable
 from streaming_jobs.sinks.tables import all_tables, open_tables
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state import named_savepoints, savepoints, stream_record
+from streaming_jobs.state import savepoint_retention, savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -72,7 +72,7 @@ class PlanningSnapshot:
             savepoints=self.savepoints,
             for_time=self.topics.offsets_for_time,
             now=time.time(),
-            names=named_savepoints.of_stream(self.settings, self.stream.name),
+            names=savepoint_retention.of_stream(self.settings, self.stream.name),
         )
 
     @cached_property

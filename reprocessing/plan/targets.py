@@ -26,7 +26,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import TopicSnapshot, start_over
-from streaming_jobs.state.named_savepoints import NamedSavepoint
+from streaming_jobs.state.savepoint_retention import NamedSavepoint
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import CodeSince, StreamRecord
 from streaming_jobs.text.durations import parse_duration

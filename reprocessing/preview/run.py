@@ -41,7 +41,7 @@ from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
-from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
@@ -354,7 +354,7 @@ def _counts(entries: Sequence[LedgerEntry]) -> Counts:
 
 
 def _notes(
-    start: Start, end: NewestBatch, written: Sequence[LedgerEntry], rebuilt: Sequence[SliceRequest]
+    start: Start, end: NewestBatch, written: Sequence[LedgerEntry], rebuilt: Sequence[SliceCommitRequest]
 ) -> list[str]:
     notes = []
     if len(written) == READ:

@@ -41,7 +41,7 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import client_file
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
-from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -373,7 +373,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     rows = {"before": difference.old_rows, "after": difference.new_rows}
     code = loaded_code(at.made.stream, at.tools.settings.flows)
     entry = entry_of(at.base, at.name, at.chosen, code, rows)
-    request = SliceRequest(
+    request = SliceCommitRequest(
         id=at.name,
         stream=at.made.stream.name,
         table=at.made.table.name,
@@ -450,7 +450,7 @@ def _lit(at: datetime) -> Column:
     return F.timestamp_micros(F.lit(int(at.timestamp()) * 1_000_000 + at.microsecond))
 
 
-def _ended(at: _Attempt, request: SliceRequest) -> SliceRequest:
+def _ended(at: _Attempt, request: SliceCommitRequest) -> SliceCommitRequest:
     """Wait until the driver has carried the change out, or do it here if no driver runs; withdraw it in the end."""
     deadline, told = time.monotonic() + at.tools.waits.commit, False
     while True:

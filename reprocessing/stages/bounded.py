@@ -48,7 +48,7 @@ from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Corrected, Generation
+from streaming_jobs.state.stream_record import CorrectedBatches, Generation
 from streaming_jobs.text import commands
 
 _COMBINED, _UNTIL, _BEFORE = "_combined", "_until", "_before"
@@ -209,7 +209,7 @@ def _border_line(context: RecoveryContext, kept: Savepoint) -> LedgerEntry:
     )
 
 
-def _corrected(context: RecoveryContext, kept: Savepoint) -> Corrected:
+def _corrected(context: RecoveryContext, kept: Savepoint) -> CorrectedBatches:
     """What the replay has read and written, in place of the batches that it has corrected."""
     base, until = context.plan.base, _until(context)
     days = ledger_file(context.replay_settings, context.stream.name).days(context.stream.name)
@@ -223,7 +223,7 @@ def _corrected(context: RecoveryContext, kept: Savepoint) -> Corrected:
         for topic, ends in until.ends.items()
     )
     after = Txn(base.generation, base.batch) if base.savepoint else Txn(0, -1)
-    return Corrected(after, until.txn, tuple(offsets), dict(rows), publish_position(context).code.hash)
+    return CorrectedBatches(after, until.txn, tuple(offsets), dict(rows), publish_position(context).code.hash)
 
 
 def _until(context: RecoveryContext) -> Until:

@@ -18,9 +18,9 @@ from reprocessing.plan.plan import RecoveryPlan
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.session_events import SessionEvent, session_events
 from streaming_jobs.state.status import read_status
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_history import SessionEvent, session_events
 from streaming_jobs.text.spelling import counted, instant_words
 
 MarkKind = Literal["deploy", "code", "session", "recovery", "savepoint"]

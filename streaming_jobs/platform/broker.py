@@ -12,7 +12,6 @@ broker has ended, so that the next start uses the same address.
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import logging
 import os
@@ -33,6 +32,7 @@ from streaming_jobs.platform import class_data, java, ports
 from streaming_jobs.platform.files import private_folder, write_atomic, write_json
 from streaming_jobs.platform.jars import broker_jars
 from streaming_jobs.platform.java import as_properties
+from streaming_jobs.platform.locks import locked
 from streaming_jobs.platform.ports import HOST
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
@@ -396,8 +396,7 @@ def _sole_starter(settings: Settings) -> Iterator[None]:
     """One process at a time starts a broker for a home: a second one waits, then attaches to the first one's."""
     folder = private_folder(settings.broker_dir)
     folder.chmod(0o700)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / "lock"):
         yield
 
 

@@ -6,7 +6,6 @@ it was synced **and** the folder that names it, and the folder that names that o
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import SetupError
+from streaming_jobs.platform.locks import lock, locked, open_lock
 
 _FEW, _AT_A_TIME = 2, 8
 
@@ -212,8 +212,8 @@ def scratch(home: Path, kind: str) -> Scratch:
             if old.name != _LOCK:
                 _remove_free(old)
         folder = private_folder(root / f"{kind}-{uuid.uuid4().hex}")
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = open_lock(folder / _LOCK)
+        lock(descriptor)
     if there is not None:
         os.close(there.descriptor)
     _held[key] = Scratch(folder, descriptor)
@@ -224,12 +224,8 @@ def scratch(home: Path, kind: str) -> Scratch:
 def _alone(home: Path) -> Iterator[Path]:
     """The root of the folders, for one process at a time: a folder that is being made has no lock yet."""
     root = private_folder(home / "scratch")
-    descriptor = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with locked(root / _LOCK):
         yield root
-    finally:
-        os.close(descriptor)
 
 
 def _remove_free(folder: Path) -> None:
@@ -240,9 +236,7 @@ def _remove_free(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        pass
+        if lock(descriptor, wait=0):
+            shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)

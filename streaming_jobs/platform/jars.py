@@ -11,7 +11,6 @@ other programs too.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.errors import SetupError
+from streaming_jobs.platform import locks
 from streaming_jobs.settings import Settings
 
 JarSet = Literal["spark", "broker", "peers"]
@@ -164,13 +164,12 @@ def _sole_fetcher(folder: Path) -> Iterator[Path]:
     """One fetching process at a time; yields an empty scratch folder on the cache's disk."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        (folder / ".lock").touch()  # readable for all who share the cache
     except OSError as error:
         raise SetupError(
             f"cannot write to the jar cache {folder}: {error.strerror}", "set RECOURSE_JARS_DIR to a folder of yours"
         ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locks.locked(folder / ".lock"):
         for left_over in folder.glob(f"{_FETCHING}*"):  # of a fetcher that was killed: we hold its lock now
             shutil.rmtree(left_over, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(prefix=_FETCHING, dir=folder))

@@ -9,7 +9,7 @@ from typing import Literal
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, RecourseError, TableAwaited, TopicUnknown
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.state.deploys import Deploy
+from streaming_jobs.state.stream_history import Deploy
 from streaming_jobs.text import commands
 
 

@@ -18,9 +18,17 @@ import structlog
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger.entry import DROPPED, READ, CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
-from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
-from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
-from streaming_jobs.runtime.pace import Pace
+from streaming_jobs.runtime.batch_hooks import (
+    BatchFiles,
+    BatchHooks,
+    BatchReport,
+    Pause,
+    Query,
+    Route,
+    StopAtBorder,
+    choose_path,
+    fits_the_driver,
+)
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
@@ -181,7 +189,7 @@ class BatchPipeline:
     traits: PlanTraits
     upkeep: Sequence[Upkeep] = ()
     query: Query | None = None
-    pace: Pace | None = None
+    pause: Pause | None = None
     ends_when_quiet: bool = False
     """Spark would plan batches without an end: end the query after one that had no records, rows or due timers."""
     failure: BaseException | None = field(default=None, init=False)
@@ -306,9 +314,9 @@ class BatchPipeline:
         arrived meanwhile. If it were planned before, a record that arrives during the wait would wait a second time.
         After a kill during the wait, the ledger shows that the batch is done.
         """
-        if self.pace is not None and not self.hooks.stop.is_set():
+        if self.pause is not None and not self.hooks.stop.is_set():
             share = self.settings.max_offsets_per_trigger // len(self.sources)
-            seconds = self.pace.after(sum(self._read.values()), started)
+            seconds = self.pause.after(sum(self._read.values()), started)
             # A source that was read up to the bound has more records waiting.
             if not any(records >= max(min(share, FIRST), 1) for records in self._read.values()):
                 self.hooks.stop.wait(seconds)

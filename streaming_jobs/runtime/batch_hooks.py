@@ -1,4 +1,4 @@
-"""The surroundings of one batch: its files beside the tables, the functions of its session, and its report.
+"""The surroundings of one batch: its files, the functions of its session, its report, its path, the pause after it.
 
 `batch.py` is the batch itself.
 """
@@ -6,14 +6,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, LedgerEntry, taken_out
+from streaming_jobs.errors import FunctionRaised, PermanentError, TransientError
+from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, LedgerEntry, Txn, taken_out
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route
+from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
 from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.runtime.spark_plan import PlanTraits
+from streaming_jobs.settings import StreamSettings
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.ledger_file import LedgerFile
 
@@ -118,3 +126,112 @@ class BatchHooks:
     idle: Callable[[], None] = lambda: None
     settled: Callable[[float], bool] = lambda _: True
     first_read: Callable[[Sequence[OffsetRange]], int | None] = lambda _: None
+
+
+# The path of a batch's rows: through the driver, which is quicker, or through the executors, which hold more.
+
+Route = Literal["driver", "executor"]
+
+
+@dataclass
+class DriverPathAttempts:
+    """The batch on the driver path, noted on disk, so that a repetition after a crash takes the executors."""
+
+    file: Path
+
+    def died(self, txn: Txn) -> bool:
+        """True if an earlier attempt at this batch began on the driver path and did not finish."""
+        try:
+            return self.file.read_text() == str(txn.version)
+        except FileNotFoundError:
+            return False
+
+    def begin(self, txn: Txn) -> None:
+        """Note that the batch takes the driver path. The note of a batch that is done matches no later one."""
+        self.file.write_text(str(txn.version))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Forget the batch if the stream's function raises: no driver has died of it, so it may take any path again."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(classify(error), FunctionRaised):
+                self.file.unlink(missing_ok=True)
+            raise
+
+
+def choose_path(
+    settings: StreamSettings, traits: PlanTraits, *, records: int, bytes_per_record: float, died_before: bool
+) -> Route:
+    """Choose the driver or the executors for a batch.
+
+    The number of records is known from the offsets before the batch runs. State can emit any number of rows;
+    there the session's cap on result size stops a batch that does not fit, and its repetition takes the executors.
+    An unknown operator may multiply rows or keep state, so its rows come to the driver only if the setting `path`
+    is driver.
+    """
+    if settings.path != "auto":
+        return settings.path
+    if died_before or traits.unknown or (traits.multiplies and records > 10_000):
+        return "executor"
+    fits = records * bytes_per_record <= settings.driver_path_max_mb << 20
+    return "driver" if traits.stateful or fits else "executor"
+
+
+@contextmanager
+def fits_the_driver(settings: StreamSettings, batch: int) -> Iterator[None]:
+    """Translate the refusal by the session's cap on result size: this batch's repetition takes the executors."""
+    try:
+        yield
+    except Exception as error:
+        if not larger_than_the_driver_takes(error):
+            raise
+        if settings.path == "driver":
+            raise PermanentError(
+                f"batch {batch} does not fit the driver, and the setting `path` keeps it there",
+                "set path to auto, or lower max_offsets_per_trigger",
+            ) from error
+        raise TransientError(
+            f"batch {batch} did not fit the driver; it is repeated through the executors",
+            "lower max_offsets_per_trigger if this comes often",
+        ) from error
+
+
+_PLENTY = 1000.0
+_SHARE = 0.1
+_WINDOW = 10.0
+_LEAST_WINDOW = 1.0
+
+
+@dataclass
+class Pause:
+    """The pause of a stream after a batch while few records arrive, so that its cost follows the number of records.
+
+    A micro-batch costs the same for one record as for hundreds. Without a pause, a few records per second would be read
+    in as many batches as the machine can run: more CPU time, commits and files than at ten times the records. So after
+    a batch the stream waits until its batches take at most `_SHARE` of the time, but no longer than `longest`. From
+    `_PLENTY` records per second on there is no wait. The wait comes after a batch, never before it, so records that
+    arrive after a quiet moment are read at once. There is none after the first batch, which is slow and no measure of
+    the rate of records.
+    """
+
+    longest: timedelta
+    clock: Callable[[], float] = time.monotonic
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def after(self, records: int, started: float) -> float:
+        """Seconds to wait after a batch of `records` that started at `started` and has just ended."""
+        now, first = self.clock(), not self._recent
+        self._recent.append((started, records))
+        if first:
+            return 0.0
+        while self._recent[0][0] < now - _WINDOW and len(self._recent) > 1:
+            self._recent.popleft()
+        rate = sum(count for _, count in self._recent) / min(max(now - self._began, _LEAST_WINDOW), _WINDOW)
+        few = max(0.0, 1.0 - rate / _PLENTY)
+        return min(self.longest.total_seconds() * few, (now - started) * (1 / _SHARE - 1))

@@ -86,7 +86,7 @@ def free(settings: Settings, streams: Sequence[Stream]) -> list[Stream]:
     return [stream for stream in streams if stream.name not in held]
 
 
-# Streams that have left their session for a process of their own, because they run newer code than the others.
+# Child sessions: streams that have left their session because they run newer code than the others.
 #
 # Python code is loaded once per process. When some streams of a supervised session are to run other code, they stop
 # at a batch border and continue in a child session, while the others run on. The child is an ordinary supervised
@@ -97,15 +97,15 @@ def free(settings: Settings, streams: Sequence[Stream]) -> list[Stream]:
 # changed, or a start is requested.
 
 FIRST_DELAY, LONGEST_DELAY, HEALTHY_AFTER = 5.0, 300.0, 120.0
-"""Seconds before a failed child is started again: at first, at most; and after how long a life that begins anew."""
+"""Restart back-off of a failed child: initial delay, maximum, and the uptime that resets it, in seconds."""
 _FOR_GOOD = (PermanentError.exit_code, UsageError.exit_code)
 _JVM_GONE_WITHIN = 10.0
 _STDERR = 2
 
 
 @dataclass
-class _Split:
-    """A group of streams with its process; `again_at` is the time of the next start of one that has failed."""
+class _Child:
+    """A group of streams with its process; after a failure `again_at` is the time of the next start."""
 
     streams: tuple[str, ...]
     process: ChildProcess | None
@@ -115,8 +115,13 @@ class _Split:
     failed_for_good: int | None = None
     """The exit code of a permanent failure."""
 
+    @property
+    def waits(self) -> bool:
+        """True if it has failed, and is started again after a time."""
+        return self.again_at is not None
 
-class SplitSessions:
+
+class ChildSessions:
     """The child sessions of one session. Not safe for threads: the session's main thread calls it."""
 
     def __init__(
@@ -132,101 +137,101 @@ class SplitSessions:
         self._patience = patience
         self._start = start
         self._clock = clock
-        self._splits: list[_Split] = []
+        self._children: list[_Child] = []
         self._kill_at: float | None = None
 
     @property
     def alive(self) -> bool:
         """True while a child runs, or waits for its next start."""
-        return any(split.process is not None or split.again_at is not None for split in self._splits)
+        return any(child.process or child.waits for child in self._children)
 
     @property
     def streams(self) -> frozenset[str]:
         """The streams of children that run or will be started again."""
-        return frozenset(n for s in self._splits if s.process is not None or s.again_at is not None for n in s.streams)
+        return frozenset(name for child in self._children if child.process or child.waits for name in child.streams)
 
     @property
     def waiting(self) -> frozenset[str]:
         """The streams of children that have failed, and will be started again after a time."""
-        return frozenset(n for s in self._splits if s.process is None and s.again_at is not None for n in s.streams)
+        return frozenset(name for child in self._children if child.waits for name in child.streams)
 
     @property
     def failed(self) -> dict[str, int]:
         """The streams of children that have failed for good: name -> exit code of the child."""
-        return {n: s.failed_for_good for s in self._splits if s.failed_for_good is not None for n in s.streams}
+        return {name: code for child in self._children if (code := child.failed_for_good) for name in child.streams}
 
     def start(self, streams: Sequence[str]) -> None:
         """Start a child with these streams; they have stopped here, and their leases are free."""
-        self._splits = [split for split in self._splits if not set(split.streams).intersection(streams)]
-        split = _Split(tuple(streams), None, 0.0)
-        self._splits.append(split)
-        self._begin(split)
+        self._children = [child for child in self._children if not set(child.streams).intersection(streams)]
+        child = _Child(tuple(streams), None, 0.0)
+        self._children.append(child)
+        self._begin(child)
 
     def hurry(self, streams: Collection[str]) -> None:
         """Let the next look start the children of these streams that wait."""
-        for split in self._splits:
-            if split.again_at is not None and set(split.streams).intersection(streams):
-                split.again_at, split.delay = self._clock(), FIRST_DELAY
+        for child in self._children:
+            if child.again_at is not None and set(child.streams).intersection(streams):
+                child.again_at, child.delay = self._clock(), FIRST_DELAY
 
     def look(self) -> None:
         """Take note of children that have ended, start those whose time has come, kill those that do not stop."""
         now = self._clock()
-        for split in self._splits:
-            if split.process is not None and self._kill_at is not None and now > self._kill_at:
-                split.process.kill()
-            if split.process is not None and (code := split.process.exit_code) is not None:
-                split.process.end(0, _JVM_GONE_WITHIN)
-                split.process = None
-                self._ended(split, code, now)
-            elif split.again_at is not None and now >= split.again_at:
-                self._begin(split)
-        self._splits = [s for s in self._splits if s.process or s.again_at is not None or s.failed_for_good]
+        for child in self._children:
+            if child.process is not None and self._kill_at is not None and now > self._kill_at:
+                child.process.kill()
+            if child.process is not None and (code := child.process.exit_code) is not None:
+                child.process.end(0, _JVM_GONE_WITHIN)
+                child.process = None
+                self._ended(child, code, now)
+            elif child.again_at is not None and now >= child.again_at:
+                self._begin(child)
+        self._children = [child for child in self._children if child.process or child.waits or child.failed_for_good]
 
     def ask_to_stop(self) -> None:
         """Ask every child to stop at a batch border; none is started again. Further calls change nothing."""
         if self._kill_at is not None:
             return
         self._kill_at = self._clock() + self._patience
-        for split in self._splits:
-            split.again_at = None
-            if split.process is not None:
-                split.process.ask_to_end()
+        for child in self._children:
+            child.again_at = None
+            if child.process is not None:
+                child.process.ask_to_end()
 
     def close(self) -> None:
         """End all children; the caller has waited for them, so only those of a failed session still run."""
         self.ask_to_stop()
-        for split in self._splits:
-            if split.process is not None:
+        for child in self._children:
+            if child.process is not None:
                 left = max(0.0, (self._kill_at or 0.0) - self._clock())  # one deadline for all of them
-                split.process.end(left, _JVM_GONE_WITHIN)
-                split.process = None
+                child.process.end(left, _JVM_GONE_WITHIN)
+                child.process = None
 
-    def _begin(self, split: _Split) -> None:
-        command = ChildCommand(command_for(self._command, split.streams), dict(os.environ), stdin=subprocess.PIPE)
-        split.started, split.again_at = self._clock(), None
+    def _begin(self, child: _Child) -> None:
+        command = ChildCommand(command_for(self._command, child.streams), dict(os.environ), stdin=subprocess.PIPE)
+        child.started, child.again_at = self._clock(), None
         try:
-            split.process = self._start(command)
+            child.process = self._start(command)
         except OSError as error:  # no memory, or too many processes: no reason to end streams that run
-            log.warning("a second session could not be started yet", streams=split.streams, reason=str(error))
-            self._wait(split, self._clock())
+            log.warning("a second session could not be started yet", streams=child.streams, reason=str(error))
+            self._wait(child, self._clock())
             return
-        log.info("streams run in a process of their own", streams=",".join(split.streams), pid=split.process.pid)
+        log.info("streams run in a process of their own", streams=",".join(child.streams), pid=child.process.pid)
 
-    def _ended(self, split: _Split, code: int, now: float) -> None:
+    def _ended(self, child: _Child, code: int, now: float) -> None:
         if code == 0 or self._kill_at is not None:
-            log.info("the process of these streams has ended", streams=",".join(split.streams), code=code)
+            log.info("the process of these streams has ended", streams=",".join(child.streams), code=code)
         elif code in _FOR_GOOD:
-            log.error("streams failed in a process of their own", streams=",".join(split.streams), code=code)
-            split.failed_for_good = code
+            log.error("streams failed in a process of their own", streams=",".join(child.streams), code=code)
+            child.failed_for_good = code
         else:
-            if now - split.started >= HEALTHY_AFTER:
-                split.delay = FIRST_DELAY
-            log.warning("streams will start again", streams=",".join(split.streams), code=code, seconds=split.delay)
-            self._wait(split, now)
+            if now - child.started >= HEALTHY_AFTER:
+                child.delay = FIRST_DELAY
+            log.warning("streams will start again", streams=",".join(child.streams), code=code, seconds=child.delay)
+            self._wait(child, now)
 
-    def _wait(self, split: _Split, now: float) -> None:
-        split.again_at = now + split.delay
-        split.delay = min(LONGEST_DELAY, split.delay * 2)
+    def _wait(self, child: _Child, now: float) -> None:
+        child.again_at = now + child.delay
+        child.delay = min(LONGEST_DELAY, child.delay * 2)
 
 
 def command_for(command: Sequence[str], streams: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -75,7 +75,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Lag:
+class StreamLag:
     """The lag of a stream at the time `at`; `partitions`: topic -> partition -> records."""
 
     at: float
@@ -92,7 +92,7 @@ class LagClock:
     read_up_to: float | None = None
     _looks: deque[Ends] = field(default_factory=deque)
 
-    def measure(self, position: TopicOffsets, ends: Ends) -> Lag:
+    def measure(self, position: TopicOffsets, ends: Ends) -> StreamLag:
         """The lag at `ends.at` of a stream that has read up to `position`."""
         while self._looks and self._looks[-1].at > ends.at:  # seen before the clock was set back
             self._looks.pop()
@@ -115,11 +115,11 @@ class LagClock:
         return lag
 
 
-def lag_of(at: float, partitions: Mapping[str, Mapping[int, int]], read_up_to: float) -> Lag:
+def lag_of(at: float, partitions: Mapping[str, Mapping[int, int]], read_up_to: float) -> StreamLag:
     """The lag at one moment, summed up; a stream at the end has read up to that moment."""
     records = sum(sum(each.values()) for each in partitions.values())
     known = read_up_to if records else max(at, read_up_to)
-    return Lag(at, records, round(max(at - known, 0.0), 1), partitions, known)
+    return StreamLag(at, records, round(max(at - known, 0.0), 1), partitions, known)
 
 
 def behind(position: TopicOffsets, ends: TopicOffsets) -> dict[tuple[str, int], int]:
@@ -205,7 +205,7 @@ def position_in(snapshot: StreamSnapshot) -> TopicOffsets | None:
         return checkpoint.ends[checkpoint.committed]
     if checkpoint.planned is not None:
         return checkpoint.starts[checkpoint.planned]
-    return _beginning(snapshot.record) if snapshot.record is not None else None
+    return (snapshot.record.starts or None) if snapshot.record is not None else None
 
 
 def position_on_disk(settings: Settings, stream: str) -> TopicOffsets | None:
@@ -221,33 +221,54 @@ def position_on_disk(settings: Settings, stream: str) -> TopicOffsets | None:
         return checkpoint.end(committed)
     if (planned := checkpoint.last_planned) is not None:
         return checkpoint.start(planned)
-    return _beginning(record)
+    return record.starts or None
 
 
-def lag_now(settings: Settings, streams: Iterable[Stream], read_up_to: Mapping[str, float]) -> dict[str, Lag]:
-    """The lag of streams without a driver, by name; without those whose lag is not known within two seconds.
+@dataclass(frozen=True)
+class _Look:
+    """A stream that need not run, the position from which it would continue, and the ends of its topics now."""
 
-    `read_up_to` is from the status file of each stream; without it the seconds of a lag are not known.
-    """
-    positions = [(s, position) for s in streams if (position := _position_or_none(settings, s.name)) is not None]
+    stream: Stream
+    position: TopicOffsets
+    ends: Ends
+
+
+def _look_once(settings: Settings, streams: Iterable[Stream]) -> Iterator[_Look]:
+    """Yields a look at each stream whose position and ends are known within two seconds."""
+    positions = [(s, position) for s in streams if (position := _readable_position(settings, s.name)) is not None]
     if not positions:
-        return {}
+        return
     read = [stream for stream, _ in positions]
     try:
         ends_of = source_ends(settings, read, _QUICK)
     except RecourseError as error:
         log.info("the end of the topics could not be seen", reason=str(error)[:200])
-        return {}
+        return
     looking = EndOffsets(ends_of, (name for stream in read for name in end_names(stream)))
     looking.look()
-    lags = {}
     for stream, position in positions:
-        ends = looking.newest(end_names(stream))
-        if ends is None:
-            continue
-        before = read_up_to.get(stream.name)
-        lag = LagClock(before).measure(position, ends)
-        lags[stream.name] = lag if before is not None or not lag.records else replace(lag, seconds=None)
+        if (ends := looking.newest(end_names(stream))) is not None:
+            yield _Look(stream, position, ends)
+
+
+def _readable_position(settings: Settings, stream: str) -> TopicOffsets | None:
+    try:
+        return position_on_disk(settings, stream)
+    except PreflightRefused as error:  # its next start reports it
+        log.info("the position of a stream cannot be read", stream=stream, reason=error.found)
+        return None
+
+
+def lag_now(settings: Settings, streams: Iterable[Stream], read_up_to: Mapping[str, float]) -> dict[str, StreamLag]:
+    """The lag of streams without a driver, by name; without those whose lag is not known within two seconds.
+
+    `read_up_to` is from the status file of each stream; without it the seconds of a lag are not known.
+    """
+    lags = {}
+    for look in _look_once(settings, streams):
+        before = read_up_to.get(look.stream.name)
+        lag = LagClock(before).measure(look.position, look.ends)
+        lags[look.stream.name] = lag if before is not None or not lag.records else replace(lag, seconds=None)
     return lags
 
 
@@ -262,19 +283,6 @@ def source_ends(settings: Settings, streams: Iterable[Stream], timeout: timedelt
             raise
         topics = NoBroker(error)
     return SourceEnds.of(settings, topics, every)
-
-
-def _position_or_none(settings: Settings, stream: str) -> TopicOffsets | None:
-    try:
-        return position_on_disk(settings, stream)
-    except PreflightRefused as error:  # its next start reports it
-        log.info("the position of a stream cannot be read", stream=stream, reason=error.found)
-        return None
-
-
-def _beginning(record: stream_record.StreamRecord) -> TopicOffsets | None:
-    starts = record.starts
-    return starts or None
 
 
 # Timestamps of the first records from given offsets on: one record of each partition, within a deadline.
@@ -418,33 +426,25 @@ class Unread:
 
 def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unread]:
     """What streams have not read, by name; those whose position or topics are not known within seconds are missing."""
-    positions = {stream.name: (stream, at) for stream in streams if (at := _position(settings, stream.name))}
-    if not positions:
-        return {}
-    read = [stream for stream, _ in positions.values()]
+    looks, unread = list(_look_once(settings, streams)), {}
+    with_topics = any(look.stream.topics for look in looks)
     try:
-        looking = EndOffsets(source_ends(settings, read, _QUICK), (name for s in read for name in end_names(s)))
-        with_topics = any(stream.topics for stream in read)
         config = client_config(settings.kafka, bootstrap_servers(settings)) if with_topics else {}
-    except RecourseError as error:
-        log.info("the end of the topics could not be seen", reason=str(error)[:200])
+    except BrokerUnreachable:  # it has ended since the look
         return {}
-    looking.look()
-    unread = {}
-    for name, (stream, position) in positions.items():
-        ends = looking.newest(end_names(stream))
-        if ends is not None:
-            void = _void(settings, stream)
-            starts = unread_by_partition(position, ends, void)
-            tables = {table.name: versions_of(settings, stream, table.name) for table in stream.tables_read}
-            of_topics = {place: at for place, at in starts.items() if place[0] not in tables}
-            oldest = first_timestamps(config, of_topics, _QUICK.total_seconds())
-            oldest |= {
-                place: ms / 1000
-                for place, start in starts.items()
-                if place[0] in tables and (ms := tables[place[0]].time_of_next(start)) is not None
-            }
-            unread[name] = replace(unread_of(position, ends, oldest, void), tables=frozenset(tables))
+    for look in looks:
+        void = _void(settings, look.stream)
+        starts = unread_by_partition(look.position, look.ends, void)
+        tables = {table.name: versions_of(settings, look.stream, table.name) for table in look.stream.tables_read}
+        of_topics = {place: at for place, at in starts.items() if place[0] not in tables}
+        oldest = first_timestamps(config, of_topics, _QUICK.total_seconds())
+        oldest |= {
+            place: ms / 1000
+            for place, start in starts.items()
+            if place[0] in tables and (ms := tables[place[0]].time_of_next(start)) is not None
+        }
+        of_stream = unread_of(look.position, look.ends, oldest, void)
+        unread[look.stream.name] = replace(of_stream, tables=frozenset(tables))
     return unread
 
 
@@ -494,11 +494,3 @@ def _void(settings: Settings, stream: Stream) -> dict[str, VoidRanges]:
     except PreflightRefused as error:  # its next start reports it
         log.info("void ranges cannot be read", stream=stream.name, reason=error.found)
         return {}
-
-
-def _position(settings: Settings, stream: str) -> TopicOffsets | None:
-    try:
-        return position_on_disk(settings, stream)
-    except PreflightRefused as error:  # its next start reports it
-        log.info("the position of a stream cannot be read", stream=stream, reason=error.found)
-        return None

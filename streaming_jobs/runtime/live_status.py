@@ -21,7 +21,7 @@ log = structlog.get_logger()
 _RECENT = 5.0
 
 
-class Clock(Protocol):
+class ProcessClock(Protocol):
     """The two clocks of a process; the module `time` is one."""
 
     def time(self) -> float:
@@ -36,7 +36,7 @@ class LiveStatus:
     """Keeps one stream's status up to date; the stream continues from `position`."""
 
     status: Status
-    clock: Clock
+    clock: ProcessClock
     position: TopicOffsets | None = None
     has_run: bool = False
     """True if a batch was done in this session; the status covers earlier batches too."""

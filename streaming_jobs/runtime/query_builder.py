@@ -12,24 +12,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from streaming_jobs.declare.table import Emit, emits
-from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
+from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
 from streaming_jobs.platform.failures import function_raised
+from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline
-from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Replan
-from streaming_jobs.runtime.batch_path import DriverPathAttempts
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts, Pause, Replan
 from streaming_jobs.runtime.code_version import loaded_code
-from streaming_jobs.runtime.connection import Connection
-from streaming_jobs.runtime.pace import Pace
-from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import (
     EMIT,
@@ -54,12 +51,13 @@ from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.base import Observed, TopicReader
+from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import FIRST, Limits
 from streaming_jobs.state import checkpoint, stream_record
-from streaming_jobs.state.first_reads import FirstReads
-from streaming_jobs.state.savepoints import PeriodicSavepoints, try_take
+from streaming_jobs.state.ledger_file import FirstReads
+from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
@@ -76,25 +74,27 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+log = structlog.get_logger()
+
 # The bounds on a batch of one source, from the stream's settings and its trigger.
 
 _WAIT = 0.1
 """Seconds that the planner of an idle stream waits for a record, before Spark asks again."""
 
 
-def batch_limits(own: StreamSettings, sources: int, trigger: str, commit_interval: timedelta) -> Limits:
+def batch_limits(stream_settings: StreamSettings, sources: int, trigger: str, commit_interval: timedelta) -> Limits:
     """The bounds for each of so many sources. With several of them none waits for records: another may have some.
 
     At least one record: Spark would take 0 for no limit, or make no progress.
     """
-    share = max(1, own.max_offsets_per_trigger // sources)
+    share = max(1, stream_settings.max_offsets_per_trigger // sources)
     apart, often = commit_interval, not trigger.startswith("every ")
     if not often:
         apart = max(apart, parse_duration(trigger.removeprefix("every ")))
     return Limits(
-        seconds=max(own.batch_seconds, apart).total_seconds(),
+        seconds=max(stream_settings.batch_seconds, apart).total_seconds(),
         records=share,
-        bytes=max(1, (own.max_batch_mb << 20) // sources),
+        bytes=max(1, (stream_settings.max_batch_mb << 20) // sources),
         wait=_WAIT if sources == 1 else 0.0,
         first=FIRST if often else share,
     )
@@ -136,7 +136,7 @@ def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> Da
 
 
 def sources_of(
-    stream: Stream, own: StreamSettings, client: Path, archives: Archives, topic_ids: Mapping[str, str]
+    stream: Stream, stream_settings: StreamSettings, client: Path, archives: Archives, topic_ids: Mapping[str, str]
 ) -> list[KafkaSource | TableSource]:
     """The sources in the order of their declaration; `client` is the file with the properties of Kafka's client.
 
@@ -144,7 +144,9 @@ def sources_of(
     """
     made: list[KafkaSource | TableSource] = []
     for parameter, source in stream.sources.items():
-        lateness = own.lateness if own.lateness is not None else source.delay  # zero is a lateness too
+        lateness = (
+            stream_settings.lateness if stream_settings.lateness is not None else source.delay
+        )  # zero is a lateness too
         if isinstance(source, KafkaTopic):
             topic_id = topic_ids.get(source.name, "")
             archive, void = archives.of(stream, source.name, topic_id), archives.void_of(stream, source.name, topic_id)
@@ -155,7 +157,69 @@ def sources_of(
     return made
 
 
-log = structlog.get_logger()
+# What a batch asks its running query (`batch_hooks.Query`).
+
+_DROPPED, _WATERMARK = "numRowsDroppedByWatermark", "eventTimeWatermarkForLateEvents"
+_DROPPED_ROWS = f"""
+public class DroppedRows implements java.util.function.Function {{
+    private long dropped, watermark;
+
+    public synchronized Object apply(Object plan) throws Exception {{
+        dropped = watermark = 0;
+        add((org.apache.spark.sql.execution.SparkPlan) plan);
+        return dropped + " " + watermark;
+    }}
+
+    private void add(org.apache.spark.sql.execution.SparkPlan node) throws Exception {{
+        scala.Option metric = node.metrics().get("{_DROPPED}");
+        if (metric.isDefined()) {{
+            dropped += ((Number) ((org.apache.spark.util.AccumulatorV2) metric.get()).value()).longValue();
+            scala.Option mark = (scala.Option) node.getClass().getMethod("{_WATERMARK}", new Class[0])
+                .invoke(node, new Object[0]);
+            if (mark.isDefined()) watermark = Math.max(watermark, ((Number) mark.get()).longValue());
+        }}
+        for (scala.collection.Iterator nodes = node.children().iterator(); nodes.hasNext();)
+            add((org.apache.spark.sql.execution.SparkPlan) nodes.next());
+    }}
+}}
+"""
+
+
+class QueryHandle:
+    """The running query, once there is one: the pipeline's first batch can come before `start` returns."""
+
+    def __init__(self, spark: SparkSession | None = None) -> None:
+        self._spark = spark
+        self._ready = threading.Event()
+        self._query: StreamingQuery | None = None
+        self._dropped_rows: Any = None
+
+    def bind(self, query: StreamingQuery) -> None:
+        """Set the query, once it has started."""
+        self._query = query
+        self._ready.set()
+
+    def observed(self, observation: str) -> Observed:
+        """The counts of one source in the plan that ran last (`Dataset.observe`)."""
+        metrics = self._execution().observedMetrics().get(observation)
+        if not metrics.isDefined():
+            return Observed()
+        # One call over the gateway, not one per field: each takes a fifth of a millisecond.
+        counts = str(metrics.get().mkString(",")).split(",")
+        return Observed(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
+
+    def dropped_behind(self) -> int | None:
+        """The watermark (ms) behind which the plan that ran last dropped rows of its state; None if it dropped none."""
+        if self._dropped_rows is None:
+            assert self._spark is not None
+            self._dropped_rows = new_object(self._spark, "DroppedRows", _DROPPED_ROWS)
+        dropped, watermark = self._dropped_rows.apply(self._execution().executedPlan()).split()
+        return int(watermark) if int(dropped) else None
+
+    def _execution(self) -> Any:
+        if not self._ready.wait(30) or self._query is None:
+            raise TransientError("the query did not report itself within 30 s")
+        return self._query._jsq.streamingQuery().lastExecution()
 
 
 @dataclass(frozen=True)
@@ -193,12 +257,12 @@ class QueryBuilder:
     topic_sinks: TopicSinks = field(default_factory=KafkaTopicSinks)
 
     @property
-    def own(self) -> StreamSettings:
+    def stream_settings(self) -> StreamSettings:
         return self.settings.for_stream(self.stream.name)
 
     @property
     def _commit_interval(self) -> timedelta:
-        return self.own.commit_interval(upsert=self.stream.primary.mode == "upsert")
+        return self.stream_settings.commit_interval(upsert=self.stream.primary.mode == "upsert")
 
     @property
     def _is_replay(self) -> bool:
@@ -214,7 +278,7 @@ class QueryBuilder:
 
     @property
     def limits(self) -> Limits:
-        return batch_limits(self.own, len(self.stream.sources), self.trigger, self._commit_interval)
+        return batch_limits(self.stream_settings, len(self.stream.sources), self.trigger, self._commit_interval)
 
     def limits_of(self, topic: str) -> Limits:
         return self.limits if self.until is None else replace(self.limits, until=self.until.get(topic, {}))
@@ -247,7 +311,7 @@ class QueryBuilder:
         )
         handle = QueryHandle(spark)
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
-        sinks = sinks_of(self.stream, tables, self.own, topics)
+        sinks = sinks_of(self.stream, tables, self.stream_settings, topics)
         pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices)
         checkpoint.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
@@ -316,7 +380,7 @@ class QueryBuilder:
 
     def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource | TableSource]:
         archives = self.archives or Archives(self.settings)
-        return sources_of(self.stream, self.own, self.connection.client, archives, topic_ids)
+        return sources_of(self.stream, self.stream_settings, self.connection.client, archives, topic_ids)
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """The first offsets of each topic: those of the record, or resolved from `start` if it has none to begin at."""
@@ -346,7 +410,7 @@ class QueryBuilder:
 
     def _resolved_start(self, topic: str) -> dict[int, int]:
         topics = (self.archives or Archives(self.settings)).added_to(self.connection.topics, self.stream)
-        return resolve_start(self.own.start, topics, topic)
+        return resolve_start(self.stream_settings.start, topics, topic)
 
     def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
         each = [traits(frame) for frame in outputs.values()]
@@ -370,7 +434,11 @@ class QueryBuilder:
             )
         unknown = sorted({operator for t in each for operator in t.unknown})
         if unknown:
-            route = "`path` keeps batches on the driver" if self.own.path == "driver" else "batches take the executors"
+            route = (
+                "`path` keeps batches on the driver"
+                if self.stream_settings.path == "driver"
+                else "batches take the executors"
+            )
             event = f"unknown operators may keep state or multiply rows: {route}"
             log.warning(event, stream=self.stream.name, operators=",".join(unknown))
         return PlanTraits(
@@ -450,11 +518,11 @@ class QueryBuilder:
                 first_read=self._first_read(sources),
             ),
             code=loaded_code(self.stream, self.settings.flows),
-            settings=self.own,
+            settings=self.stream_settings,
             traits=plan_traits,
             upkeep=upkeep_of(self.stream, tables, self.settings, record.generation, replay=self._is_replay),
             query=handle,
-            pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
+            pause=Pause(self.stream_settings.longest_wait) if self.trigger == "continuous" else None,
             ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
 

@@ -18,7 +18,7 @@ from streaming_jobs.platform.log_stream import log_stream
 from streaming_jobs.runtime import child_sessions
 from streaming_jobs.settings import Settings, checked_trigger
 from streaming_jobs.state import stop_request
-from streaming_jobs.state.stop_request import Request
+from streaming_jobs.state.stop_request import StopRequest
 from streaming_jobs.stream import Stream
 
 # The process that started a session with `--supervised`: the session ends when that process has gone.
@@ -64,7 +64,7 @@ class Selection:
     """The streams of a start. `answers` are the stop requests, by stream, that this start ends."""
 
     streams: Sequence[Stream]
-    answers: Mapping[str, Request] = field(default_factory=dict)
+    answers: Mapping[str, StopRequest] = field(default_factory=dict)
     recovering: Sequence[str] = ()
     """Streams that a recovery has stopped."""
     left_out: Sequence[Stream] = ()
@@ -108,7 +108,7 @@ def flags(options: argparse.Namespace) -> dict[str, str]:
     return dict(_assignment(text) for text in options.set)
 
 
-def requests_before(requests: Mapping[str, Request], asked_at: float | None, now: float) -> dict[str, Request]:
+def requests_before(requests: Mapping[str, StopRequest], asked_at: float | None, now: float) -> dict[str, StopRequest]:
     """The stop requests from before the moment this start was asked for; all of them if that moment is not known."""
     if asked_at is None:
         return dict(requests)
@@ -117,7 +117,7 @@ def requests_before(requests: Mapping[str, Request], asked_at: float | None, now
 
 
 def select(
-    options: argparse.Namespace, settings: Settings, streams: Sequence[Stream], requests: Mapping[str, Request]
+    options: argparse.Namespace, settings: Settings, streams: Sequence[Stream], requests: Mapping[str, StopRequest]
 ) -> Selection:
     """The streams to start, of those named; raises LeaseBusy if this session replaces another and all run elsewhere.
 

@@ -20,7 +20,7 @@ from streaming_jobs.errors import RecourseError
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.sinks.sliced import SliceOutdated, sliced
 from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -96,7 +96,7 @@ def carry_out(requests: SliceRequests, tables: Mapping[str, StoredTable]) -> Non
             log.info("slice", stream=request.stream, table=request.table, slice=request.id, state=ended.state)
 
 
-def _carried_out(request: SliceRequest, tables: Mapping[str, StoredTable]) -> SliceRequest:
+def _carried_out(request: SliceCommitRequest, tables: Mapping[str, StoredTable]) -> SliceCommitRequest:
     stored = tables.get(request.table)
     if stored is None:
         return request.ended("failed", reason=f"stream {request.stream} has no table {request.table}")
@@ -114,7 +114,7 @@ def _carried_out(request: SliceRequest, tables: Mapping[str, StoredTable]) -> Sl
         return request.ended("failed", reason=f"{type(error).__name__}: {error}"[:500])
 
 
-def _there(stored: StoredTable, request: SliceRequest) -> int | None:
+def _there(stored: StoredTable, request: SliceCommitRequest) -> int | None:
     """The version that has the slice, by the table's log; None if there is none."""
     noted = ((commit.version, commit.entry) for commit in stored.commits())
     return next((v for v, entry in noted if entry and (entry.kind, entry.plan) == ("slice", request.id)), None)

@@ -25,12 +25,11 @@ from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import StreamSnapshot, folders, start_over, take_snapshot
 from streaming_jobs.preflight.torn_files import repair
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
-from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.lag import EndOffsets, Ends, position_in
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.connection import NoBroker, client_config, client_file
+from streaming_jobs.sources.connection import Connection, NoBroker, client_config, client_file
 from streaming_jobs.sources.topics import UNKNOWN_FOR, Topics
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -246,7 +245,7 @@ class SparkQueries:
 
     def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
         """The check that runs when the rows of a batch are ready: the topics are still the ones it was read from."""
-        return TopicCheck(stream, self.settings, self._archives.added_to(self._reach.quick, stream))
+        return TopicIdCheck(stream, self.settings, self._archives.added_to(self._reach.quick, stream))
 
     def ends(self, stream: Stream) -> Ends | None:
         """The ends in the newest look of the thread."""
@@ -291,7 +290,7 @@ def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
 
 
 @dataclass
-class TopicCheck:
+class TopicIdCheck:
     """A check before a commit, at most once per second: the topics are still the ones the stream began with.
 
     The id of a table costs a reading of its log, so a stream that reads tables checks every ten seconds. A topic that

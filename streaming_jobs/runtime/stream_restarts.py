@@ -16,11 +16,10 @@ from typing import Protocol, TypedDict
 import structlog
 
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.runtime.child_sessions import SplitSessions
+from streaming_jobs.runtime.child_sessions import ChildSessions
 from streaming_jobs.runtime.code_watch import CodeWatch, DiskCode
-from streaming_jobs.runtime.query_handle import LINGERING
 from streaming_jobs.runtime.session_options import Selection
-from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import Settings, configuration
 from streaming_jobs.state import start_request, stop_request
 from streaming_jobs.state.status import Status
@@ -47,7 +46,7 @@ class Watch(Protocol):
         """Stop watching."""
 
 
-class Handover:
+class RestartReasons:
     """The reasons to start streams again; a recovery had stopped those `recovering` before it began."""
 
     def __init__(
@@ -119,16 +118,17 @@ class Handover:
             self._watch.close()
 
 
-# Starts of single streams within a running session: after a stop, after a recovery, with corrected code, on
-# request.
+# Starts of single streams within a running session.
 #
-# | the stream starts again when | and has | |---|---| | its recovery is over | stopped for it, here or before the
-# session began | | somebody asks for it (`start_request`) | stopped, failed, or runs: then it stops at a batch
-# border first | | other code for it is on disk | failed, or is tried every ten minutes |
+# | the stream starts again when | and has |
+# |---|---|
+# | its recovery is over | stopped for it, here or before the session began |
+# | a start is requested (`start_request`) | stopped, failed, or runs: then it stops at a batch border first |
+# | other code for it is on disk | failed, or is tried every ten minutes |
 #
 # It starts in this process if the code and the settings on disk are those of this process, else in a process of its
-# own (`child_sessions.py`); the other streams run on either way. If no other stream runs, the session restarts
-# itself with the newest code (`child_sessions.py`), which needs no second process.
+# own; the other streams run on either way. If no other stream runs, the session restarts itself with the newest code,
+# which needs no second process (both `child_sessions.py`).
 
 log = structlog.get_logger()
 
@@ -164,13 +164,13 @@ class Streams(Protocol):
 
 
 @dataclass
-class FreshStarts:
+class StreamRestarts:
     """Decides which streams start again, and where. `superseded`: the session has to end for one with newer code."""
 
     settings: Settings
     streams: Streams
-    handover: Handover
-    split: SplitSessions | None = None
+    reasons: RestartReasons
+    children: ChildSessions | None = None
     clock: Callable[[], float] = time.monotonic
     superseded: bool = field(default=False, init=False)
     pending: frozenset[str] = field(default=frozenset(), init=False)
@@ -181,7 +181,7 @@ class FreshStarts:
     @property
     def elsewhere(self) -> frozenset[str]:
         """The streams in processes of their own."""
-        return self.split.streams if self.split is not None else frozenset()
+        return self.children.streams if self.children is not None else frozenset()
 
     def started(self, stream: str) -> None:
         """Take note that a stream has started: requests from before its code was read are done."""
@@ -190,20 +190,20 @@ class FreshStarts:
     @property
     def busy(self) -> bool:
         """True while the session must not end, even if none of its streams runs."""
-        return bool(self.pending) or (self.split is not None and self.split.alive)
+        return bool(self.pending) or (self.children is not None and self.children.alive)
 
     @property
     def failed_elsewhere(self) -> bool:
         """True if streams have failed for good in processes of their own."""
-        return self.split is not None and bool(self.split.failed)
+        return self.children is not None and bool(self.children.failed)
 
     def look(self, *, stopping: bool = False) -> None:
         """Stop those that are to start again, and start those that have stopped; `stopping`: only end."""
-        if self.split is not None:
+        if self.children is not None:
             if stopping or self.superseded:
-                self.split.ask_to_stop()
-            self._hurry(self.split)
-            self.split.look()
+                self.children.ask_to_stop()
+            self._hurry(self.children)
+            self.children.look()
         if stopping or self.superseded:
             self.pending = frozenset()
             return
@@ -231,21 +231,21 @@ class FreshStarts:
     def close(self) -> None:
         """End the processes of streams that run elsewhere, and stop watching the code."""
         try:
-            if self.split is not None:
-                self.split.close()
+            if self.children is not None:
+                self.children.close()
         finally:
-            self.handover.close()
+            self.reasons.close()
 
     def _start(self, names: Sequence[str], by_name: Mapping[str, StreamRunner]) -> None:
         now = time.time()
         here = [name for name in names if name in by_name]
-        if all(map(self.streams.declared, names)) and self.streams.can_start and self.handover.same_code():
+        if all(map(self.streams.declared, names)) and self.streams.can_start and self.reasons.same_code():
             for name in names:
                 self._as_of[name] = now
                 self._take_back(name)
             return
         others = {r.stream.name for r in by_name.values() if not r.ended} - set(names)
-        if self.split is None or not (others or self.elsewhere):
+        if self.children is None or not (others or self.elsewhere):
             log.info("the session restarts with the code on disk", streams=",".join(names))
             self._supersede()
             return
@@ -255,17 +255,17 @@ class FreshStarts:
             if not by_name[name].detached:
                 self.streams.detach(by_name[name])
         if all(by_name[name].detached for name in here):
-            self.split.start(names)
+            self.children.start(names)
             for name in names:  # this start answers their requests, also if it fails before its process can say so
                 self._as_of[name] = now
             for name in here:  # whatever it failed with is over; from now on the other process answers for it
                 by_name[name].status.state, by_name[name].status.error = "stopped", None
             self._done(names)
 
-    def _hurry(self, split: SplitSessions) -> None:
+    def _hurry(self, children: ChildSessions) -> None:
         """Start what waits for its next try at once, if somebody asks for it."""
-        if asked := self._asked(split.waiting):
-            split.hurry(asked)
+        if asked := self._asked(children.waiting):
+            children.hurry(asked)
             now = time.time()
             self._as_of.update(dict.fromkeys(asked, now))
 
@@ -290,7 +290,7 @@ class FreshStarts:
     def _done(self, names: Collection[str]) -> None:
         self.pending -= frozenset(names)
         for name in names:
-            self.handover.forget(name)
+            self.reasons.forget(name)
 
     def _still_changing(self, names: Sequence[str]) -> bool:
         """True until no further stream has come for a moment: those of one deploy share one process."""
@@ -300,9 +300,9 @@ class FreshStarts:
         return now - self._seen[1] < TOGETHER
 
     def _due(self) -> list[str]:
-        names = {running.stream.name for running in self.streams.runners} | set(self.handover.left_out)
+        names = {running.stream.name for running in self.streams.runners} | set(self.reasons.left_out)
         # Those of streams in other processes too: a process that a recovery has stopped may end only after it.
-        due = set(self.handover.recovered(names)) - self.elsewhere
+        due = set(self.reasons.recovered(names)) - self.elsewhere
         names -= self.elsewhere
         due |= self._asked(names)
         due |= {name for name in self._failed() if not stop_request.asked(self.settings, name)}
@@ -324,7 +324,7 @@ class FreshStarts:
 
     def _failed(self) -> list[str]:
         """The streams that have failed, and would run other code if they were started now."""
-        away = self.split.failed if self.split is not None else {}
+        away = self.children.failed if self.children is not None else {}
         failed = [
             running.stream.name
             for running in self.streams.runners
@@ -332,11 +332,11 @@ class FreshStarts:
             and running.stream.name not in away
             and (running.status.state == "failed" or (running.gave_up and not running.ended))
         ]
-        here = [name for name in failed if self.handover.other_code([name])]
-        return [*here, *(name for name in away if self.handover.changed_since_failure(name))]
+        here = [name for name in failed if self.reasons.other_code([name])]
+        return [*here, *(name for name in away if self.reasons.changed_since_failure(name))]
 
     def _since(self, stream: str) -> float:
-        return self._as_of.get(stream, self.handover.began)
+        return self._as_of.get(stream, self.reasons.began)
 
 
 # What a supervised session has beside its streams: the watch over its code, and the means to start streams again.
@@ -345,8 +345,8 @@ class FreshStarts:
 class Supervision(TypedDict, total=False):
     """Arguments of a session."""
 
-    handover: Handover | None
-    split: SplitSessions | None
+    reasons: RestartReasons | None
+    children: ChildSessions | None
     left_out: Sequence[Stream]
 
 
@@ -366,13 +366,13 @@ def supervision(
     if not options.supervised:
         return {}
     watch: CodeWatch | None = None
-    split: SplitSessions | None = None
+    children: ChildSessions | None = None
     if in_process:
         config = configuration(options.config)
         watch = CodeWatch([*sys.orig_argv, "--print-versions"], settings, streams, config)
         if settings.spark.split_sessions:
             longest = max(settings.for_stream(s.name).stop_deadline.total_seconds() for s in streams)
-            split = SplitSessions(sys.orig_argv, longest + LINGERING)
+            children = ChildSessions(sys.orig_argv, longest + LINGERING)
     names = [stream.name for stream in selection.left_out]
-    handover = Handover(settings, selection.recovering, watch, left_out=names, began=began)
-    return {"handover": handover, "split": split, "left_out": selection.left_out}
+    reasons = RestartReasons(settings, selection.recovering, watch, left_out=names, began=began)
+    return {"reasons": reasons, "children": children, "left_out": selection.left_out}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,12 +28,11 @@ from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.lag import position_in
-from streaming_jobs.runtime.live_status import Clock, LiveStatus
-from streaming_jobs.runtime.query_handle import LINGERING, QueryStop
+from streaming_jobs.runtime.live_status import LiveStatus, ProcessClock
 from streaming_jobs.runtime.stream_queries import Queries, QueryHooks, RunningQuery
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import UNKNOWN_FOR
-from streaming_jobs.state import deploys, session_events
+from streaming_jobs.state import stream_history
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
@@ -42,14 +42,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+log = structlog.get_logger()
+
 # The retries of a failed stream: soon at first, then every ten minutes; none for a failure that would come again.
 #
-# | failure | tried again | |---|---| | may pass (`TransientError`) | after 1, 2, 4 ... 60 s, `max_restarts` times
-# in a row | | still there after that, while other streams of the session run | every ten minutes | | a table that
-# it reads does not exist yet (`TableAwaited`) | every two seconds, for `await_table` | | the broker does not know a
-# topic that was there before (`TopicUnknown`) | every two seconds, for a minute | | of the stream's function, a
-# second time in a row: same kind, place and batch | never: it would come again | | needs a person
-# (`PermanentError`, `UsageError`) | never |
+# | failure | tried again |
+# |---|---|
+# | may pass (`TransientError`) | after 1, 2, 4 ... 60 s, `max_restarts` times in a row |
+# | still there after that, while other streams of the session run | every ten minutes |
+# | a table that it reads does not exist yet (`TableAwaited`) | every two seconds, for `await_table` |
+# | the broker does not know a topic that was there before (`TopicUnknown`) | every two seconds, for a minute |
+# | of the stream's function, a second time in a row: same kind, place and batch | never: it would repeat itself |
+# | needs a person (`PermanentError`, `UsageError`) | never |
 #
 # After ten good batches, or ten minutes, the count begins anew. With `max_restarts` 0 nothing is tried again.
 
@@ -145,7 +149,77 @@ def _for_good(error: RecourseError) -> FunctionFailed:
     return permanent
 
 
-log = structlog.get_logger()
+# The stop of one stream's query: at a batch border, from outside if it is idle, by force after a deadline.
+#
+# A query is over when its batch and its thread have ended; Spark calls it terminated before that.
+
+_IDLE_BEFORE_STOP = 1.0
+LINGERING = 300.0
+"""Seconds that a batch may run on after its query was ended, before the session ends itself and its JVM."""
+
+
+@dataclass
+class QueryStop:
+    """A stream's stop; all times in seconds of one monotonic clock.
+
+    `deadline` is the time for a batch to reach its border, `interval` the trigger's time between two batches.
+    """
+
+    stream: str
+    deadline: float
+    interval: float
+    lingering: float = LINGERING
+    requested: threading.Event = field(default_factory=threading.Event)
+    """The pipeline checks it before each batch."""
+    requested_at: float = 0.0
+    _no_batch_since: float | None = None
+    _ending_since: float | None = None
+
+    def request(self, now: float) -> bool:
+        """Request a stop at the next batch border; False if one was requested before."""
+        if self.requested.is_set():
+            return False
+        self.requested.set()
+        self.requested_at = now
+        return True
+
+    def is_stuck(self, now: float) -> bool:
+        """True if a batch has outlived the end of its query for too long: only the end of this process ends it."""
+        return self._ending_since is not None and now - self._ending_since > self.lingering
+
+    def press(self, query: RunningQuery, now: float, *, in_batch: bool) -> None:
+        """Stop the query if it is idle or past the deadline; a busy one stops at its batch border."""
+        if in_batch:
+            self._no_batch_since = None
+        elif self._no_batch_since is None:
+            self._no_batch_since = now
+        patience = max(_IDLE_BEFORE_STOP, self.interval)
+        idle = self._no_batch_since is not None and now - self._no_batch_since > patience
+        if idle or now - self.requested_at > self.deadline:
+            self._ending(now, in_batch=in_batch)
+            try:
+                query.stop()
+            except Exception as error:  # noqa: BLE001 - it waits stopTimeout at most; the next poll tries again
+                log.warning("the query has not stopped yet", stream=self.stream, reason=str(error)[:200])
+
+    def is_over(self, query: RunningQuery, now: float, *, in_batch: bool) -> bool:
+        """True if the batch and the thread of an inactive query have ended.
+
+        Spark calls a query terminated as soon as a stop is requested, and waits for its thread afterwards,
+        `stopTimeout` at most. A batch that it interrupts runs on in Python to the end of its commit, and then in Spark.
+        """
+        if in_batch or not query.ended:
+            self._ending(now, in_batch=in_batch)
+            return False
+        self._ending_since = None
+        return True
+
+    def _ending(self, now: float, *, in_batch: bool) -> None:
+        if self._ending_since is None:
+            self._ending_since = now
+            if in_batch:
+                log.info("the stream is held until its batch is over", stream=self.stream, at_most=self.lingering)
+
 
 _SETTLE = 10.0
 """Seconds that a failing session waits for a savepoint; whatever is left of it after that is no savepoint."""
@@ -167,7 +241,7 @@ class StreamRunner:
     status: Status
     trigger: str | None = None
     """Overrides the one in the settings."""
-    clock: Clock = time
+    clock: ProcessClock = time
     lingering: float = LINGERING
     query: RunningQuery | None = field(default=None, init=False)
     pipeline: BatchPipeline | None = field(default=None, init=False)
@@ -216,7 +290,7 @@ class StreamRunner:
         checked = self.queries.preflight(self.stream)
         if self.settings.for_stream(self.stream.name).require_deploy:
             code = loaded_code(self.stream, self.settings.flows)
-            last = deploys.deploys(self.settings, self.stream.name)[-1:]
+            last = stream_history.deploys(self.settings, self.stream.name)[-1:]
             enforce(list(not_deployed(checked.snapshot, code, last[0] if last else None)))
         self.status.warnings = checked.warnings
         for warning in checked.warnings:
@@ -300,7 +374,7 @@ class StreamRunner:
         self.status.next_try = None
         self.status.state = "failed"
         found = (self.status.error or {}).get("found")
-        session_events.note(self.settings, self.status, "failed", found or "")
+        stream_history.note_session_event(self.settings, self.status, "failed", found or "")
         log.error("stream failed", stream=self.stream.name, error=found)
 
     def abandon(self, error: RecourseError) -> None:
@@ -332,7 +406,7 @@ class StreamRunner:
         self.status.state = "running" if self.live.has_run else "starting"
         again, before = self.status.restarts > 0, self.status.last_error or {}
         reason = str(before.get("found", "")) if again else ""
-        session_events.note(self.settings, self.status, "restarted" if again else "started", reason)
+        stream_history.note_session_event(self.settings, self.status, "restarted" if again else "started", reason)
         log.info("stream started", stream=self.stream.name, generation=launched.generation, code=code.hash)
 
     def _built(self, pipeline: BatchPipeline) -> None:
@@ -373,14 +447,14 @@ class StreamRunner:
 
     def _stopped(self) -> None:
         self.status.state, self.status.next_try = "stopped", None
-        session_events.note(self.settings, self.status, "stopped")
+        stream_history.note_session_event(self.settings, self.status, "stopped")
         log.info("stream stopped", stream=self.stream.name, batch=self.status.batch)
 
     def _over(self, error: RecourseError) -> None:
         self.status.next_try = None
         self.status.set_error(report_of(error))
         self.status.state = "failed"
-        session_events.note(self.settings, self.status, "failed", str(report_of(error)["found"]))
+        stream_history.note_session_event(self.settings, self.status, "failed", str(report_of(error)["found"]))
         # A refusal by Recourse needs no traceback; any other error does.
         refused = error.__cause__ is None
         log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=None if refused else error)

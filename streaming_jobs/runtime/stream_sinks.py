@@ -16,7 +16,6 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.preflight.snapshot import ShardsSnapshot, TopicSinkSnapshot
 from streaming_jobs.runtime.batch import written
 from streaming_jobs.runtime.code_version import loaded_code
-from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import Companion, Sink, SinkSet, Upkeep
@@ -44,7 +43,7 @@ from streaming_jobs.sinks.schemas import (
 )
 from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
-from streaming_jobs.sources.connection import read_client_file
+from streaming_jobs.sources.connection import Connection, read_client_file
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.readers import TableReaders
 from streaming_jobs.text import commands

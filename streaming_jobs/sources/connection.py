@@ -28,6 +28,7 @@ from streaming_jobs.text.durations import format_duration, milliseconds
 if TYPE_CHECKING:
     from streaming_jobs.ledger.positions import OffsetBounds
     from streaming_jobs.settings import KafkaSettings, Settings
+    from streaming_jobs.sources.base import TopicReader
     from streaming_jobs.sources.topics import TopicInfo
 
 
@@ -195,3 +196,16 @@ class NoBroker:
 
     def _again(self, name: str) -> BrokerUnreachable:
         return BrokerUnreachable(f"topic {name}: {self.error.found}", self.error.next_step)
+
+
+@dataclass
+class Connection:
+    """A session's connection to the cluster.
+
+    `client` is the file with the properties of Kafka's client, for the processes that Spark starts; the client `quick`
+    gives up after 2 s.
+    """
+
+    client: Path
+    topics: TopicReader
+    quick: TopicReader

@@ -112,7 +112,7 @@ class Due:
 
 
 @dataclass(frozen=True)
-class Seen:
+class HealthFacts:
     """One stream's files at one moment (`at`, seconds since 1970).
 
     `lives` is the part of the lease's owner that still runs: `driver`, or only the `jvm` of a killed driver.
@@ -123,7 +123,7 @@ class Seen:
     status: Status | None
     owner: Owner | None = None
     lives: str | None = None
-    stop: stop_request.Request | None = None
+    stop: stop_request.StopRequest | None = None
     start: Due | None = None
     supervisor: supervisors.Note | None = None
     """What Dagster's keepalive last said of the stream's job, if it looks at it."""
@@ -143,7 +143,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Limits:
+class HealthLimits:
     """The bounds of a verdict, in seconds; with 0 for `stuck_after` or `late_after` there is no such bound."""
 
     stale_after: float = 60.0
@@ -151,7 +151,7 @@ class Limits:
     late_after: float = 600.0
 
     @classmethod
-    def of(cls, settings: Settings, stream: str) -> Limits:
+    def of(cls, settings: Settings, stream: str) -> HealthLimits:
         stream_settings = settings.for_stream(stream)
         return cls(
             settings.dagster.stale_after.total_seconds(),
@@ -198,10 +198,10 @@ class Health:
 
 def health(settings: Settings, stream: str, *, should_run: bool | None = None) -> Health:
     """The stream's health now, from its files; `should_run` as in `judge`."""
-    return judge(look(settings, stream), Limits.of(settings, stream), should_run=should_run)
+    return judge(look(settings, stream), HealthLimits.of(settings, stream), should_run=should_run)
 
 
-def look(settings: Settings, stream: str) -> Seen:
+def look(settings: Settings, stream: str) -> HealthFacts:
     # The status again if the lease is free: a session that has ended in between has written its last state by then.
     status, owner, now = read_status(settings, stream), holder(settings, stream), time.time()
     if owner is None:
@@ -209,7 +209,7 @@ def look(settings: Settings, stream: str) -> Seen:
     running_part = owner.alive() if owner is not None else None
     stop = stop_request.request(settings, stream)
     note, disk = supervisors.newest(settings, stream), disk_space(settings)
-    seen = Seen(stream, now, status, owner, running_part, stop, supervisor=note, disk=disk)
+    seen = HealthFacts(stream, now, status, owner, running_part, stop, supervisor=note, disk=disk)
     return seen if seen.session is not None else replace(seen, start=_due(settings, stream, status))
 
 
@@ -226,7 +226,7 @@ def _due(settings: Settings, stream: str, status: Status | None) -> Due | None:
         return None
 
 
-def judge(seen: Seen, limits: Limits, *, should_run: bool | None = None) -> Health:
+def judge(seen: HealthFacts, limits: HealthLimits, *, should_run: bool | None = None) -> Health:
     """The verdict on the files of a stream.
 
     `should_run`: the caller knows that it is meant to run now (one that stopped, or never started, is red then), or
@@ -258,7 +258,7 @@ def judge(seen: Seen, limits: Limits, *, should_run: bool | None = None) -> Heal
     )
 
 
-def _settled(seen: Seen) -> bool:
+def _settled(seen: HealthFacts) -> bool:
     """False if a session runs the stream, and has neither committed since its start nor seen that nothing is unread."""
     status = seen.status
     if seen.session is None or status is None:
@@ -268,7 +268,7 @@ def _settled(seen: Seen) -> bool:
     return committed or (status.lag_at is not None and status.lag_at >= begun and not status.lag_records)
 
 
-def _unasked(seen: Seen, should_run: bool | None) -> bool:
+def _unasked(seen: HealthFacts, should_run: bool | None) -> bool:
     """True if a stream without a session ended although nobody asked for that."""
     status = seen.status
     if should_run is not None or status is None or status.state != "stopped":
@@ -276,7 +276,7 @@ def _unasked(seen: Seen, should_run: bool | None) -> bool:
     return not status.ended_by and status.trigger != "available-now"
 
 
-def _restarting(seen: Seen, limits: Limits, should_run: bool | None) -> str:
+def _restarting(seen: HealthFacts, limits: HealthLimits, should_run: bool | None) -> str:
     """Why a stream without a session is about to start; empty if it is not, or if that takes too long."""
     status, due = seen.status, seen.start
     if status is None or should_run is False:
@@ -288,12 +288,12 @@ def _restarting(seen: Seen, limits: Limits, should_run: bool | None) -> str:
     return ""
 
 
-def _supervised(seen: Seen) -> str:
+def _supervised(seen: HealthFacts) -> str:
     """What its supervisor does about it."""
     return f"; Dagster's job {seen.supervisor.job}: {seen.supervisor.verdict}" if seen.supervisor is not None else ""
 
 
-def state_of(seen: Seen, stale_after: float) -> str:
+def state_of(seen: HealthFacts, stale_after: float) -> str:
     """The state to show.
 
     It is the state in the status file, except: `dead` if the stream runs by that file and nobody holds its lease (or
@@ -313,7 +313,7 @@ def state_of(seen: Seen, stale_after: float) -> str:
     return seen.status.state
 
 
-def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) -> Iterator[Reason]:
+def _reasons(seen: HealthFacts, state: str, limits: HealthLimits, should_run: bool | None) -> Iterator[Reason]:
     status = seen.status
     if state == "dead":
         pid = f" (pid {status.pid})" if status is not None and status.pid else ""
@@ -334,7 +334,7 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool | None) ->
         yield from _at_work(seen.at, status, limits)
 
 
-def _not_running(seen: Seen) -> str:
+def _not_running(seen: HealthFacts) -> str:
     status = seen.status
     if status is None:
         switch = f"; start it: {commands.up()}, or in your Dagster the sensor keepalive of its job"
@@ -344,7 +344,7 @@ def _not_running(seen: Seen) -> str:
     return f"{ended}{_supervised(seen) or again}"
 
 
-def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
+def _at_work(now: float, status: Status, limits: HealthLimits) -> Iterator[Reason]:
     """Yields the reasons of a stream whose driver runs and reports."""
     if status.error is not None:
         when = f" in {_span(status.next_try - now)}" if status.next_try else ""
@@ -376,7 +376,7 @@ def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
         yield Reason("late", f"{unread}, the oldest for up to {_span(status.lag_s or 0.0)}")
 
 
-def _code_on_disk(seen: Seen) -> Iterator[str]:
+def _code_on_disk(seen: HealthFacts) -> Iterator[str]:
     """Yields the note that the code on disk is not the code that runs, as the session has found."""
     status = seen.status
     if status is None or seen.session is None or status.disk_code_since is None:
@@ -404,11 +404,11 @@ def _blocked(status: Status) -> tuple[str, float] | None:
     return text, since
 
 
-def _dead(seen: Seen) -> bool:
+def _dead(seen: HealthFacts) -> bool:
     return seen.status is not None and seen.status.state not in ENDED
 
 
-def recovery_words(seen: Seen) -> str:
+def recovery_words(seen: HealthFacts) -> str:
     """The recovery that has stopped the stream: its plan, since when, and the commands if no process works on it.
 
     Empty if there is none.
@@ -429,11 +429,11 @@ def _error(status: Status) -> str:
     return f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
 
 
-def _since(request: stop_request.Request | None) -> str:
+def _since(request: stop_request.StopRequest | None) -> str:
     return f"at {_time(request.since)} ({request.who})" if request is not None else ""
 
 
-def _ago(seen: Seen, status: Status | None) -> str:
+def _ago(seen: HealthFacts, status: Status | None) -> str:
     return f"; its last sign of life was {_when(seen.at, status.heartbeat)}" if status and status.heartbeat else ""
 
 

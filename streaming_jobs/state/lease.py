@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Protocol
 
 from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.platform.locks import lock, open_lock
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -132,7 +133,7 @@ class FileLease:
 
         Raises LeaseBusy if the stream's folder was moved or made anew: a lock on the old file excludes nobody.
         """
-        if self.descriptor == _CLOSED or not _locked(self.descriptor):
+        if self.descriptor == _CLOSED or not lock(self.descriptor, wait=0):
             return False
         if not self._in_place():
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
@@ -191,9 +192,9 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
     """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
     path = StreamFolder.of(settings, stream).make().lease
     deadline = time.monotonic() + wait
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock(path)
     try:
-        while not _locked(descriptor) or _previous_jvm_lives(descriptor):
+        while not lock(descriptor, wait=0) or _previous_jvm_lives(descriptor):
             if time.monotonic() > deadline:
                 raise busy(stream, _read(descriptor))
             time.sleep(0.05)
@@ -222,14 +223,6 @@ def holder(settings: Settings, stream: str) -> Owner | None:
         return owner if owner is not None and owner.jvm_alive() else None
     finally:
         os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _previous_jvm_lives(descriptor: int) -> bool:

@@ -21,8 +21,8 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ import structlog
 
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_partitions
+from streaming_jobs.platform import json_lines
 from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.sinks.stored import Commit, entries
 
@@ -57,7 +58,7 @@ class LedgerLine:
 
 
 @dataclass(slots=True)
-class _Lines:
+class _DayLines:
     """The lines of a file, which stay there until they are asked for: a day has up to a million."""
 
     file: IO[bytes]
@@ -80,7 +81,7 @@ class RawLine:
 
     txn: Txn
     stream: str
-    _lines: _Lines
+    _lines: _DayLines
     _at: int
     _on: int | None
 
@@ -141,29 +142,21 @@ class LedgerFile:
             line["ms"] = round(seconds * 1000)
         self._append(now, [line])
 
-    def _append(self, now: datetime, lines: list[dict[str, Any]], *, sync: bool = False) -> None:
+    def _append(self, now: datetime, lines: list[dict[str, Any]], *, durable: bool = False) -> None:
         """Write lines of all partitions, short where that is possible; each whole or, after a crash, cut off."""
         state, path = self._state, private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
         if state.path != path or not path.exists():
             state.path, state.full = path, {}
             self._roll_aside(path)
-        texts = []
+        written = []
         for line in lines:
             short = _shortened(line, state.full) if state.full and state.lines < _FULL_EVERY else None
             if short is None:
                 state.full, state.lines = line, 0
             state.lines += 1
-            texts.append(json.dumps(short or line, separators=(",", ":")) + "\n")
-        text = "".join(texts)
+            written.append(short or line)
         try:
-            with path.open("ab+") as file:
-                # A line that a crash cut off must not take this one along.
-                if file.tell() and _last_byte(file) != b"\n":
-                    text = "\n" + text
-                file.write(text.encode())
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
+            json_lines.append(path, written, durable=durable)
         except BaseException:
             state.full = {}  # it may not be there
             raise
@@ -216,7 +209,7 @@ class LedgerFile:
             for line in (each for each in lines_of("", _opened(path)) if each.txn in batches):
                 new.pop(_moment(line), None)
         if new:
-            self._append(datetime.now(UTC), [{**line.value(), "versions": {}} for line in new.values()], sync=True)
+            self._append(datetime.now(UTC), [{**line.value(), "versions": {}} for line in new.values()], durable=True)
 
     def _roll_aside(self, today: Path) -> None:
         """Roll the files before today's in a thread; after a kill, the next driver rolls the rest.
@@ -281,7 +274,7 @@ def _by_day(folder: Path) -> list[Path]:
 
 def lines_of(stream: str, file: IO[bytes]) -> list[RawLine]:
     """The whole lines of an open file, which is read again for each; a short one only with its full line."""
-    lines, raw, full, at = _Lines(file), list[RawLine](), (Txn(0, -1), -1), file.tell()
+    lines, raw, full, at = _DayLines(file), list[RawLine](), (Txn(0, -1), -1), file.tell()
     for text in file:
         found = _PLACE.match(text) if _WHOLE.search(text, max(len(text) - 20, 0)) else None
         if found is not None:
@@ -330,11 +323,6 @@ def completed(line: dict[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
         still = {p: end for p, end in before.items() if p not in moved}
         offsets[topic] = {"id": read["id"], "start": {**still, **read["start"]}, "end": {**still, **moved}}
     return {**{key: value for key, value in line.items() if key != "on"}, "offsets": offsets}
-
-
-def _last_byte(file: IO[bytes]) -> bytes:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1)
 
 
 def _entry(stream: str, line: Mapping[str, object]) -> LedgerEntry:
@@ -425,3 +413,56 @@ def _older(newer: list[Entry], file: LedgerFile, stream: str) -> Iterator[RawLin
 def _history_entry(line: RawLine, table: str) -> Entry:
     read = line.read()
     return Commit(read.versions.get(table, -1), int(read.at * 1000), FROM_FILE, True, read.entry), read.entry
+
+
+# When a stream first read a record, from its ledger, or from the record if a replay has written it.
+#
+# A replay writes records to topics a second time, later. Their readers measure `max_ahead` against the first time,
+# which each record of a replay has in a header, so that they refuse the same records as before.
+
+_A_DAY = 96
+"""Ledger lines of a day that are looked at: with more batches the times are exact to a quarter of an hour."""
+
+
+@dataclass
+class FirstReads:
+    """Times for the batches of one replay, which come in their order; `ledger` is that of the stream itself.
+
+    `in_records` gives the time that the last records of a range have in their headers, None if they have none: the
+    stream may read what a replay of another one has written, which its own ledger does not know.
+    """
+
+    ledger: LedgerFile
+    stream: str
+    in_records: Callable[[OffsetRange], int | None] = lambda _: None
+    _seen: list[tuple[float, Sequence[OffsetRange]]] | None = field(default=None, init=False)
+    _at: int = field(default=0, init=False)
+
+    def __call__(self, batch: Sequence[OffsetRange]) -> int | None:
+        """When all of the batch had been read once, in milliseconds since 1970; None if it had not been."""
+        if self._seen is None:
+            self._seen = sorted(self._since(batch), key=lambda seen: seen[0])
+        while self._at < len(self._seen):
+            at, ends = self._seen[self._at]
+            if _covers(ends, batch):
+                return int(at * 1000)
+            self._at += 1
+        return max((time for each in batch if (time := self.in_records(each)) is not None), default=None)
+
+    def _since(self, batch: Sequence[OffsetRange]) -> Iterator[tuple[float, Sequence[OffsetRange]]]:
+        begin = [replace(each, end=each.start) for each in batch]
+        for day in self.ledger.days(self.stream):
+            lines = [raw.read() for raw in day[:: max(1, len(day) // _A_DAY)]]
+            yield from ((line.at, line.entry.offsets) for line in lines if line.entry.kind == "batch")
+            if lines and lines[0].entry.generation == 1 and _covers(begin, lines[0].entry.offsets):
+                return  # a later generation may have gone back
+
+
+def _covers(read: Sequence[OffsetRange], wanted: Sequence[OffsetRange]) -> bool:
+    """True if the ends of `read` are not before those of `wanted`, in each partition."""
+    ends = {(each.topic, each.topic_id): each.end for each in read}
+    return all(
+        ends.get((each.topic, each.topic_id), {}).get(partition, 0) >= end
+        for each in wanted
+        for partition, end in each.end.items()
+    )

@@ -14,111 +14,36 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 
-from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
+from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import NO_CODE, CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, decode
 from streaming_jobs.platform.files import private_folder, sync, write_json
-from streaming_jobs.settings import SavepointSettings, Settings
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTable, TableStore
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of, stores
-from streaming_jobs.state import named_savepoints, stream_record
 from streaming_jobs.state.checkpoint import cut
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
-# The choice of savepoints to drop: by age, and by the bytes that only savepoints still hold.
-#
-# A savepoint's files never change, so they are listed once, when it is taken: `links.npy` in its folder has a row
-# of device, inode and bytes for each. Retention then compares these lists with the files of the table and of the
-# checkpoints, and looks at no link again.
+# The list of a savepoint's files, which never change: made once, when it is taken. `links.npy` in its folder has a row
+# of device, inode and bytes for each, so that retention looks at no link again.
 
-_DAY = 86_400.0
 AGING = ("time", "code", "name")
 """Reasons of savepoints that are dropped with age; those with a name only after the name."""
 LINKS = "links.npy"
 Files = npt.NDArray[np.uint64]
 """Files as rows of device, inode and bytes."""
-_NONE: Files = np.empty((0, 3), np.uint64)
-
-
-def expired(
-    savepoints: Sequence[Savepoint], rule: SavepointSettings, now: float, held: Collection[str] = ()
-) -> list[Savepoint]:
-    """The savepoints to drop because of their age; those taken on purpose, and those that names hold, stay.
-
-    All stay for `keep`, the first of each day and those of recoveries for `keep_daily`, and the newest one always.
-    """
-    days: set[int] = set()
-    gone = [s for s in savepoints if s.reason == "recovery" and timedelta(seconds=now - s.taken_at) > rule.keep_daily]
-    for savepoint in _aging(savepoints)[:-1]:
-        age, day = timedelta(seconds=now - savepoint.taken_at), int(savepoint.taken_at // _DAY)
-        if age > rule.keep and (day in days or age > rule.keep_daily):
-            gone.append(savepoint)
-        days.add(day)
-    return [savepoint for savepoint in gone if savepoint.id not in held]
-
-
-def too_large(
-    savepoints: Sequence[Savepoint],
-    linked: Mapping[str, Files],
-    elsewhere: Files,
-    max_bytes: int,
-    held: Collection[str] = (),
-) -> list[Savepoint]:
-    """The oldest savepoints to drop, so that the files held only by savepoints take at most `max_bytes`.
-
-    `linked` has the files of each savepoint by its name, `elsewhere` those that the stream and its tables have beside
-    its savepoints: these are not held by savepoints alone. Savepoints taken on purpose, of recoveries, with a name, and
-    the newest one stay, whatever they hold.
-    """
-    names = list(linked)
-    rows = np.concatenate([linked[name] for name in names] or [_NONE])
-    index = _numbered(np.concatenate([rows, elsewhere]))
-    ours, others = index[: len(rows)], index[len(rows) :]
-    size = np.zeros(index.max(initial=-1) + 1, np.int64)
-    size[ours] = rows[:, 2]
-    size[others] = 0
-    holders = np.bincount(ours, minlength=len(size))
-    alone = int(size[holders > 0].sum())
-    ends = np.cumsum([len(linked[name]) for name in names])
-    mine = dict(zip(names, np.split(ours, ends[:-1]), strict=True)) if names else {}
-    gone: list[Savepoint] = []
-    for savepoint in _aging(savepoints)[:-1]:
-        if alone <= max_bytes:
-            break
-        if savepoint.id in held:
-            continue
-        gone.append(savepoint)
-        holders[mine[savepoint.id]] -= 1
-        left = mine[savepoint.id][holders[mine[savepoint.id]] == 0]
-        alone -= int(size[left].sum())
-    return gone
-
-
-def _numbered(files: Files) -> npt.NDArray[np.intp]:
-    """A number for each file, from 0 on, the same for the same device and inode."""
-    devices, device = np.unique(files[:, 0], return_inverse=True)
-    _, inode = np.unique(files[:, 1], return_inverse=True)
-    numbers: npt.NDArray[np.intp] = np.unique(inode * max(len(devices), 1) + device, return_inverse=True)[1]
-    return numbers
-
-
-def _aging(savepoints: Sequence[Savepoint]) -> list[Savepoint]:
-    return [s for s in sorted(savepoints, key=lambda s: s.taken_at) if s.reason in AGING]
 
 
 def files_below(places: Iterable[Path], without: Collection[str] = ()) -> Iterator[os.stat_result]:
@@ -170,12 +95,7 @@ def files_of(places: Iterable[Path], without: Collection[str] = ()) -> Files:
 Reason = Literal["time", "code", "purpose", "recovery", "name"]
 _FORMAT = 1
 _NAME = re.compile(r"g\d{4,}-b\d{9,}")
-_OF_SAVEPOINTS = ("savepoints", "_savepoints")
-"""Names of folders with savepoints' files, in the state and in the tables."""
-_MB = 1 << 20
 _ATTEMPTS = 3
-_NAMES_WAIT = 5.0
-"""Seconds that retention waits for another process to give or drop a name: each takes a moment."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +183,7 @@ def find(settings: Settings, stream: str, name: str) -> Savepoint | None:
 
 def contents_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> dict[str, Content]:
     """The content of each table at a savepoint, by name."""
-    saved, contents = _saved_as(settings, savepoint.stream, savepoint.id), dict[str, Content]()
+    saved, contents = saved_as(settings, savepoint.stream, savepoint.id), dict[str, Content]()
     for store, names in _by_store(stream, (table.name for table in savepoint.tables)):
         contents |= store.retained(settings, [table for table in savepoint.tables if table.name in names], saved)
     return contents
@@ -271,14 +191,14 @@ def contents_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> dic
 
 def drop(settings: Settings, stream: Stream, name: str) -> None:
     """Remove a savepoint; savepoint.json first, so that a kill leaves unused files and no half savepoint."""
-    saved = _saved_as(settings, stream.name, name)
-    _forget(settings, stream.name, name)
+    saved = saved_as(settings, stream.name, name)
+    forget(settings, stream.name, name)
     for store in stores(stream):
         store.release(settings, saved)
     shutil.rmtree(saved.folder, ignore_errors=True)
 
 
-def _forget(settings: Settings, stream: str, name: str) -> None:
+def forget(settings: Settings, stream: str, name: str) -> None:
     """Remove savepoint.json, so that there is no savepoint; its files stay for now."""
     (folder(settings, stream) / name / "savepoint.json").unlink(missing_ok=True)
 
@@ -311,59 +231,14 @@ def keep_for(settings: Settings, savepoint: Savepoint, reason: Reason, note: str
     return kept
 
 
-def prune(settings: Settings, stream: Stream) -> list[str]:
-    """Drop savepoints past their age or too large together, and unfinished ones; returns the names of the dropped.
-
-    The lock of names is held only while savepoints are forgotten, not while they are measured or their files are
-    removed: streams of one home do not wait for each other. Raises TransientError if another process holds it too long.
-    """
-    held = named_savepoints.held(settings, stream.name)
-    existing = savepoints(settings, stream.name)
-    gone = [s.id for s in expired(existing, settings.savepoint, time.time(), held)]
-    if settings.savepoint.max_mb:
-        left = [s for s in existing if s.id not in gone]
-        gone += [s.id for s in beyond(settings, stream, left, settings.savepoint.max_mb * _MB, held)]
-    if gone:
-        with named_savepoints.only_one(settings, wait=_NAMES_WAIT):
-            now = {s.id: s.reason for s in savepoints(settings, stream.name)}
-            named = named_savepoints.held(settings, stream.name)
-            chosen = {s.id: s.reason for s in existing}
-            gone = [name for name in gone if name not in named and now.get(name, chosen[name]) == chosen[name]]
-            for name in gone:  # from here on nobody gives one of them a name
-                _forget(settings, stream.name, name)
-    begun = (p for p in folder(settings, stream.name).glob("g*-b*") if p.name not in {s.id for s in existing})
-    gone += [path.name for path in begun if time.time() - path.stat().st_mtime > _DAY / 24]
-    for name in gone:
-        drop(settings, stream, name)
-    return gone
-
-
-def beyond(
-    settings: Settings,
-    stream: Stream,
-    candidates: Sequence[Savepoint],
-    max_bytes: int,
-    held: Collection[str] = (),
-) -> list[Savepoint]:
-    """The oldest of these to drop, so that the files held only by savepoints take at most `max_bytes`."""
-    linked = {}
-    for savepoint in candidates:
-        saved = _saved_as(settings, savepoint.stream, savepoint.id)
-        linked[savepoint.id] = links(saved.folder, _places(settings, stream, savepoint))
-    tables = {table.name for savepoint in candidates for table in savepoint.tables}
-    places = [StreamFolder.of(settings, stream.name).path, *(settings.tables / name for name in sorted(tables))]
-    elsewhere = files_of(places, _OF_SAVEPOINTS)
-    return too_large(candidates, linked, elsewhere, max_bytes, held)
-
-
 def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:
-    files = list(files_below(_places(settings, stream, savepoint)))
+    files = list(files_below(folders_of(settings, stream, savepoint)))
     return Cost(len(files), sum(f.st_size for f in files), sum(f.st_size for f in files if f.st_nlink == 1))
 
 
-def _places(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Path]:
+def folders_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Path]:
     """The folders with a savepoint's files."""
-    saved = _saved_as(settings, savepoint.stream, savepoint.id)
+    saved = saved_as(settings, savepoint.stream, savepoint.id)
     beside = [
         place
         for store, names in _by_store(stream, (table.name for table in savepoint.tables))
@@ -373,7 +248,7 @@ def _places(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Pa
     return [saved.folder, *beside]
 
 
-def _saved_as(settings: Settings, stream: str, name: str) -> SavedAs:
+def saved_as(settings: Settings, stream: str, name: str) -> SavedAs:
     return SavedAs(stream, name, folder(settings, stream) / name)
 
 
@@ -424,7 +299,7 @@ def version_after(table: StoredTable, stream: str, txn: Txn) -> int:
 
 
 def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, reason: Reason, note: str) -> Savepoint:
-    saved = _saved_as(settings, record.stream, name_of(txn))
+    saved = saved_as(settings, record.stream, name_of(txn))
     private_folder(saved.folder.parent)
     place = private_folder(saved.folder)
     checkpoint = StreamFolder.of(settings, record.stream).checkpoint(txn.generation)
@@ -444,7 +319,7 @@ def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, re
         state_fingerprint=dict(record.state_fingerprint),
         tables=tables,
     )
-    list_links(saved.folder, _places(settings, stream, savepoint))
+    list_links(saved.folder, folders_of(settings, stream, savepoint))
     _write(settings, savepoint)
     return savepoint
 
@@ -480,62 +355,3 @@ def _load(path: Path) -> Savepoint | None:
     ends = decode(value.pop("ends"))
     tables = tuple(SavedTable(**{**t, "partition_by": tuple(t["partition_by"])}) for t in value.pop("tables"))
     return Savepoint(**{**value, "ends": ends, "tables": tables, "code": CodeVersion(*value["code"])})
-
-
-# Savepoints of a running stream, which are taken by themselves: none of their failures stops the stream.
-#
-# A periodic savepoint is taken in a thread of its own while later batches run: it is of the batch after which it
-# was due, and of the tables' versions after that batch, which no later commit changes. One at a time; the runner
-# waits for it before it lets go of the stream (`settled`). If the process dies meanwhile, the savepoint has no
-# savepoint.json, so there is none, and retention removes what is there of it.
-
-log = structlog.get_logger()
-
-
-class PeriodicSavepoints:
-    """Takes a running stream's savepoints at an interval; `after` is called between two batches."""
-
-    def __init__(self, settings: Settings, stream: Stream, record: StreamRecord) -> None:
-        self._settings, self._stream, self._record = settings, stream, record
-        newest = max((s.taken_at for s in savepoints(settings, record.stream)), default=None)
-        self._last = newest if newest is not None else time.time()
-        self._taking: threading.Thread | None = None
-
-    def after(self, batch: int) -> None:
-        """Begin to take one after this batch if it is time, and none is being taken."""
-        every = self._settings.savepoint.every.total_seconds()
-        if batch < 0 or not every or time.time() - self._last < every or not self.settled(0):
-            return
-        self._last = time.time()
-        # No daemon: an interpreter that ends in order waits for it.
-        self._taking = threading.Thread(target=self._take, args=(batch,), name=f"savepoint {self._stream.name}")
-        self._taking.start()
-
-    def settled(self, seconds: float) -> bool:
-        """Wait at most so long for the savepoint that is being taken; True if there is none any longer."""
-        if self._taking is None:
-            return True
-        self._taking.join(seconds)
-        return not self._taking.is_alive()
-
-    def _take(self, batch: int) -> None:
-        try_take(self._settings, self._stream, self._record, batch, "time")
-
-
-def try_take(
-    settings: Settings, stream: Stream, record: StreamRecord, batch: int, reason: Reason, note: str = ""
-) -> Savepoint | None:
-    """Take one, and drop those past their age; a failure is only logged, since the stream can continue without it."""
-    taken = None
-    faults: tuple[type[Exception], ...] = (OSError, RecourseError, ValueError, KeyError)
-    faults += tuple(fault for store in stores(stream) for fault in store.faults)
-    try:
-        taken = take(settings, stream, record, batch, reason, note)
-        prune(settings, stream)
-        stream_record.prune(settings, record, settings.savepoint.keep_generations)
-    except faults as error:
-        what = "no savepoint was taken" if taken is None else "old savepoints and generations stay for now"
-        log.warning(what, stream=record.stream, batch=batch, reason=str(error)[:300])
-    if taken is not None:
-        log.info("savepoint", stream=record.stream, savepoint=taken.id, reason=reason)
-    return taken

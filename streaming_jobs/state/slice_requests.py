@@ -11,7 +11,6 @@ whether a change was committed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -26,6 +25,7 @@ import structlog
 from streaming_jobs.errors import LeaseBusy, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import private_folder, sync, write_json
+from streaming_jobs.platform.locks import locked
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 
@@ -35,7 +35,7 @@ State = Literal["waiting", "committed", "outdated", "failed", "expired"]
 
 
 @dataclass(frozen=True)
-class SliceRequest:
+class SliceCommitRequest:
     """One rebuilt slice. `change` is `SliceChange` as JSON; `expires` in seconds since 1970; `summary` is for people.
 
     `version` is that of the table after the commit; `reason` says why there is none. `at`: when the state was reached.
@@ -59,7 +59,7 @@ class SliceRequest:
         assert entry is not None, "it was encoded by us"
         return entry
 
-    def ended(self, state: State, *, version: int | None = None, reason: str = "") -> SliceRequest:
+    def ended(self, state: State, *, version: int | None = None, reason: str = "") -> SliceCommitRequest:
         """The request with its outcome, without the files of the change."""
         return replace(self, state=state, version=version, reason=reason, at=round(time.time(), 3), change={})
 
@@ -86,7 +86,7 @@ class SliceRequests:
         except FileNotFoundError:
             return False
 
-    def waiting(self) -> list[SliceRequest]:
+    def waiting(self) -> list[SliceCommitRequest]:
         """The changes that wait, oldest first; one that is carried out meanwhile is left out.
 
         A damaged one is set aside as `<id>.unreadable`, so that it does not keep the others waiting.
@@ -103,20 +103,20 @@ class SliceRequests:
                 log.warning("waiting slice set aside", reason=error.found)
         return found
 
-    def history(self) -> list[SliceRequest]:
+    def history(self) -> list[SliceCommitRequest]:
         """The slices with an outcome, oldest first."""
         return [_read(path) for path in sorted(self.folder.glob("*.json"))]
 
-    def outcome(self, name: str) -> SliceRequest | None:
+    def outcome(self, name: str) -> SliceCommitRequest | None:
         """The outcome of a slice; None while it waits."""
         path = self.folder / f"{name}.json"
         return _read(path) if path.exists() else None
 
-    def ask(self, request: SliceRequest) -> None:
+    def ask(self, request: SliceCommitRequest) -> None:
         """Leave a change for the driver; it is on disk when this returns."""
         write_json(private_folder(self._waiting) / f"{request.id}.json", asdict(request))
 
-    def end(self, request: SliceRequest) -> None:
+    def end(self, request: SliceCommitRequest) -> None:
         """Write an outcome; the change waits no more."""
         write_json(private_folder(self.folder) / f"{request.id}.json", asdict(request))
         waiting = self._waiting / f"{request.id}.json"
@@ -127,41 +127,22 @@ class SliceRequests:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the lock, for milliseconds: nobody else carries a change out or withdraws one within the block."""
-        with _locked(private_folder(self.folder) / "lock") as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(private_folder(self.folder) / "lock"):
             yield
 
     @contextmanager
     def running(self, wait: float) -> Iterator[None]:
         """Be the stream's only rebuild; raises LeaseBusy if another one runs for longer than `wait` seconds."""
-        deadline = time.monotonic() + wait
-        with _locked(private_folder(self.folder) / "running") as descriptor:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise LeaseBusy(
-                            f"another slice of stream {self.folder.parent.name} is being rebuilt",
-                            "run it again when that one has ended, or name a range of days",
-                        ) from None
-                    time.sleep(0.1)
+        busy = LeaseBusy(
+            f"another slice of stream {self.folder.parent.name} is being rebuilt",
+            "run it again when that one has ended, or name a range of days",
+        )
+        with locked(private_folder(self.folder) / "running", wait, lambda: busy):
             yield
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The open file of a lock; closing it releases the lock."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _read(path: Path) -> SliceCommitRequest:
     try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _read(path: Path) -> SliceRequest:
-    try:
-        return SliceRequest(**json.loads(path.read_text(encoding="utf-8")))
+        return SliceCommitRequest(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise PreflightRefused(f"{path} cannot be read: {error}", "move the file away: it is only a record") from error

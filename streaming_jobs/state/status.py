@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import structlog
 
@@ -231,22 +231,13 @@ def read_status(settings: Settings, stream: str) -> Status | None:
     known = {f.name for f in fields(Status)}
     status = Status(**{key: item for key, item in value.items() if key in known})
     status.totals = Totals.of(value.get("totals"))
-    status.error, status.last_error = _error_report(value.get("error")), _error_report(value.get("last_error"))
     return status
-
-
-def _error_report(value: dict[str, Any] | None) -> ErrorReport | None:
-    """The error as read; older files have "true" and "false" where a new one has a boolean."""
-    if value is None:
-        return None
-    flags = {name: value[name] in (True, "true") for name in ("permanent", "lasting") if name in value}
-    return cast("ErrorReport", {**value, **flags})
 
 
 def update(status: Status, progress: dict[str, Any]) -> None:
     """Take over the figures of one of Spark's progress reports (`StreamingQueryProgress`).
 
-    A batch's records per second are left out: Spark counts the pause after the batch (`pace.py`) as part of it.
+    A batch's records per second are left out: Spark counts the pause after the batch as part of it.
     """
     status.progress_at = time.time()
     status.input_rows_per_s = _number(progress.get("inputRowsPerSecond"))

@@ -26,7 +26,7 @@ _RECOVERY = "stopped for recovery plan "
 
 
 @dataclass(frozen=True)
-class Request:
+class StopRequest:
     """A stop request: `who` made it, in words, `since` when (seconds since 1970), and the recovery plan it is for.
 
     `file` is the marker's inode and time: a repetition of the same request is another one.
@@ -47,28 +47,28 @@ def asked(settings: Settings, stream: str) -> bool:
     return marker(settings, stream).exists()
 
 
-def request(settings: Settings, stream: str) -> Request | None:
+def request(settings: Settings, stream: str) -> StopRequest | None:
     try:
         with marker(settings, stream).open(encoding="utf-8") as file:
             stat = os.fstat(file.fileno())
             who, plan = _parsed(file.read().strip())
-            return Request(who, stat.st_mtime, (stat.st_ino, stat.st_mtime_ns), plan)
+            return StopRequest(who, stat.st_mtime, (stat.st_ino, stat.st_mtime_ns), plan)
     except FileNotFoundError:
         return None
 
 
-def requests(settings: Settings) -> dict[str, Request]:
+def requests(settings: Settings) -> dict[str, StopRequest]:
     names = [path.parent.name for path in settings.state.glob("*/stop")]
     return {name: pending for name in names if (pending := request(settings, name)) is not None}
 
 
 def ask(settings: Settings, stream: str, who: str) -> None:
-    """Request a stop; the file is on disk when this returns."""
+    """StopRequest a stop; the file is on disk when this returns."""
     with _alone(settings, stream) as path:
         write_atomic(path, f"{json.dumps({'who': who})}\n")
 
 
-def clear(settings: Settings, stream: str, only: Request) -> None:
+def clear(settings: Settings, stream: str, only: StopRequest) -> None:
     """Remove the request `only`, durably, so that the stream may start again; a newer request stays."""
     with _alone(settings, stream) as path:
         if request(settings, stream) == only:
@@ -86,7 +86,7 @@ def for_recovery(settings: Settings, stream: str) -> bool:
 
 
 def ask_for(settings: Settings, stream: str, plan: str) -> None:
-    """Request a stop for a recovery; an existing request, of anybody, stays as it is."""
+    """StopRequest a stop for a recovery; an existing request, of anybody, stays as it is."""
     with _alone(settings, stream) as path:
         if not path.exists():
             write_atomic(path, f"{json.dumps({'who': f'{_RECOVERY}{plan}', 'plan': plan})}\n")

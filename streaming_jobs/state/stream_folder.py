@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from pathlib import Path
 
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locks import locked
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 
@@ -37,12 +36,8 @@ class StreamFolder:
 
         The folder is made if it was not there.
         """
-        descriptor = os.open(private_folder(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(private_folder(self.path)):
             yield
-        finally:
-            os.close(descriptor)
 
     def checkpoint(self, generation: int) -> Checkpoint:
         return Checkpoint(self.path / f"g{generation:04d}")
@@ -59,12 +54,12 @@ class StreamFolder:
 
     @property
     def sessions(self) -> Path:
-        """Starts and ends of the stream in its sessions (`session_events.py`)."""
+        """Starts and ends of the stream in its sessions (`stream_history.py`)."""
         return self.path / "sessions.jsonl"
 
     @property
     def deploys(self) -> Path:
-        """One JSON object per line for each deploy of other code."""
+        """The deploys of other code (`stream_history.py`)."""
         return self.path / "deploys.jsonl"
 
     @property
@@ -99,7 +94,7 @@ class StreamFolder:
 
     @property
     def attempt(self) -> Path:
-        """The last batch that took the driver path (`runtime/batch_path.py`)."""
+        """The last batch that took the driver path (`runtime/batch_hooks.py`)."""
         return self.path / "attempt"
 
     @property

@@ -31,7 +31,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Corrected:
+class CorrectedBatches:
     """The batches that a bounded recovery has corrected: those after one position and up to another.
 
     `offsets` are those that its replay has read, `rows` the numbers of rows by the names of a batch's entry, `code` the
@@ -62,7 +62,7 @@ class Generation:
     from_batch: int = -1
     restarts: bool = False
     aborts: bool = False
-    corrected: Corrected | None = None
+    corrected: CorrectedBatches | None = None
 
     @property
     def first_batch(self) -> int:
@@ -186,21 +186,17 @@ def read(path: Path) -> StreamRecord | None:
 
 
 def _generation(value: dict[str, Any]) -> Generation:
-    """A generation in the record; one written before the field `aborts` existed has it in its reason."""
     corrected = value.pop("corrected", None)
-    return Generation(
-        **{"aborts": value["reason"].startswith("abort of "), **value},
-        corrected=None if corrected is None else _corrected(corrected),
-    )
+    return Generation(**value, corrected=None if corrected is None else _corrected(corrected))
 
 
-def _corrected(value: dict[str, Any]) -> Corrected:
+def _corrected(value: dict[str, Any]) -> CorrectedBatches:
     offsets = (
         OffsetRange(r["topic"], r["topic_id"], decode_partitions(r["start"]), decode_partitions(r["end"]))
         for r in value["offsets"]
     )
     after, up_to = (Txn(**value[name]) for name in ("after", "up_to"))
-    return Corrected(after, up_to, tuple(offsets), value["rows"], value["code"])
+    return CorrectedBatches(after, up_to, tuple(offsets), value["rows"], value["code"])
 
 
 def save(settings: Settings, record: StreamRecord) -> None:

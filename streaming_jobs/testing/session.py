@@ -19,8 +19,7 @@ from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, ledger_file
 from streaming_jobs.runtime.batch import BatchPipeline
-from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport
-from streaming_jobs.runtime.batch_path import DriverPathAttempts
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.spark_plan import PlanTraits

@@ -15,8 +15,8 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import savepoints
+from streaming_jobs.state.savepoint_retention import take_named
 from streaming_jobs.state.savepoints import Savepoint
-from streaming_jobs.state.topology_savepoints import take_named
 
 NAME = "before-release"
 FIRST, CUT, COUNT = 300, 500, 800

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.runtime.batch_path import choose_path
+from streaming_jobs.runtime.batch_hooks import choose_path
 from streaming_jobs.runtime.spark_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import StreamSettings

@@ -17,8 +17,7 @@ from deltalake import DeltaTable
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.batch import BatchPipeline
-from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport
-from streaming_jobs.runtime.batch_path import DriverPathAttempts
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, Companion, PendingWrite, SinkSet

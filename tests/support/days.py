@@ -24,7 +24,7 @@ from streaming_jobs.sinks.delta.slice_staging import DeltaStagedSlice
 from streaming_jobs.sinks.sliced import SlicedTable, sliced
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
 from tests.support.stream_on_disk import StreamOnDisk, append
@@ -121,7 +121,7 @@ class Days(StreamOnDisk):
         """The stream's slices."""
         return SliceRequests.of(self.settings, "days")
 
-    def rebuilt(self, name: str, day: int, n: int, *, seconds: float = 60.0) -> SliceRequest:
+    def rebuilt(self, name: str, day: int, n: int, *, seconds: float = 60.0) -> SliceCommitRequest:
         """The request of a rebuilt day, whose rows all have this number; its files are staged."""
         staged = self.sliced().stage(name)
         before = staged.split(range_of(day))
@@ -129,7 +129,7 @@ class Days(StreamOnDisk):
         rows = pa.table({"at": rows_of(day)["at"], "n": [n] * HOURS}, schema=KINDS)
         write_deltalake(staged._empty("after"), rows, mode="append")
         entry = LedgerEntry("slice", "days", "days", 1, 0, rows={"before": before, "after": HOURS}, plan=name)
-        return SliceRequest(name, "days", "days", entry.encode(), staged.change(), time.time() + seconds)
+        return SliceCommitRequest(name, "days", "days", entry.encode(), staged.change(), time.time() + seconds)
 
     def numbers(self) -> dict[int, set[int]]:
         """The numbers of each day's rows; every row is there once."""

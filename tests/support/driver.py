@@ -19,14 +19,13 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.stored import entries
-from streaming_jobs.sources.connection import client_config, client_file
+from streaming_jobs.sources.connection import Connection, client_config, client_file
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status

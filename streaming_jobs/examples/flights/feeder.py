@@ -11,7 +11,6 @@ the next is sent. A reader of the topic sees every flight except some of the new
 
 from __future__ import annotations
 
-import fcntl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,7 @@ from streaming_jobs.errors import BrokerUnreachable, LeaseBusy, PermanentError, 
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import TOPIC, FlightsInTopic, content
 from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.platform.locks import locked
 from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
@@ -146,11 +146,8 @@ def _prepared(kafka: KafkaSettings, topics: Topics, total: int, again: bool) -> 
 def _only_feeder(settings: Settings) -> Iterator[None]:
     folder = settings.home / "feed"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{TOPIC}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LeaseBusy(f"another feeder of topic {TOPIC} runs in {folder}", "wait for it, or stop it") from error
+    busy = LeaseBusy(f"another feeder of topic {TOPIC} runs in {folder}", "wait for it, or stop it")
+    with locked(folder / f"{TOPIC}.lock", 0, lambda: busy):
         yield
 
 

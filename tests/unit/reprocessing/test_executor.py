@@ -23,7 +23,7 @@ from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
-from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from tests.support.life import STREAM, Life, Topics, plan_one, recovery, undo_one
 
 
@@ -204,7 +204,7 @@ def test_a_plan_that_another_process_works_on_is_waited_for(life: Life, plan: St
 
 def test_a_slice_that_was_rebuilt_after_the_plan_ends_it(life: Life, plan: StreamPlan) -> None:
     """The plan would publish its rows from before; whether it waits to be applied, or was begun already."""
-    rebuilt = SliceRequest("s-1", STREAM.name, "things", "", {}, 0.0, {"slice": "2013-03-01"})
+    rebuilt = SliceCommitRequest("s-1", STREAM.name, "things", "", {}, 0.0, {"slice": "2013-03-01"})
     requests = SliceRequests.of(life.settings, STREAM.name)
     requests.end(rebuilt.ended("committed", version=plan.saw.tables[0].version))
     assert rebuilt_since(life.settings, STREAM, plan) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -312,7 +313,7 @@ def test_a_full_line_that_could_not_be_written_is_written_again(
     ends = everything.offsets[0].end
     ledger.append(many(0, 1), {})
     with monkeypatch.context() as full_disk:
-        full_disk.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+        full_disk.setattr(os, "open", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
         with pytest.raises(OSError, match="no space"):
             ledger.append(everything, {})
     later = replace(entry(2), offsets=(OffsetRange("t", "id", ends, {**ends, 0: 2_000}),))

@@ -15,7 +15,7 @@ import pytest
 
 from orchestration import cli
 from reprocessing import executor
-from streaming_jobs.state import named_savepoints, savepoints
+from streaming_jobs.state import savepoint_retention, savepoints
 from tests.support.life import Life, Topics
 from tests.support.life_flows import OTHERS, STREAM
 
@@ -94,7 +94,7 @@ def test_a_recovery_under_way_lets_nobody_take_one(
     executor.journal_of(lives[0].settings, plan).write("take_savepoint", "begun")
     code, _, said = run(capsys, "savepoints", "create", "--name", "before-release")
     assert code == 2 and f"plan {plan} of stream things is under way" in said
-    assert named_savepoints.named(lives[0].settings) == []
+    assert savepoint_retention.named(lives[0].settings) == []
 
 
 def test_a_plan_goes_back_to_each_streams_own(lives: list[Life], capsys: pytest.CaptureFixture[str]) -> None:

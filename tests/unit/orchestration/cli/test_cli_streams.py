@@ -23,7 +23,7 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.lag import lag_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
-from streaming_jobs.state.health import Seen, Space, state_of
+from streaming_jobs.state.health import HealthFacts, Space, state_of
 from streaming_jobs.state.lease import Owner, acquire, take
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import BoundTable, first, load, save
@@ -285,12 +285,12 @@ NOBODY = Owner(2**22 + 1, 0.0, None, None, 0.0, "session")
 def test_the_state_shown_needs_status_and_lease_to_agree(
     status: Status | None, owner: Owner | None, expected: str
 ) -> None:
-    seen = Seen("s", 100.0, status, owner and replace(owner, since=99.0), "driver" if owner else None)
+    seen = HealthFacts("s", 100.0, status, owner and replace(owner, since=99.0), "driver" if owner else None)
     assert state_of(seen, stale_after=60.0) == expected
 
 
 def test_a_driver_of_which_only_the_jvm_lives_is_dead() -> None:
-    assert state_of(Seen("s", 100.0, Status("s", "running", pid=NOBODY.pid), NOBODY, "jvm"), 60.0) == "dead"
+    assert state_of(HealthFacts("s", 100.0, Status("s", "running", pid=NOBODY.pid), NOBODY, "jvm"), 60.0) == "dead"
 
 
 def test_stop_leaves_the_marker_for_keepalive_also_when_nothing_runs(

@@ -16,7 +16,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import deploys, start_request, stop_request, stream_record
+from streaming_jobs.state import start_request, stop_request, stream_history, stream_record
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -113,13 +113,13 @@ def test_other_tables_and_topics_would_be_refused(home: Settings) -> None:
 
 
 def test_a_deploy_is_recorded_once_and_a_torn_line_is_no_obstacle(home: Settings) -> None:
-    deploys.record(home, "plain", "a", "b", "anna")
-    deploys.record(home, "plain", "a", "b", "anna")
+    stream_history.record_deploy(home, "plain", "a", "b", "anna")
+    stream_history.record_deploy(home, "plain", "a", "b", "anna")
     path = StreamFolder.of(home, "plain").deploys
     with path.open("a") as file:
         file.write('{"at": 1, "fr')
-    deploys.record(home, "plain", "b", "c", "bob")
-    assert [(d.before, d.after, d.by) for d in deploys.deploys(home, "plain")] == [
+    stream_history.record_deploy(home, "plain", "b", "c", "bob")
+    assert [(d.before, d.after, d.by) for d in stream_history.deploys(home, "plain")] == [
         ("a", "b", "anna"),
         ("b", "c", "bob"),
     ]

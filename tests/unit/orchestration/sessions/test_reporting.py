@@ -226,11 +226,13 @@ def test_the_lag_by_partition_is_shown_while_it_is_fresh_and_short() -> None:
 def test_materialisations_have_the_last_events_of_the_stream(tmp_path: Path) -> None:
     from orchestration.sessions.reporting import recent_events
     from streaming_jobs.settings import Settings
-    from streaming_jobs.state import session_events
+    from streaming_jobs.state import stream_history
 
     settings = Settings(home=tmp_path)
     for number in range(12):
-        session_events.note(settings, replace(STATUS, stream="orders", pid=100 + number), "failed", "a | b <i>")
+        stream_history.note_session_event(
+            settings, replace(STATUS, stream="orders", pid=100 + number), "failed", "a | b <i>"
+        )
     text = str(recent_events(settings, orders)["timeline"].value)
     assert len(text.splitlines()) == 2 + 8 + 2
     assert "failed: a \\| b \\<i\\>" in text

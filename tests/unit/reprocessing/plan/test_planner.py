@@ -29,7 +29,7 @@ from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import copy
-from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from streaming_jobs.stream import DeltaTable, Stream
@@ -290,7 +290,7 @@ def test_a_slice_that_was_rebuilt_after_the_base_is_named_since_the_replay_does_
     base = savepoints.savepoints(life.settings, STREAM.name)[0]
     table = next(each for each in base.tables if each.name == "things")
     entry = life.entry(2).encode()
-    rebuilt = SliceRequest("s-1", STREAM.name, "things", entry, {}, 0.0, {"slice": "2013-03-01"})
+    rebuilt = SliceCommitRequest("s-1", STREAM.name, "things", entry, {}, 0.0, {"slice": "2013-03-01"})
     version = table.version + 1 if after else table.version
     SliceRequests.of(life.settings, STREAM.name).end(rebuilt.ended("committed", version=version))
     notes = plan_one(snapshot_of(life), Target("batch", "2")).notes

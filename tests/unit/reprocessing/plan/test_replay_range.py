@@ -24,9 +24,9 @@ from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, Generation
+from streaming_jobs.state.stream_record import Accepted, CodeSince, CorrectedBatches, Generation
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
 from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one
@@ -233,7 +233,7 @@ def test_a_slice_that_was_rebuilt_after_the_end_is_refused(life: Life) -> None:
 
     def rebuilt(name: str, version: int) -> None:
         entry = LedgerEntry("slice", STREAM.name, "things", 1, 7).encode()
-        request = SliceRequest(name, STREAM.name, "things", entry, {}, time.time() + 60, {"slice": "a day"})
+        request = SliceCommitRequest(name, STREAM.name, "things", entry, {}, time.time() + 60, {"slice": "a day"})
         requests.ask(request)
         requests.end(request.ended("committed", version=version))
 
@@ -247,7 +247,7 @@ def test_a_slice_that_was_rebuilt_after_the_end_is_refused(life: Life) -> None:
 def test_savepoints_with_rows_that_were_corrected_since_are_not_used(life: Life) -> None:
     for batch in (2, 4, 7):
         savepoints.take(life.settings, STREAM, life.record, batch, "time")
-    opened = Generation(2, 1.0, "recovery things-0001", 1, 8, corrected=Corrected(Txn(1, 2), Txn(1, 5)))
+    opened = Generation(2, 1.0, "recovery things-0001", 1, 8, corrected=CorrectedBatches(Txn(1, 2), Txn(1, 5)))
     life.save(replace(life.record, generations=(*life.record.generations, opened)))
     assert life.record.generations[-1] == opened, "it is read as it was written"
     generations = life.record.generations

@@ -15,9 +15,9 @@ from reprocessing.plan.targets import Resolved, Target, resolve
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import savepoints, topic_records
+from streaming_jobs.state.savepoint_retention import take_named
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import VoidRange
-from streaming_jobs.state.topology_savepoints import take_named
 from tests.support.life import Life, Topics, plan_one
 from tests.support.life_flows import OTHERS, STREAM, TOPIC, TOPIC_ID
 

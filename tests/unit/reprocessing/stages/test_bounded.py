@@ -36,8 +36,8 @@ from streaming_jobs.sinks.delta.commit_properties import noted as noted_in
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
-from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, Generation
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
+from streaming_jobs.state.stream_record import Accepted, CodeSince, CorrectedBatches, Generation
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from tests.support.life import PER_BATCH, Life, Topics, in_memory, run_stages
@@ -149,7 +149,7 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
     generation = life.record.generations[-1]
     assert (generation.number, generation.from_generation, generation.from_batch) == (2, 1, BATCHES - 1)
     read = (OffsetRange(TOPIC, TOPIC_ID, {0: 30}, {0: 60}),)
-    assert generation.corrected == Corrected(Txn(1, 2), Txn(1, 5), read, {"written": 30}, "fixed")
+    assert generation.corrected == CorrectedBatches(Txn(1, 2), Txn(1, 5), read, {"written": 30}, "fixed")
     assert life.refused(Topics(end=END)) == []
     assert whole.journal.outcome == "published" and not (life.settings.tables / "_staging").exists()
     life.batch(BATCHES, generation=2, code="b")
@@ -412,7 +412,7 @@ def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
     made.delete(f"id = {first['min']['id']}", commit_properties=noted_in(entry))
     if noted:
         requests = SliceRequests.of(life.settings, STREAM.name)
-        request = SliceRequest(name, STREAM.name, table.name, entry.encode(), {}, 1.0, {"slice": "a day"})
+        request = SliceCommitRequest(name, STREAM.name, table.name, entry.encode(), {}, 1.0, {"slice": "a day"})
         requests.ask(request)
         requests.end(request.ended("committed", version=made.version()))
     return made.version()
@@ -448,7 +448,7 @@ def test_a_slice_that_is_rebuilt_after_the_plan_was_made_ends_it(delta: Life, re
 
 def test_a_slice_that_waits_ends_it_before_the_fence(life: Life) -> None:
     whole, entry = recovery(life, planned(life)), LedgerEntry("slice", STREAM.name, "things", 1, 8).encode()
-    request = SliceRequest("things-1", STREAM.name, "things", entry, {}, 1.0, {"slice": "a day"})
+    request = SliceCommitRequest("things-1", STREAM.name, "things", entry, {}, 1.0, {"slice": "a day"})
     SliceRequests.of(life.settings, STREAM.name).ask(request)
     with pytest.raises(PreflightRefused, match="slice a day of table things waits for its commit"):
         run_stages(whole)
@@ -518,9 +518,9 @@ def test_what_code_has_written_in_a_bounded_replay_is_found_with_its_other_rows(
 
 
 def test_of_two_bounded_recoveries_the_one_whose_rows_are_gone_does_not_count() -> None:
-    first = Generation(2, 1.0, "", 1, 8, corrected=Corrected(Txn(1, 2), Txn(1, 5), code="c"))
-    partly = Generation(3, 1.0, "", 2, 9, corrected=Corrected(Txn(1, 3), Txn(1, 5), code="d"))
-    whole = Generation(4, 1.0, "", 3, 9, corrected=Corrected(Txn(1, 1), Txn(1, 5), code="e"))
+    first = Generation(2, 1.0, "", 1, 8, corrected=CorrectedBatches(Txn(1, 2), Txn(1, 5), code="c"))
+    partly = Generation(3, 1.0, "", 2, 9, corrected=CorrectedBatches(Txn(1, 3), Txn(1, 5), code="d"))
+    whole = Generation(4, 1.0, "", 3, 9, corrected=CorrectedBatches(Txn(1, 1), Txn(1, 5), code="e"))
     begin = Generation(1, 1.0, "")
     assert [each.code for each in corrections((begin, first, partly))] == ["d", "c"]
     assert [each.code for each in corrections((begin, first, partly, whole))] == ["e"]

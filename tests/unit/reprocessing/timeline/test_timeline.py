@@ -14,7 +14,7 @@ from reprocessing.plan import plan_file
 from reprocessing.timeline.marks import Mark, marks_of
 from reprocessing.timeline.timeline import BatchGroup, Timeline, item_json, of_days, read_batches, timeline_of
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import savepoints, session_events, stream_record
+from streaming_jobs.state import savepoints, stream_history, stream_record
 from streaming_jobs.state.ledger_file import lines_of
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -149,7 +149,7 @@ def test_without_a_file_of_sessions_the_newest_start_is_known(settings: Settings
 
     write_status(settings, Status(STREAM, pid=12, started_at=MONDAY + 5))
     assert texts(the_day(settings)) == ["session started, process 12"]
-    session_events.note(settings, Status(STREAM, pid=13), "stopped")
+    stream_history.note_session_event(settings, Status(STREAM, pid=13), "stopped")
     assert [mark.what for mark in marks_of(settings, STREAM)] == ["stopped"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.preflight.findings import not_deployed
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.state.deploys import Deploy
+from streaming_jobs.state.stream_history import Deploy
 from streaming_jobs.state.stream_record import CodeSince
 from tests.support.worlds import CODE, PRIMARY, entry, fresh, record, settled, with_table
 

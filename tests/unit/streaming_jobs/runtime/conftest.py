@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.sources.connection import Connection
 from streaming_jobs.state.status import Status
 from streaming_jobs.testing import MemoryLeases, MemoryQuery
 from tests.conftest import SettingsFactory

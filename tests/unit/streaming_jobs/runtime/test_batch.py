@@ -12,8 +12,7 @@ import pytest
 from streaming_jobs.errors import CommitRefused, OffsetsLost, TransientError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.runtime import crash_points
-from streaming_jobs.runtime.batch_hooks import StopAtBorder
-from streaming_jobs.runtime.pace import Pace
+from streaming_jobs.runtime.batch_hooks import Pause, StopAtBorder
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
@@ -322,11 +321,11 @@ def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
     assert ("ask for dropped rows" in driver.log) == possible, "the plan is looked through only if there may be some"
 
 
-def after_the_first(longest: float) -> Pace:
-    """The pace of a stream that has made its first batch."""
-    pace = Pace(timedelta(seconds=longest))
-    assert pace.after(1, time.monotonic()) == 0.0
-    return pace
+def after_the_first(longest: float) -> Pause:
+    """The pause of a stream that has made its first batch."""
+    pause = Pause(timedelta(seconds=longest))
+    assert pause.after(1, time.monotonic()) == 0.0
+    return pause
 
 
 def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: Start) -> None:
@@ -335,7 +334,7 @@ def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: S
     driver.stop.wait = waits.append  # type: ignore[method-assign,assignment]
     driver.run(0)
     assert waits == [], "no pace, no pause: a replay goes on at once"
-    driver.pipeline.pace = after_the_first(0.001)
+    driver.pipeline.pause = after_the_first(0.001)
     driver.run(1)
     assert waits == [pytest.approx(0.001, rel=0.1)]
     assert driver.log[-1] == "upkeep", "the pause comes after everything that the batch does"
@@ -346,6 +345,6 @@ def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: S
     driver.run(3)
     assert len(waits) == 2
     driver = start()
-    driver.pipeline.pace = after_the_first(3600)
+    driver.pipeline.pause = after_the_first(3600)
     driver.report = lambda _: driver.stop.set()
     driver.run(4)  # returns at once: the stop ends the pause

@@ -11,7 +11,7 @@ import pytest
 
 from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.runtime.batch_path import DriverPathAttempts, choose_path
+from streaming_jobs.runtime.batch_hooks import DriverPathAttempts, choose_path
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import PendingWrite

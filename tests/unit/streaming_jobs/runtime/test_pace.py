@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from streaming_jobs.runtime.pace import Pace
+from streaming_jobs.runtime.batch_hooks import Pause
 from streaming_jobs.settings import StreamSettings
 
 
@@ -27,12 +27,12 @@ def life(
 ) -> tuple[int, float, float]:
     """Batches, their share of the time, and the longest wait, of a steady rate: a batch takes what came meanwhile."""
     clock = Clock()
-    pace = Pace(timedelta(seconds=longest), clock)
+    pause = Pause(timedelta(seconds=longest), clock)
     batches, waited, taken = 0, 0.0, clock.now - 1.0
     while clock.now < 1000 + seconds:
         records, taken, started = int(rate * (clock.now - taken)), clock.now, clock.now
         clock.now += seconds_per_batch
-        wait = pace.after(records, started)
+        wait = pause.after(records, started)
         waited = max(waited, wait)
         clock.now += wait
         batches += 1
@@ -61,31 +61,31 @@ def test_more_records_never_cost_less_than_half_as_many() -> None:
 def test_batches_without_records_between_full_ones_change_nothing() -> None:
     """Spark makes one when a watermark moves."""
     clock = Clock()
-    pace = Pace(timedelta(seconds=2), clock)
+    pause = Pause(timedelta(seconds=2), clock)
     for _ in range(30):
         for records in (1200, 0):
             started = clock.now
             clock.now += 0.3
-            assert pace.after(records, started) == 0.0
+            assert pause.after(records, started) == 0.0
 
 
 def test_nothing_waits_after_the_first_batch_which_is_slow_and_has_what_little_there_was_when_it_began() -> None:
     clock = Clock()
-    pace = Pace(timedelta(seconds=2), clock)
+    pause = Pause(timedelta(seconds=2), clock)
     for records in (40, 8_000):
         started = clock.now
         clock.now += 4.0
-        assert pace.after(records, started) == 0.0
+        assert pause.after(records, started) == 0.0
 
 
 def test_after_a_quiet_hour_a_burst_is_not_taken_for_a_trickle() -> None:
     clock = Clock()
-    pace = Pace(timedelta(seconds=2), clock)
-    pace.after(1, clock.now)
+    pause = Pause(timedelta(seconds=2), clock)
+    pause.after(1, clock.now)
     clock.now += 3600
     started = clock.now
     clock.now += 0.5
-    assert pace.after(300_000, started) == 0.0
+    assert pause.after(300_000, started) == 0.0
 
 
 def test_the_longest_pause_is_a_setting_with_a_default_by_pace() -> None:

@@ -15,8 +15,7 @@ from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import ConfigurationError, FunctionRaised, PreflightRefused, UsageError
 from streaming_jobs.formats.json import Json
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.runtime.query_builder import QueryBuilder, next_batch, resolve_start, triggered
-from streaming_jobs.runtime.query_handle import QueryHandle
+from streaming_jobs.runtime.query_builder import QueryBuilder, QueryHandle, next_batch, resolve_start, triggered
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.stream_record import BoundTopic, first

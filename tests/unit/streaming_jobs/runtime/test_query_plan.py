@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs.runtime.batch_path import choose_path
+from streaming_jobs.runtime.batch_hooks import choose_path
 from streaming_jobs.runtime.output_plans import output_of
 from streaming_jobs.runtime.spark_plan import comparable, fingerprint_of, traits_of
 from streaming_jobs.runtime.state_changes import differences
@@ -52,14 +52,13 @@ MULTIPLYING = (
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_state_and_multiplying_are_read_off_the_plan(name: str) -> None:
-    traits = traits_of(PLANS[name])
-    assert (traits.stateful, traits.multiplies) == (name in STATEFUL, name in MULTIPLYING)
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_every_operator_of_the_recorded_plans_is_known(name: str) -> None:
-    assert traits_of(PLANS[name]).unknown == ()
+def test_every_operator_of_a_plan_its_state_and_whether_it_multiplies_rows_are_read_off_it(name: str) -> None:
+    """Only state has a fingerprint, which is without generated ids."""
+    traits, fingerprint = traits_of(PLANS[name]), fingerprint_of(PLANS[name])
+    assert (traits.stateful, traits.multiplies, traits.unknown) == (name in STATEFUL, name in MULTIPLYING, ())
+    assert traits.may_keep_state == traits.stateful == bool(fingerprint)
+    assert not set("#~").intersection("".join(fingerprint.values()))
+    assert "more fields" not in PLANS[name], "the recorded plan is whole"
 
 
 def test_a_table_expression_that_is_used_twice_may_keep_state_although_its_source_is_shown_once() -> None:
@@ -101,24 +100,6 @@ def test_an_operator_that_is_not_known_may_keep_state_and_takes_the_executors(na
     assert path == "executor"
     static = plan.replace("~RememberThings", "RememberThings")
     assert traits_of(static).unknown == ("ProjectTwice",), "what works on a static table keeps no state"
-
-
-@pytest.mark.parametrize("name", STATELESS)
-def test_a_plan_that_is_known_and_has_no_state_surely_has_none(name: str) -> None:
-    assert not traits_of(PLANS[name]).may_keep_state
-
-
-@pytest.mark.parametrize("name", STATELESS)
-def test_a_stream_without_state_has_no_fingerprint(name: str) -> None:
-    assert fingerprint_of(PLANS[name]) == {}
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_stream_with_state_has_a_fingerprint_without_generated_ids(name: str) -> None:
-    text = " ".join(fingerprint_of(PLANS[name]).values())
-    assert text
-    assert "#" not in text
-    assert "~" not in text
 
 
 @pytest.mark.parametrize(
@@ -232,29 +213,27 @@ def test_when_results_are_emitted_is_compared_where_both_say_it() -> None:
     assert differences(counts, {**counts, "emit": "close"}) == ""
 
 
-def test_the_same_plan_with_other_ids_has_the_same_fingerprint() -> None:
-    again = PLANS["window10"].replace("#39", "#1039").replace("#2L", "#1002L").replace("#34L", "#7L")
-    assert fingerprint_of(again) == fingerprint_of(PLANS["window10"])
-
-
-def test_what_a_key_is_made_of_counts_over_several_steps() -> None:
-    other = PLANS["two_step_key"].replace("cast(3 as bigint)", "cast(5 as bigint)")
-    assert fingerprint_of(other) != fingerprint_of(PLANS["two_step_key"])
-
-
-def test_another_lateness_does_not_touch_a_window() -> None:
-    other = PLANS["window10"].replace("-T10000ms", "-T1200000ms").replace("10 seconds", "20 minutes")
-    assert other != PLANS["window10"]
-    assert fingerprint_of(other) == fingerprint_of(PLANS["window10"])
+@pytest.mark.parametrize(
+    ("plan", "replaced", "same"),
+    [
+        ("window10", {"#39": "#1039", "#2L": "#1002L", "#34L": "#7L"}, True),  # generated ids
+        ("window10", {"-T10000ms": "-T1200000ms", "10 seconds": "20 minutes"}, True),  # another lateness
+        ("two_step_key", {"cast(3 as bigint)": "cast(5 as bigint)"}, False),  # what a key is made of, two steps back
+    ],
+)
+def test_the_fingerprint_has_what_a_key_is_made_of_and_neither_ids_nor_lateness(
+    plan: str, replaced: dict[str, str], *, same: bool
+) -> None:
+    text = PLANS[plan]
+    for old, new in replaced.items():
+        assert old in text
+        text = text.replace(old, new)
+    assert (fingerprint_of(text) == fingerprint_of(PLANS[plan])) is same
 
 
 def test_a_plan_that_cannot_be_taken_apart_still_has_a_stable_fingerprint() -> None:
     odd = PLANS["sum"].replace("(value#1L % cast(3 as bigint))", "concat(value#1L, a), ](b")
     assert fingerprint_of(odd) == fingerprint_of(odd) != {}
-
-
-def test_the_recorded_plans_are_whole() -> None:
-    assert not [name for name, plan in PLANS.items() if "more fields" in plan]
 
 
 @pytest.mark.parametrize(

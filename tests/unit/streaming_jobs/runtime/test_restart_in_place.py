@@ -16,6 +16,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.runtime import child_sessions
 from streaming_jobs.runtime.code_watch import CodeWatch, versions
+from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import holder, take
 from streaming_jobs.state.status import read_status
@@ -28,6 +29,7 @@ from tests.support.worlds import parity, plain
 SESSION = """
 import os, signal, sys, threading, time
 from streaming_jobs.runtime import child_sessions
+from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 stop = threading.Event()
 print(os.getpid(), sys.argv[1:], flush=True)
@@ -52,11 +54,18 @@ child_sessions.start(stop)
 """
 
 
-def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("late", "options", "written"), [(False, ["--streams", "a"], "still open\n"), (True, [], "")], ids=["early", "late"]
+)
+def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(
+    tmp_path: Path, *, late: bool, options: list[str], written: str
+) -> None:
+    """Neither one that arrives before the next session has a handler, nor one after the last look of the one before,
+    whichever thread takes it."""
     script = tmp_path / "session.py"
-    script.write_text(f"LATE = False\n{SESSION}")
+    script.write_text(f"LATE = {late}\n{SESSION}")
     process = subprocess.Popen(
-        [sys.executable, str(script), "--streams", "a"],
+        [sys.executable, str(script), *options],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -64,34 +73,13 @@ def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(tmp_pat
     )
     assert process.stdin is not None and process.stdout is not None
     try:
-        assert process.stdout.readline() == f"{process.pid} ['--streams', 'a']\n"
-        assert process.stdout.readline() == f"{process.pid} ['--streams', 'a', '--again']\n"
-        process.send_signal(signal.SIGTERM)  # it is just starting, without a handler
-        process.stdin.write("still open\n")
+        assert process.stdout.readline() == f"{process.pid} {options}\n"
+        assert process.stdout.readline() == f"{process.pid} {[*options, '--again']}\n"
+        if not late:
+            process.send_signal(signal.SIGTERM)  # it is just starting, without a handler
+        process.stdin.write(written)
         process.stdin.close()
-        assert process.stdout.read() == "asked to stop: True input: still open\n\n"
-        assert process.wait(30) == 7
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_stop_after_the_last_look_is_not_lost_whichever_thread_takes_it(tmp_path: Path) -> None:
-    script = tmp_path / "session.py"
-    script.write_text(f"LATE = True\n{SESSION}")
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        lines = [process.stdout.readline() for _ in range(2)]
-        assert lines == [f"{process.pid} []\n", f"{process.pid} ['--again']\n"]
-        process.stdin.close()
-        assert process.stdout.read() == "asked to stop: True input: \n"
+        assert process.stdout.read() == f"asked to stop: True input: {written}\n"
         assert process.wait(30) == 7
     finally:
         process.kill()
@@ -113,6 +101,12 @@ def test_streams_that_run_elsewhere_by_now_are_left_there(settings: SettingsFact
         assert child_sessions.free(home, [plain, parity]) == [plain, parity]
 
 
+def watching(flow: Path, home: Settings, *command: str) -> CodeWatch:
+    """The watch over the code of a flow; without a `command`, another process of the session loads what is on disk."""
+    loads = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
+    return CodeWatch(command or loads, home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+
+
 def verdict(watch: CodeWatch, *streams: str) -> bool:
     """The answer to the newest change, which another process gives."""
     until(lambda: watch.newer(streams) or watch._loader is not None, 10, "the look")
@@ -129,9 +123,7 @@ def test_other_code_is_noticed_for_its_stream_only_and_code_that_does_not_load_i
 ) -> None:
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
     home = settings()
-    streams = Topology.load(home.flows).select([])
-    command = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
-    watch = CodeWatch(command, home, streams, flow.parent / "recourse.toml")
+    watch, streams = watching(flow, home), Topology.load(home.flows).select([])
     try:
         assert not watch.newer(["watched"])
         flow.write_text(f"# a comment\n{FLOW}")
@@ -207,8 +199,7 @@ def test_what_the_code_prints_by_itself_ends_no_session(
 ) -> None:
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
     home = settings()
-    command = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
-    watch = CodeWatch(command, home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+    watch = watching(flow, home)
     try:
         other = FLOW.replace('return t.select("n")', 'return t.select("n", "n")', 1)
         flow.write_text(f"{other}\n{more}\n")
@@ -222,7 +213,7 @@ def test_a_process_that_cannot_be_started_ends_no_session(
 ) -> None:
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
     home = settings()
-    watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+    watch = watching(flow, home, "/nowhere")
     monkeypatch.setattr("streaming_jobs.runtime.code_watch._LOOK_EVERY", 0)
     flow.write_text(f"# a comment\n{FLOW}")
     assert not watch.newer(["watched"])

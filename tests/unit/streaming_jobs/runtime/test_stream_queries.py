@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import BrokerUnreachable, OffsetsLost
-from streaming_jobs.runtime.connection import Connection
-from streaming_jobs.runtime.query_builder import BuiltQuery
-from streaming_jobs.runtime.query_handle import QueryHandle
-from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicCheck, start
+from streaming_jobs.runtime.query_builder import BuiltQuery, QueryHandle
+from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicIdCheck, start
+from streaming_jobs.sources.connection import Connection
 from streaming_jobs.state.stream_record import BoundTopic
 from tests.conftest import SettingsFactory
 from tests.support.runners import Clock, Make, pipeline_of
@@ -46,11 +45,11 @@ def test_a_connection_that_was_given_is_the_one_that_is_used(settings: SettingsF
 
 def test_a_topic_that_is_recreated_under_a_running_stream_stops_it_before_the_commit(settings: SettingsFactory) -> None:
     topics = FakeTopics()
-    TopicCheck(parity, settings(), topics)(record())
+    TopicIdCheck(parity, settings(), topics)(record())
     assert topics.info is not None
     topics.info = replace(topics.info, id="new")
     with pytest.raises(OffsetsLost, match="was deleted and made anew while"):
-        TopicCheck(parity, settings(), topics)(record())
+        TopicIdCheck(parity, settings(), topics)(record())
 
 
 def test_a_topic_that_the_broker_does_not_know_was_deleted_only_if_that_lasts(
@@ -58,7 +57,7 @@ def test_a_topic_that_the_broker_does_not_know_was_deleted_only_if_that_lasts(
 ) -> None:
     """Brokers of a rolling restart answer for a moment before they know their topics."""
     topics = FakeTopics()
-    there, check = topics.info, TopicCheck(parity, settings(), topics, clock.monotonic)
+    there, check = topics.info, TopicIdCheck(parity, settings(), topics, clock.monotonic)
     for topics.info in (None, None, there, None):
         check(record())
         clock.now += 50
@@ -72,7 +71,7 @@ def test_a_broker_that_is_away_does_not_stop_a_batch_that_was_read(settings: Set
         def describe(self, name: str) -> Any:
             raise BrokerUnreachable("no broker")
 
-    TopicCheck(parity, settings(), Away())(record())
+    TopicIdCheck(parity, settings(), Away())(record())
 
 
 def test_topics_are_asked_for_at_most_once_a_second(settings: SettingsFactory, clock: Clock) -> None:
@@ -83,7 +82,7 @@ def test_topics_are_asked_for_at_most_once_a_second(settings: SettingsFactory, c
             described.append(name)
             return super().describe(name)
 
-    check = TopicCheck(parity, settings(), Counting(), clock.monotonic)
+    check = TopicIdCheck(parity, settings(), Counting(), clock.monotonic)
     for _ in range(10):
         check(record(topics=(BoundTopic(TOPIC, TOPIC_ID, {}),)))
     assert described == [TOPIC]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.stream_queries import Preflight, QueryHooks
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.state import deploys
+from streaming_jobs.state import stream_history
 from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.testing import MemoryQuery
 from tests.conftest import SettingsFactory
@@ -49,12 +50,9 @@ def again(running: StreamRunner) -> StreamRunner:
     return running
 
 
-def test_the_end_of_a_finite_run_is_a_stop_and_no_failure(make: Make) -> None:
-    assert ended(make()).status.state == "stopped"
-
-
-def test_a_stop_at_the_border_is_a_stop_and_no_failure(make: Make) -> None:
-    stopped = ended(make(), stopped_at_border=True, failure=StopAtBorder())
+@pytest.mark.parametrize("end", [{}, {"stopped_at_border": True, "failure": StopAtBorder()}], ids=["finite", "border"])
+def test_the_end_of_a_finite_run_and_a_stop_at_the_border_are_no_failures(make: Make, end: dict[str, Any]) -> None:
+    stopped = ended(make(), **end)
     assert (stopped.status.state, stopped.status.error) == ("stopped", None)
 
 
@@ -374,5 +372,7 @@ def test_a_crash_deploys_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) ->
     error = running.status.error
     assert running.status.state == "failed" and error is not None and error["permanent"]
     assert f"recourse deploy {STREAM}" in str(error["next"])
-    deploys.record(running.settings, STREAM, CODE.hash, loaded_code(parity, running.settings.flows).hash, "anna")
+    stream_history.record_deploy(
+        running.settings, STREAM, CODE.hash, loaded_code(parity, running.settings.flows).hash, "anna"
+    )
     assert running.preflight() == ran == make(require_deploy=False).preflight()

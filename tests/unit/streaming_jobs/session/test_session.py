@@ -14,10 +14,10 @@ from streaming_jobs.errors import PermanentError, TransientError
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.health import Limits, judge, look
+from streaming_jobs.state.health import HealthLimits, judge, look
 from streaming_jobs.state.lease import holder
-from streaming_jobs.state.session_events import session_events
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_history import session_events
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryQuery, MemoryRuntime
 from tests.support.sessions import Queries, session_of, state
@@ -68,7 +68,7 @@ def test_who_ended_a_session_by_a_signal_is_on_file(home: Settings, signalled_by
     seen = look(home, "plain")
     assert seen.status is not None and seen.status.ended_by == signalled_by
     later = replace(seen, at=seen.at + 100)
-    assert judge(later, Limits()).verdict == verdict
+    assert judge(later, HealthLimits()).verdict == verdict
 
 
 def test_starts_and_ends_are_on_file_for_later(home: Settings) -> None:

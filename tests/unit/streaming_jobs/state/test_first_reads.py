@@ -14,9 +14,8 @@ from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import FIRST_READ
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
-from streaming_jobs.state import first_reads
-from streaming_jobs.state.first_reads import FirstReads
-from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state import ledger_file
+from streaming_jobs.state.ledger_file import FirstReads, LedgerFile
 from streaming_jobs.stream import KafkaTopic
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 from tests.support.worlds import STREAM, entry
@@ -87,7 +86,7 @@ def test_the_last_records_of_a_range_tell_it_where_the_topic_has_void_ranges(
 def test_of_a_day_with_very_many_batches_some_are_looked_at(
     ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_reads, "_A_DAY", 4)
+    monkeypatch.setattr(ledger_file, "_A_DAY", 4)
     at = FirstReads(ledger, STREAM)(batch(100, 110))
     assert at is not None
     assert 0 <= at / 1_000 - (1_000_000 + 10 * 3_600) <= 6 * 3_600

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from streaming_jobs.state import start_request, stop_request
-from streaming_jobs.state.health import Due, Limits, Seen, Space, health, judge, look
+from streaming_jobs.state.health import Due, HealthFacts, HealthLimits, Space, health, judge, look
 from streaming_jobs.state.lease import Owner, acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import Generation, StreamRecord, save
@@ -32,18 +32,18 @@ WELL = Status(
     lag_s=1.5,
 )
 ERROR = {"code": "REC-020", "found": "a bug in the function", "next": "", "permanent": False}
-BY_HAND = stop_request.Request("asked by recourse streams stop", NOW - 60)
-RECOVERY = stop_request.Request("stopped for recovery plan p-1", NOW - 60, plan="p-1")
+BY_HAND = stop_request.StopRequest("asked by recourse streams stop", NOW - 60)
+RECOVERY = stop_request.StopRequest("stopped for recovery plan p-1", NOW - 60, plan="p-1")
 
 
 def seen(
-    owner: Owner | None = OWNER, stop: stop_request.Request | None = None, lives: str = "driver", **changes: object
-) -> Seen:
+    owner: Owner | None = OWNER, stop: stop_request.StopRequest | None = None, lives: str = "driver", **changes: object
+) -> HealthFacts:
     status = replace(WELL, **changes)  # type: ignore[arg-type]
-    return Seen("orders", NOW, status, owner, lives if owner else None, stop)
+    return HealthFacts("orders", NOW, status, owner, lives if owner else None, stop)
 
 
-NEVER = Seen("orders", NOW, None)
+NEVER = HealthFacts("orders", NOW, None)
 
 
 @pytest.mark.parametrize(
@@ -102,46 +102,46 @@ NEVER = Seen("orders", NOW, None)
         (seen(owner=replace(OWNER, purpose="accept"), state="stopped"), []),
     ],
 )
-def test_a_stream_is_red_for_exactly_these_reasons(what: Seen, words: list[str]) -> None:
-    assert [reason.word for reason in judge(what, Limits()).reasons] == words
+def test_a_stream_is_red_for_exactly_these_reasons(what: HealthFacts, words: list[str]) -> None:
+    assert [reason.word for reason in judge(what, HealthLimits()).reasons] == words
 
 
 def test_a_stream_that_nobody_asked_to_stop_is_restarting_and_then_red_with_what_its_supervisor_does() -> None:
     ended = seen(owner=None, state="stopped", heartbeat=NOW - 20)
-    assert (judge(ended, Limits()).verdict, judge(ended, Limits()).state) == ("restarting", "restarting")
-    assert judge(ended, Limits(), should_run=False).verdict == "stopped", "an operator stopped its session"
+    assert (judge(ended, HealthLimits()).verdict, judge(ended, HealthLimits()).state) == ("restarting", "restarting")
+    assert judge(ended, HealthLimits(), should_run=False).verdict == "stopped", "an operator stopped its session"
     note = Note("shop", ("orders",), "run 1 ended; the next try is in 4 s", NOW, starts=True)
     gone = seen(owner=None, state="stopped", heartbeat=NOW - 120)
-    (red,) = judge(replace(gone, supervisor=note), Limits()).reasons
+    (red,) = judge(replace(gone, supervisor=note), HealthLimits()).reasons
     assert "nobody asked for that" in red.text and "Dagster's job shop: run 1 ended" in red.text
-    assert "recourse up" in judge(gone, Limits()).reasons[0].text
+    assert "recourse up" in judge(gone, HealthLimits()).reasons[0].text
 
 
 def test_a_dead_stream_is_told_with_who_starts_it() -> None:
     dead = seen(owner=None, heartbeat=NOW - 20)
-    (red,) = judge(dead, Limits()).reasons
+    (red,) = judge(dead, HealthLimits()).reasons
     assert red.word == "dead" and "a `recourse up` or Dagster that runs starts it again" in red.text
     note = Note("shop", ("orders",), "starts a session", NOW, starts=True)
-    assert judge(replace(dead, supervisor=note), Limits()).reasons[0].text.endswith("job shop: starts a session")
+    assert judge(replace(dead, supervisor=note), HealthLimits()).reasons[0].text.endswith("job shop: starts a session")
 
 
 def test_between_the_publish_of_a_plan_and_the_restart_a_stream_is_restarting_for_a_while() -> None:
     ended = seen(owner=None, state="stopped", heartbeat=NOW - 9000)
     due = replace(ended, start=Due("recovery orders-0001", NOW - 30))
-    assert judge(due, Limits(), should_run=True).verdict == "restarting"
-    assert judge(due, Limits()).notes[0].startswith("it is restarting after recovery orders-0001, since ")
+    assert judge(due, HealthLimits(), should_run=True).verdict == "restarting"
+    assert judge(due, HealthLimits()).notes[0].startswith("it is restarting after recovery orders-0001, since ")
     late = replace(ended, start=Due("recovery orders-0001", NOW - 301))
-    assert [r.word for r in judge(late, Limits(), should_run=True).reasons] == ["not_running"]
+    assert [r.word for r in judge(late, HealthLimits(), should_run=True).reasons] == ["not_running"]
     failed = replace(due, status=replace(WELL, state="failed", error=ERROR))
-    assert judge(failed, Limits()).verdict == "restarting"
+    assert judge(failed, HealthLimits()).verdict == "restarting"
 
 
 def test_a_session_that_is_started_again_was_not_given_up() -> None:
     killed = seen(owner=None, state="failed", error=ERROR)
     note = Note("shop", ("orders",), "run 1 ended; the next try is in 4 s", NOW, starts=True)
-    assert "it failed and is restarting" in judge(replace(killed, supervisor=note), Limits()).reasons[0].text
+    assert "it failed and is restarting" in judge(replace(killed, supervisor=note), HealthLimits()).reasons[0].text
     for supervisor in (None, replace(note, starts=False)):
-        assert "was given up" in judge(replace(killed, supervisor=supervisor), Limits()).reasons[0].text
+        assert "was given up" in judge(replace(killed, supervisor=supervisor), HealthLimits()).reasons[0].text
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_a_session_that_is_started_again_was_not_given_up() -> None:
         (seen(started_at=NOW - 3, lag_at=NOW - 2, lag_records=0, committed_at=None), True),
         (seen(started_at=NOW - 1, lag_at=NOW - 2, lag_records=0), False),
         (seen(committed_at=None), False),
-        (Seen("orders", NOW, None, OWNER, "driver"), False),
+        (HealthFacts("orders", NOW, None, OWNER, "driver"), False),
         (seen(owner=None, state="stopped"), True),
     ],
 )
 def test_a_stream_has_settled_when_it_has_committed_or_read_everything_since_its_start(
-    what: Seen, settled: bool
+    what: HealthFacts, settled: bool
 ) -> None:
-    assert judge(what, Limits()).settled is settled
+    assert judge(what, HealthLimits()).settled is settled
 
 
 def test_a_generation_that_no_session_has_run_is_due(settings: SettingsFactory) -> None:
@@ -176,28 +176,28 @@ def test_a_generation_that_no_session_has_run_is_due(settings: SettingsFactory) 
 
 def test_what_should_run_and_does_not_is_red_unless_it_was_stopped_on_purpose() -> None:
     idle = (seen(owner=None, state="stopped"), NEVER)
-    assert [[r.word for r in judge(s, Limits(), should_run=True).reasons] for s in idle] == [["not_running"]] * 2
-    assert not judge(seen(owner=None, state="stopped", stop=BY_HAND), Limits(), should_run=True).red
-    assert not judge(seen(owner=None, state="stopped", stop=RECOVERY), Limits(), should_run=True).red
+    assert [[r.word for r in judge(s, HealthLimits(), should_run=True).reasons] for s in idle] == [["not_running"]] * 2
+    assert not judge(seen(owner=None, state="stopped", stop=BY_HAND), HealthLimits(), should_run=True).red
+    assert not judge(seen(owner=None, state="stopped", stop=RECOVERY), HealthLimits(), should_run=True).red
 
 
 def test_a_stamp_of_before_the_clock_was_set_back_is_told_as_that() -> None:
-    (silent,) = judge(seen(heartbeat=NOW + 3600), Limits()).reasons
+    (silent,) = judge(seen(heartbeat=NOW + 3600), HealthLimits()).reasons
     assert silent.text.endswith("; its last sign of life was before the clock was set back")
-    (blind,) = judge(seen(lag_at=NOW + 3600), Limits()).reasons
+    (blind,) = judge(seen(lag_at=NOW + 3600), HealthLimits()).reasons
     assert "was last seen before the clock was set back" in blind.text
 
 
 def test_a_bound_of_zero_is_no_bound() -> None:
-    assert not judge(seen(state="starting", lag_at=None, started_at=NOW - 9999), Limits(60, 0, 0)).red
-    assert not judge(seen(committed_at=NOW - 9999, lag_s=9999.0), Limits(60, 0, 0)).red
+    assert not judge(seen(state="starting", lag_at=None, started_at=NOW - 9999), HealthLimits(60, 0, 0)).red
+    assert not judge(seen(committed_at=NOW - 9999, lag_s=9999.0), HealthLimits(60, 0, 0)).red
 
 
 def test_a_recovery_is_named_with_its_plan_and_who_has_to_go_on() -> None:
-    busy = judge(seen(owner=replace(OWNER, purpose="recovery p-1"), state="stopped", stop=RECOVERY), Limits())
+    busy = judge(seen(owner=replace(OWNER, purpose="recovery p-1"), state="stopped", stop=RECOVERY), HealthLimits())
     assert (busy.state, busy.verdict) == ("recovering", "recovering")
     assert busy.notes[0].startswith("is being recovered by plan p-1 since 1970-01-12 12:23:20 UTC")
-    left = judge(seen(owner=None, state="stopped", stop=RECOVERY), Limits())
+    left = judge(seen(owner=None, state="stopped", stop=RECOVERY), HealthLimits())
     assert "recourse recover resume p-1, or recourse recover abort p-1" in left.notes[0]
 
 
@@ -223,15 +223,15 @@ def test_other_code_on_disk_is_a_note_of_a_stream_that_runs_and_no_reason_to_be_
         ({"disk_code_error": "SyntaxError: x"}, "cannot be loaded: SyntaxError: x"),
         ({"disk_settings": True}, "runs with other settings than those on disk"),
     ):
-        verdict = judge(seen(**other, **more), Limits())
+        verdict = judge(seen(**other, **more), HealthLimits())
         assert not verdict.red and len(verdict.notes) == 1 and words in verdict.notes[0]
-    assert not judge(seen(code_version="aaa (1.0)"), Limits()).notes
+    assert not judge(seen(code_version="aaa (1.0)"), HealthLimits()).notes
     nothing_runs = seen(None, None, state="stopped", **other, disk_code="bbb", trigger="available-now")
-    assert not judge(nothing_runs, Limits()).notes
+    assert not judge(nothing_runs, HealthLimits()).notes
 
 
 def test_an_open_transaction_is_named_at_once() -> None:
-    verdict = judge(seen(blocked={"payments": {"3": NOW - 5, "4": NOW - 2}}), Limits())
+    verdict = judge(seen(blocked={"payments": {"3": NOW - 5, "4": NOW - 2}}), HealthLimits())
     (note,) = verdict.notes
     assert not verdict.red
     assert "a transaction is open in topic payments partition 3 since " in note and "1 more partition" in note
@@ -255,9 +255,9 @@ FULL, FILLING, FREE = (Space(colour, f"{colour} disk of /data") for colour in ("
     ],
 )
 def test_a_disk_that_fills_up_is_a_reason_while_the_stream_should_run(
-    what: Seen, disk: Space, verdict: str, words: list[str]
+    what: HealthFacts, disk: Space, verdict: str, words: list[str]
 ) -> None:
-    found = judge(replace(what, disk=disk), Limits())
+    found = judge(replace(what, disk=disk), HealthLimits())
     assert (found.verdict, [reason.word for reason in found.reasons]) == (verdict, words)
     assert all(each.text == "yellow disk of /data" for each in found.warnings)
 

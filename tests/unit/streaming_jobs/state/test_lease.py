@@ -100,11 +100,13 @@ def left_behind(home: Settings, jvm: psutil.Process | None) -> Owner:
     return owner
 
 
-def test_a_lease_names_its_owner_and_is_private(home: Settings) -> None:
-    with take(home, STREAM, purpose="session") as lease:
-        assert (lease.owner.pid, lease.owner.purpose) == (os.getpid(), "session")
+def test_a_lease_names_its_owner_is_private_and_is_free_after_an_error(home: Settings) -> None:
+    assert holder(home, STREAM) is None and not lease_file(home).exists(), "a look makes nothing"
+    with pytest.raises(RuntimeError, match="inside"), take(home, STREAM, purpose="session") as lease:
+        assert (lease.owner.pid, lease.owner.purpose, lease.owner.alive()) == (os.getpid(), "session", "driver")
         assert holder(home, STREAM) == lease.owner
         assert lease_file(home).stat().st_mode & 0o777 == 0o600
+        raise RuntimeError("inside")
     assert holder(home, STREAM) is None
 
 
@@ -113,28 +115,6 @@ def test_a_shorter_name_leaves_nothing_of_a_longer_one(home: Settings) -> None:
     lease_file(home).write_text(json.dumps(asdict(longer)))
     with take(home, STREAM, purpose="x") as lease:
         assert json.loads(lease_file(home).read_text()) == asdict(lease.owner)
-
-
-def test_a_stream_that_never_ran_is_held_by_nobody(home: Settings) -> None:
-    assert holder(home, STREAM) is None
-    assert not lease_file(home).exists()
-
-
-def test_a_second_taker_is_refused_also_inside_one_process(home: Settings) -> None:
-    with take(home, STREAM, purpose="session"), pytest.raises(LeaseBusy), take(home, STREAM, purpose="accept", wait=0):
-        pass
-
-
-def test_two_streams_have_two_leases(home: Settings) -> None:
-    with take(home, STREAM, purpose="session"), take(home, "prices", purpose="session", wait=0):
-        pass
-
-
-def test_a_lease_is_free_again_after_its_holder_and_after_an_error(home: Settings) -> None:
-    with pytest.raises(RuntimeError, match="inside"), take(home, STREAM, purpose="session"):
-        raise RuntimeError("inside")
-    with take(home, STREAM, purpose="session", wait=0):
-        pass
 
 
 def test_a_refused_taker_leaves_the_owners_name_alone_and_no_descriptor_behind(home: Settings) -> None:
@@ -178,22 +158,6 @@ def test_a_lease_stays_held_while_a_child_that_inherited_it_lives(home: Settings
         acquire(home, STREAM, purpose="session", wait=10).release()
 
 
-def test_a_taker_waits_and_gets_the_lease_when_it_comes_free(home: Settings) -> None:
-    with driver(home) as (process, _):
-        process.stdin.close()  # type: ignore[union-attr]  # ends by itself in a moment
-        with take(home, STREAM, purpose="session", wait=10):
-            pass
-
-
-def test_telling_who_holds_a_lease_takes_nothing(home: Settings) -> None:
-    with take(home, STREAM, purpose="session") as lease:
-        for _ in range(5):
-            assert holder(home, STREAM) == lease.owner
-    holder(home, STREAM)
-    with take(home, STREAM, purpose="session", wait=0):
-        pass
-
-
 def test_a_lease_whose_owner_is_just_writing_its_name_is_not_told_as_free(home: Settings) -> None:
     with take(home, STREAM, purpose="session") as lease:
         name = lease_file(home).read_text()
@@ -222,22 +186,6 @@ def test_another_process_under_the_jvms_old_pid_holds_nothing(home: Settings) ->
         acquire(home, STREAM, purpose="session", wait=0).release()
 
 
-def test_the_jvm_is_written_into_the_lease_and_told(home: Settings) -> None:
-    with living_process() as jvm:
-        with take(home, STREAM, purpose="session") as lease:
-            lease.record_jvm(jvm.pid)
-            owner = holder(home, STREAM)
-            assert owner is not None
-            assert (owner.jvm, owner.jvm_started) == (jvm.pid, mark(jvm.pid))
-            assert owner.alive() == "driver"
-        # Its driver lives and has released it, but not unlocked: a query in the JVM may still write.
-        after = holder(home, STREAM)
-        assert after is not None and after.jvm == jvm.pid
-        with pytest.raises(LeaseBusy):
-            acquire(home, STREAM, purpose="session", wait=0)
-    acquire(home, STREAM, purpose="session", wait=0).release()
-
-
 def test_a_dead_owner_is_not_alive_and_a_zombie_is_dead(home: Settings) -> None:
     assert left_behind(home, None).alive() is None
     process = subprocess.Popen(["true"])
@@ -253,23 +201,3 @@ def test_a_lease_file_that_says_nothing_is_free(home: Settings, text: str) -> No
     lease_file(home).write_text(text)
     assert holder(home, STREAM) is None
     acquire(home, STREAM, purpose="session", wait=0).release()
-
-
-def test_a_lease_is_let_go_while_whoever_inherited_it_lives_on(settings: SettingsFactory) -> None:
-    """As a session does with a stream that has ended, while its JVM runs the others."""
-    home = settings({})
-    lease = acquire(home, "one", purpose="session", wait=0)
-    heir = subprocess.Popen(["sleep", "60"], pass_fds=[lease.descriptor])
-    try:
-        lease.record_jvm(heir.pid)
-        with pytest.raises(LeaseBusy):
-            acquire(home, "one", purpose="recovery", wait=0)
-        lease.unlock()
-        assert holder(home, "one") is None
-        with take(home, "one", purpose="recovery", wait=0):
-            lease.release()
-            owner = holder(home, "one")
-            assert owner is not None and owner.purpose == "recovery"
-    finally:
-        heir.kill()
-        heir.wait()

@@ -11,11 +11,10 @@ import pytest
 
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.settings import SavepointSettings, Settings
-from streaming_jobs.state import named_savepoints, savepoints
-from streaming_jobs.state.named_savepoints import only_one
-from streaming_jobs.state.savepoints import Savepoint, try_take
+from streaming_jobs.state import savepoint_retention, savepoints
+from streaming_jobs.state.savepoint_retention import drop_named, only_one, take_last, take_named, try_take
+from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
-from streaming_jobs.state.topology_savepoints import drop_named, take_last, take_named
 from streaming_jobs.stream import Stream
 from tests.support.life import Life
 from tests.support.life_flows import OTHERS, STREAM
@@ -54,15 +53,15 @@ def aged(settings: Settings, lives: list[Life]) -> None:
     for life, number in zip(lives, (6, 4), strict=True):
         life.batch(number)
         savepoints.take(settings, life.stream, life.record, number, "time")
-        savepoints.prune(keep_nothing(settings), life.stream)
+        savepoint_retention.prune(keep_nothing(settings), life.stream)
 
 
 def test_each_stream_has_its_own_last_batch_under_the_name(settings: Settings) -> None:
     made = take_named(settings, BOTH, NAME, "why")
     assert made.streams == {"things": "g0001-b000000005", "others": "g0001-b000000003"}
-    assert named_savepoints.named(settings) == [made] == [named_savepoints.find(settings, NAME)]
+    assert savepoint_retention.named(settings) == [made] == [savepoint_retention.find_named(settings, NAME)]
     assert made.until == pytest.approx(made.taken_at + 90 * 86_400)
-    assert named_savepoints.of_stream(settings, "others") == {NAME: made}
+    assert savepoint_retention.of_stream(settings, "others") == {NAME: made}
 
 
 def test_killed_between_two_streams_there_is_no_name_and_what_was_taken_ages(
@@ -74,7 +73,7 @@ def test_killed_between_two_streams_there_is_no_name_and_what_was_taken_ages(
 
     with pytest.raises(Killed):
         take_named(settings, BOTH, NAME, each=killed)
-    assert named_savepoints.named(settings) == [] and ids(settings, STREAM) == ["g0001-b000000005"]
+    assert savepoint_retention.named(settings) == [] and ids(settings, STREAM) == ["g0001-b000000005"]
     aged(settings, lives)
     assert ids(settings, STREAM) == ["g0001-b000000006"]
     assert take_named(settings, BOTH, NAME).streams["things"] == "g0001-b000000006"
@@ -84,8 +83,8 @@ def test_retention_keeps_what_a_name_holds(settings: Settings, lives: list[Life]
     take_named(settings, BOTH, NAME)
     aged(settings, lives)
     assert ids(settings, STREAM) == ["g0001-b000000005", "g0001-b000000006"]
-    named_savepoints.remove(settings, NAME)
-    savepoints.prune(keep_nothing(settings), STREAM)
+    savepoint_retention.remove_name(settings, NAME)
+    savepoint_retention.prune(keep_nothing(settings), STREAM)
     assert ids(settings, STREAM) == ["g0001-b000000006"]
 
 
@@ -96,8 +95,8 @@ def test_the_bound_by_bytes_keeps_what_a_name_holds(
     for number in (6, 7):
         lives[0].batch(number)
         savepoints.take(settings, STREAM, lives[0].record, number, "time")
-    monkeypatch.setattr(savepoints, "_MB", 0)
-    savepoints.prune(settings.model_copy(update={"savepoint": SavepointSettings(max_mb=1)}), STREAM)
+    monkeypatch.setattr(savepoint_retention, "_MB", 0)
+    savepoint_retention.prune(settings.model_copy(update={"savepoint": SavepointSettings(max_mb=1)}), STREAM)
     assert ids(settings, STREAM) == ["g0001-b000000005", "g0001-b000000007"]
 
 
@@ -111,7 +110,7 @@ def test_a_name_whose_time_is_over_holds_nothing_and_may_be_used_again(settings:
     take_named(settings, [STREAM], "other", keep=timedelta(microseconds=1))
     time.sleep(0.001)
     take_named(settings, [STREAM], "third")
-    assert [each.name for each in named_savepoints.named(settings)] == [NAME, "third"]
+    assert [each.name for each in savepoint_retention.named(settings)] == [NAME, "third"]
 
 
 def test_a_name_in_use_is_refused(settings: Settings) -> None:
@@ -124,7 +123,7 @@ def test_a_name_in_use_is_refused(settings: Settings) -> None:
 def test_a_name_that_is_no_name_is_refused(settings: Settings, name: str) -> None:
     with pytest.raises(UsageError, match="cannot name"):
         take_named(settings, BOTH, name)
-    assert named_savepoints.find(settings, name) is None
+    assert savepoint_retention.find_named(settings, name) is None
 
 
 def test_dropped_as_one_but_for_what_another_name_holds(settings: Settings) -> None:
@@ -132,7 +131,7 @@ def test_dropped_as_one_but_for_what_another_name_holds(settings: Settings) -> N
     take_named(settings, [OTHERS], "second")
     assert drop_named(settings, {s.name: s for s in BOTH}, NAME) == ["things g0001-b000000005"]
     assert ids(settings, STREAM) == [] and ids(settings, OTHERS) == ["g0001-b000000003"]
-    assert [each.name for each in named_savepoints.named(settings)] == ["second"]
+    assert [each.name for each in savepoint_retention.named(settings)] == ["second"]
 
 
 def test_dropping_a_name_leaves_savepoints_that_were_there_before(settings: Settings, lives: list[Life]) -> None:
@@ -160,15 +159,15 @@ def test_a_name_is_given_to_savepoints_that_are_whole(settings: Settings, monkey
 def test_retention_waits_a_moment_for_whoever_gives_names(
     settings: Settings, lives: list[Life], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(savepoints, "_NAMES_WAIT", 0.05)
+    monkeypatch.setattr(savepoint_retention, "_NAMES_WAIT", 0.05)
     first = savepoints.take(settings, STREAM, lives[0].record, 4, "time")
     taken = savepoints.take(settings, STREAM, lives[0].record, 5, "time")
     with only_one(settings):
         with pytest.raises(TransientError):
-            savepoints.prune(keep_nothing(settings), STREAM)
+            savepoint_retention.prune(keep_nothing(settings), STREAM)
         assert try_take(settings, STREAM, lives[0].record, 5, "time") == taken, "it is only logged"
         assert ids(settings, STREAM) == [first.id, taken.id]
-    assert savepoints.prune(keep_nothing(settings), STREAM) == [first.id]
+    assert savepoint_retention.prune(keep_nothing(settings), STREAM) == [first.id]
 
 
 def test_streams_of_a_home_measure_their_savepoints_at_the_same_time(
@@ -177,17 +176,17 @@ def test_streams_of_a_home_measure_their_savepoints_at_the_same_time(
     """Under a lock of the whole home, one stream's long look would make the others leave theirs out."""
     for number in (4, 5):
         savepoints.take(settings, STREAM, lives[0].record, number, "time")
-    measure = savepoints.beyond
+    measure = savepoint_retention.beyond
 
     def measured(*arguments: Any) -> list[Savepoint]:
         with only_one(settings, wait=0):
             return measure(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(savepoints, "beyond", measured)
-        assert savepoints.prune(settings, STREAM) == []
+        patched.setattr(savepoint_retention, "beyond", measured)
+        assert savepoint_retention.prune(settings, STREAM) == []
     with only_one(settings):
-        assert savepoints.prune(settings, STREAM) == [], "and without anything to drop, nobody is waited for"
+        assert savepoint_retention.prune(settings, STREAM) == [], "and without anything to drop, nobody is waited for"
 
 
 def test_a_savepoint_that_was_kept_for_a_purpose_meanwhile_is_not_dropped(
@@ -195,15 +194,15 @@ def test_a_savepoint_that_was_kept_for_a_purpose_meanwhile_is_not_dropped(
 ) -> None:
     for number in (4, 5):
         savepoints.take(settings, STREAM, lives[0].record, number, "time")
-    first, expired = savepoints.savepoints(settings, STREAM.name)[0], savepoints.expired
+    first, expired = savepoints.savepoints(settings, STREAM.name)[0], savepoint_retention.expired
 
     def kept(*arguments: Any) -> list[Savepoint]:
         gone = expired(*arguments)
         savepoints.keep_for(settings, first, "purpose", "a person")
         return gone
 
-    monkeypatch.setattr(savepoints, "expired", kept)
-    assert savepoints.prune(keep_nothing(settings), STREAM) == []
+    monkeypatch.setattr(savepoint_retention, "expired", kept)
+    assert savepoint_retention.prune(keep_nothing(settings), STREAM) == []
     assert first.id in ids(settings, STREAM)
 
 
@@ -222,7 +221,7 @@ def test_what_a_recovery_needs_is_not_dropped_with_a_name(settings: Settings) ->
     take_named(settings, BOTH, NAME)
     with pytest.raises(UsageError, match="needs savepoint g0001-b000000003 of stream others"):
         drop_named(settings, {s.name: s for s in BOTH}, NAME, lambda s: ["g0001-b000000003"] if s == "others" else [])
-    assert named_savepoints.find(settings, NAME) is not None and len(ids(settings, STREAM)) == 1
+    assert savepoint_retention.find_named(settings, NAME) is not None and len(ids(settings, STREAM)) == 1
 
 
 def test_a_recovery_between_two_streams_is_noticed(settings: Settings, lives: list[Life]) -> None:
@@ -236,7 +235,7 @@ def test_a_recovery_between_two_streams_is_noticed(settings: Settings, lives: li
 
     with pytest.raises((TransientError, PreflightRefused, UsageError)):
         take_named(settings, BOTH, NAME, each=recovered)
-    assert named_savepoints.named(settings) == []
+    assert savepoint_retention.named(settings) == []
 
 
 def test_a_savepoint_that_retention_took_before_the_name_was_written_is_taken_again(
@@ -263,14 +262,14 @@ def test_a_recovery_under_way_is_refused_before_and_after(settings: Settings) ->
 
     with pytest.raises(UsageError, match="plan x"):
         take_named(settings, BOTH, NAME, check=check)
-    assert named_savepoints.named(settings) == []
+    assert savepoint_retention.named(settings) == []
 
 
 def test_a_damaged_file_is_refused_and_keeps_every_savepoint(settings: Settings, lives: list[Life]) -> None:
     take_named(settings, BOTH, NAME)
     (settings.state / "_savepoints" / f"{NAME}.json").write_text("{")
     with pytest.raises(PreflightRefused, match="cannot be read"):
-        named_savepoints.named(settings)
+        savepoint_retention.named(settings)
     with pytest.raises(PreflightRefused):
-        savepoints.prune(keep_nothing(settings), STREAM)
+        savepoint_retention.prune(keep_nothing(settings), STREAM)
     assert len(ids(settings, STREAM)) == 1

@@ -24,9 +24,10 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.settings import SavepointSettings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
-from streaming_jobs.state import savepoints
+from streaming_jobs.state import savepoint_retention, savepoints
 from streaming_jobs.state.checkpoint import Checkpoint, copy, cut, cuttable, needed_state
-from streaming_jobs.state.savepoints import LINKS, PeriodicSavepoints, Savepoint, expired, try_take
+from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, expired, try_take
+from streaming_jobs.state.savepoints import LINKS, Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.stream import DeltaTable as Declared
@@ -175,9 +176,9 @@ def test_without_its_record_there_is_no_savepoint_and_prune_removes_the_rest(lif
     place = savepoints.folder(life.settings, STREAM.name) / taken.id
     (place / "savepoint.json").unlink()
     assert savepoints.savepoints(life.settings, STREAM.name) == []
-    assert savepoints.prune(life.settings, STREAM) == []  # perhaps somebody is making it now
+    assert savepoint_retention.prune(life.settings, STREAM) == []  # perhaps somebody is making it now
     os.utime(place, (time.time() - 7200,) * 2)
-    assert savepoints.prune(life.settings, STREAM) == [taken.id]
+    assert savepoint_retention.prune(life.settings, STREAM) == [taken.id]
     assert not place.exists() and not life.links(taken.id).exists()
 
 
@@ -363,27 +364,27 @@ def test_savepoints_are_bounded_by_the_bytes_that_only_they_hold(life: Life, mon
         rewritten(life)
     one = held(life) // 7
     listed = savepoints.savepoints(life.settings, STREAM.name)
-    gone = [s.id for s in savepoints.beyond(life.settings, STREAM, listed, one * 4)]
+    gone = [s.id for s in savepoint_retention.beyond(life.settings, STREAM, listed, one * 4)]
     assert gone == [s.id for s in taken[1 : 1 + len(gone)]] and 2 <= len(gone) <= 5, "the oldest go first"
     for name in gone:
         savepoints.drop(life.settings, STREAM, name)
     assert held(life) <= one * 4
     bounded = life.settings.model_copy(update={"savepoint": SavepointSettings(max_mb=1)})
-    assert savepoints.prune(bounded, STREAM) == []
-    monkeypatch.setattr(savepoints, "_MB", 1)
-    savepoints.prune(bounded, STREAM)
+    assert savepoint_retention.prune(bounded, STREAM) == []
+    monkeypatch.setattr(savepoint_retention, "_MB", 1)
+    savepoint_retention.prune(bounded, STREAM)
     left = [s.id for s in savepoints.savepoints(bounded, STREAM.name)]
     assert left == [taken[0].id, taken[-1].id], "those of recoveries and the newest stay in any case"
     unbounded = life.settings.model_copy(update={"savepoint": SavepointSettings(max_mb=0)})
-    assert savepoints.prune(unbounded, STREAM) == []
+    assert savepoint_retention.prune(unbounded, STREAM) == []
 
 
 def test_what_the_table_still_holds_costs_no_savepoint_its_life(life: Life) -> None:
     taken = [savepoints.take(life.settings, STREAM, life.record, number, "time") for number in (3, 4, 5)]
     places = savepoints.folder(life.settings, STREAM.name).rglob("*")
     size = sum(path.stat().st_size for path in places if path.is_file() and path.name not in (LINKS, "savepoint.json"))
-    assert savepoints.beyond(life.settings, STREAM, taken, size) == []
-    assert savepoints.beyond(life.settings, STREAM, taken, size - 1) == taken[:1]
+    assert savepoint_retention.beyond(life.settings, STREAM, taken, size) == []
+    assert savepoint_retention.beyond(life.settings, STREAM, taken, size - 1) == taken[:1]
 
 
 def test_files_with_the_same_number_on_two_file_systems_are_two_files(
@@ -405,7 +406,7 @@ def test_files_with_the_same_number_on_two_file_systems_are_two_files(
 
     monkeypatch.setattr(Path, "stat", numbered)
     files = sum(savepoints.cost(life.settings, STREAM, savepoint).files for savepoint in taken)
-    assert savepoints.beyond(life.settings, STREAM, taken, files * 1000 - 1) == taken[:1]
+    assert savepoint_retention.beyond(life.settings, STREAM, taken, files * 1000 - 1) == taken[:1]
 
 
 def test_what_goes_while_it_is_measured_costs_no_savepoint(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,7 +441,7 @@ def test_a_savepoint_that_was_taken_is_told_even_if_no_old_one_could_go(
     def fails(*_: object) -> None:
         raise OSError("read-only")
 
-    monkeypatch.setattr("streaming_jobs.state.savepoints.prune", fails)
+    monkeypatch.setattr("streaming_jobs.state.savepoint_retention.prune", fails)
     taken = try_take(life.settings, STREAM, life.record, 5, "time")
     assert taken is not None and taken.batch == 5
 

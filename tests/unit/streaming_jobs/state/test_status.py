@@ -18,27 +18,6 @@ from tests.conftest import SettingsFactory
 from tests.support.runners import progress
 from tests.support.worlds import STREAM
 
-ERROR = {"code": "REC-020", "found": "a table is gone", "next": "put it back"}
-LAST = {**ERROR, "at": "2026-11-22T10:00:00+00:00"}
-
-
-@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False)])
-def test_a_status_of_before_says_as_text_what_is_a_boolean_now(
-    settings: SettingsFactory, text: str, value: bool
-) -> None:
-    home = settings()
-    old = {
-        "stream": "orders",
-        "state": "failed",
-        "error": {**ERROR, "permanent": text},
-        "last_error": {**LAST, "permanent": text, "lasting": text},
-    }
-    StreamFolder.of(home, "orders").make().status.write_text(json.dumps(old))
-    status = read_status(home, "orders")
-    assert status is not None
-    assert status.error == {**ERROR, "permanent": value}
-    assert status.last_error == {**LAST, "permanent": value, "lasting": value}
-
 
 @pytest.mark.parametrize(
     ("error", "permanent"),

@@ -12,8 +12,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.runtime.batch import BatchPipeline
-from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks
-from streaming_jobs.runtime.batch_path import DriverPathAttempts
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, DriverPathAttempts
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import SinkSet

@@ -13,9 +13,9 @@ import pytest
 
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.runtime import session_options
-from streaming_jobs.runtime.child_sessions import SplitSessions
+from streaming_jobs.runtime.child_sessions import ChildSessions
 from streaming_jobs.runtime.code_watch import DiskCode
-from streaming_jobs.runtime.stream_restarts import Handover
+from streaming_jobs.runtime.stream_restarts import RestartReasons
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
@@ -29,7 +29,7 @@ from tests.support.worlds import parity, plain
 @pytest.mark.parametrize("supervised", [True, False])
 def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Settings, supervised: bool) -> None:
     """If it can be started again in its place: the code in this process is the code that was wrong."""
-    session = session_of(home, [plain, parity], handover=Handover(home) if supervised else None)
+    session = session_of(home, [plain, parity], reasons=RestartReasons(home) if supervised else None)
     session.run()
     session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": True}
     stop = marker(home)
@@ -76,14 +76,14 @@ class Watch:
 
 def look(session: Session) -> None:
     """One look of the session at the streams that may have to start again."""
-    if session.fresh is not None:
-        session.fresh.look()
+    if session.restarts is not None:
+        session.restarts.look()
 
 
 def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(home: Settings) -> None:
     """The others run on, untouched; and whoever takes the stream first keeps it."""
     watch, queries = Watch(), Queries(home)
-    session = session_of(home, [plain, parity], handover=Handover(home, watch=watch), queries=queries)
+    session = session_of(home, [plain, parity], reasons=RestartReasons(home, watch=watch), queries=queries)
     session.run()
     queries.launched.clear()
     before, other = session.running
@@ -131,7 +131,7 @@ def test_a_recovered_stream_whose_folder_is_another_one_makes_the_session_start_
 ) -> None:
     """The lock of a file that was moved away excludes nobody; and a fault of one stream ends no other one."""
     queries = Queries(home)
-    session = session_of(home, [plain, parity], handover=Handover(home, watch=Watch()), queries=queries)
+    session = session_of(home, [plain, parity], reasons=RestartReasons(home, watch=Watch()), queries=queries)
     session.run()
     queries.launched.clear()
     before, other = session.running
@@ -162,7 +162,7 @@ def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_starte
     """Unless somebody else runs it by then, or wants it to stay stopped."""
     stop = marker(home)
     stop.write_text("stopped for recovery plan plain-0001")
-    session = session_of(home, [parity], handover=Handover(home, ["plain"]))
+    session = session_of(home, [parity], reasons=RestartReasons(home, ["plain"]))
     session.run()
 
     def makes_way() -> bool:
@@ -174,8 +174,8 @@ def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_starte
     with take(home, "plain", purpose="session"):
         assert not makes_way(), "another session runs it"
     assert makes_way()
-    assert session.fresh is not None
-    session.fresh.superseded = False
+    assert session.restarts is not None
+    session.restarts.superseded = False
     stop.write_text("by hand")
     assert not makes_way()
     stop.unlink()
@@ -214,7 +214,7 @@ def test_a_session_makes_way_for_other_code_of_a_stream_that_failed_and_of_no_ot
     home: Settings, changed: str, state: Any, makes_way: bool
 ) -> None:
     watch = Watch({changed})
-    session = session_of(home, [plain, parity], handover=Handover(home, watch=watch))
+    session = session_of(home, [plain, parity], reasons=RestartReasons(home, watch=watch))
     session.run()
     session.running[0].status.state = state
     look(session)
@@ -222,7 +222,7 @@ def test_a_session_makes_way_for_other_code_of_a_stream_that_failed_and_of_no_ot
 
 
 def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to_start_again(home: Settings) -> None:
-    session = session_of(home, [plain, parity], handover=Handover(home, watch=Watch({"plain"})))
+    session = session_of(home, [plain, parity], reasons=RestartReasons(home, watch=Watch({"plain"})))
     session.run()
     session.running[0].status.state, session.running[0].detached = "failed", True
     with take(home, "plain", purpose="session"):
@@ -243,23 +243,23 @@ def test_a_stream_that_has_moved_to_its_own_process_is_no_failure_of_this_sessio
         commands.append(command)
         return cast("ChildProcess", SimpleNamespace(pid=7, exit_code=None, end=lambda *_: 0))
 
-    split = SplitSessions(["session", "--streams", "plain,parity"], 1.0, start=begin)
-    session = session_of(home, [plain, parity], handover=Handover(home, watch=Watch({"plain"})), split=split)
+    children = ChildSessions(["session", "--streams", "plain,parity"], 1.0, start=begin)
+    session = session_of(home, [plain, parity], reasons=RestartReasons(home, watch=Watch({"plain"})), children=children)
     session.run()
     moved, other = session.running
     for running in (moved, other):
         running.lease = acquire(home, running.stream.name, purpose="session")
     moved.status.state, other.status.state = "failed", "running"
     moved.status.error = {"permanent": True}
-    assert session.fresh is not None
+    assert session.restarts is not None
     now = 0.0
-    session.fresh.clock = lambda: now
+    session.restarts.clock = lambda: now
     look(session)
     assert not commands, "perhaps further streams come at once"
     now = 1.0
     look(session)
     assert [command.arguments[-2:] for command in commands] == [["plain", "--again"]] and moved.detached
-    assert session.fresh.elsewhere == {"plain"} and not session.superseded
+    assert session.restarts.elsewhere == {"plain"} and not session.superseded
 
     with take(home, "plain", purpose="session"):  # by the other process, which a recovery stops
         stop_request.ask_for(home, "plain", "plain-0001")
@@ -267,13 +267,13 @@ def test_a_stream_that_has_moved_to_its_own_process_is_no_failure_of_this_sessio
         stop_request.clear_for(home, "plain", "plain-0001")
         look(session)
         assert len(commands) == 1, "it has not ended yet"
-    split._splits[0].process.exit_code = 0  # type: ignore[union-attr,misc]
+    children._children[0].process.exit_code = 0  # type: ignore[union-attr,misc]
     look(session)
     assert len(commands) == 2, "the recovery was over when it ended"
 
-    split._splits[0].process.exit_code = 0  # type: ignore[union-attr,misc]
+    children._children[0].process.exit_code = 0  # type: ignore[union-attr,misc]
     look(session)
     other.status.state = "stopped"
-    assert session._exit_code() == 0 and len(commands) == 2 and not session.fresh.busy
+    assert session._exit_code() == 0 and len(commands) == 2 and not session.restarts.busy
     other.lease.release()
     moved.lease.release()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import session_events
-from streaming_jobs.state.session_events import note
+from streaming_jobs.state import stream_history
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_history import note_session_event as note
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def test_events_are_read_back_in_order(settings: Settings) -> None:
     status = Status("s", pid=7, generation=2, batch=40, code_version="abc (0.1)", run_id="r")
     note(settings, status, "started")
     note(settings, status, "failed", "x" * 5_000)
-    started, failed = session_events.session_events(settings, "s")
+    started, failed = stream_history.session_events(settings, "s")
     assert (started.what, started.pid, started.run_id, started.generation, started.batch, started.code) == (
         ("started", 7, "r", 2, 40, "abc (0.1)")
     )
     assert failed.what == "failed" and len(failed.reason) == 300
-    assert session_events.session_events(settings, "nobody") == []
+    assert stream_history.session_events(settings, "nobody") == []
 
 
 def test_a_line_that_was_cut_off_takes_no_other_along(settings: Settings) -> None:
@@ -35,14 +35,14 @@ def test_a_line_that_was_cut_off_takes_no_other_along(settings: Settings) -> Non
     path = StreamFolder.of(settings, "s").sessions
     path.write_text(path.read_text() + '\n{"at": 17')
     note(settings, Status("s", pid=2), "started")
-    assert [event.pid for event in session_events.session_events(settings, "s")] == [1, 2]
+    assert [event.pid for event in stream_history.session_events(settings, "s")] == [1, 2]
 
 
 def test_the_file_stays_small_and_keeps_the_newest(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_events, "LIMIT", 4_000)
+    monkeypatch.setattr(stream_history, "LIMIT", 4_000)
     for number in range(200):
         note(settings, Status("s", pid=number + 1), "started")
-    events = session_events.session_events(settings, "s")
+    events = stream_history.session_events(settings, "s")
     assert StreamFolder.of(settings, "s").sessions.stat().st_size <= 4_000
     assert [event.pid for event in events] == list(range(201 - len(events), 201))
     assert len(events) > 10
