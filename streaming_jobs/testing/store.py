@@ -33,7 +33,7 @@ from streaming_jobs.sinks.stored import (
     Unread,
     no_readers,
 )
-from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.sinks.truncated import ReliedOn, TruncatedEnd
 from streaming_jobs.testing.batches import MemoryBatches
 from streaming_jobs.testing.tables import (
     NO_ROWS,
@@ -221,9 +221,11 @@ class MemoryStore:
         """None: no table in memory is left half written by a power cut."""
         return iter(())
 
-    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
+    def torn_end(
+        self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
+    ) -> TruncatedEnd | None:
         table = self.open(settings, declared, stream)
-        return None if table is None else TornEnd((), table.version)
+        return None if table is None else TruncatedEnd((), table.version)
 
     def _made(self, settings: Settings, declared: DeclaredTable, stream: str, first: MemoryCommit) -> MemoryTable:
         table_id = str(uuid4())

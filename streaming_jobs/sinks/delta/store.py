@@ -28,7 +28,7 @@ from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.platform.files import hard_link, sync, sync_names
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
-from streaming_jobs.sinks.delta import torn_commits
+from streaming_jobs.sinks.delta import truncated_commits
 from streaming_jobs.sinks.delta.batches import BatchesTable
 from streaming_jobs.sinks.delta.commit_properties import moving
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
@@ -50,7 +50,7 @@ from streaming_jobs.sinks.stored import (
     Unread,
     no_readers,
 )
-from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.sinks.truncated import ReliedOn, TruncatedEnd
 
 _FILES = "files.json.gz"
 
@@ -174,10 +174,12 @@ class DeltaStore:
 
     def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Remove truncated checkpoints of the log."""
-        return torn_commits.torn_copies(settings.tables / declared.name)
+        return truncated_commits.truncated_copies(settings.tables / declared.name)
 
-    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
-        return torn_commits.torn_end(settings.tables / declared.name, stream, relied)
+    def torn_end(
+        self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
+    ) -> TruncatedEnd | None:
+        return truncated_commits.truncated_end(settings.tables / declared.name, stream, relied)
 
 
 STORE = DeltaStore()
