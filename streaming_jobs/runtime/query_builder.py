@@ -56,7 +56,7 @@ from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.planner import FIRST, Limits
+from streaming_jobs.sources.planner import FIRST, BatchLimits
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.first_reads import FirstReads
 from streaming_jobs.state.savepoints import PeriodicSavepoints, try_take
@@ -82,7 +82,7 @@ _WAIT = 0.1
 """Seconds that the planner of an idle stream waits for a record, before Spark asks again."""
 
 
-def batch_limits(own: StreamSettings, sources: int, trigger: str, commit_interval: timedelta) -> Limits:
+def batch_limits(own: StreamSettings, sources: int, trigger: str, commit_interval: timedelta) -> BatchLimits:
     """The bounds for each of so many sources. With several of them none waits for records: another may have some.
 
     At least one record: Spark would take 0 for no limit, or make no progress.
@@ -91,7 +91,7 @@ def batch_limits(own: StreamSettings, sources: int, trigger: str, commit_interva
     apart, often = commit_interval, not trigger.startswith("every ")
     if not often:
         apart = max(apart, parse_duration(trigger.removeprefix("every ")))
-    return Limits(
+    return BatchLimits(
         seconds=max(own.batch_seconds, apart).total_seconds(),
         records=share,
         bytes=max(1, (own.max_batch_mb << 20) // sources),
@@ -151,7 +151,7 @@ def sources_of(
             made.append(KafkaSource(parameter, source, client, lateness, archive, void))
         else:
             versions = versions_of(archives.settings, stream, source.name)
-            made.append(TableSource(parameter, source, versions, lateness, client))
+            made.append(TableSource(parameter, source, client, lateness, versions))
     return made
 
 
@@ -213,10 +213,10 @@ class QueryBuilder:
         return emits(self.stream.primary)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> BatchLimits:
         return batch_limits(self.own, len(self.stream.sources), self.trigger, self._commit_interval)
 
-    def limits_of(self, topic: str) -> Limits:
+    def limits_of(self, topic: str) -> BatchLimits:
         return self.limits if self.until is None else replace(self.limits, until=self.until.get(topic, {}))
 
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:

@@ -11,7 +11,7 @@ import structlog
 from streaming_jobs.errors import TransientError
 from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.runtime.stream_queries import RunningQuery
-from streaming_jobs.sources.base import Observed
+from streaming_jobs.sources.base import SourceCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,14 +60,14 @@ class QueryHandle:
         self._query = query
         self._ready.set()
 
-    def observed(self, observation: str) -> Observed:
+    def observed(self, observation: str) -> SourceCounts:
         """The counts of one source in the plan that ran last (`Dataset.observe`)."""
         metrics = self._execution().observedMetrics().get(observation)
         if not metrics.isDefined():
-            return Observed()
+            return SourceCounts()
         # One call over the gateway, not one per field: each takes a fifth of a millisecond.
         counts = str(metrics.get().mkString(",")).split(",")
-        return Observed(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
+        return SourceCounts(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
 
     def dropped_behind(self) -> int | None:
         """The watermark (ms) behind which the plan that ran last dropped rows of its state; None if it dropped none."""

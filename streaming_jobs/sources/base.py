@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Observed:
+class SourceCounts:
     """The counts of one source in the batch whose plan ran last; times in microseconds since 1970.
 
     `newest` is the largest record timestamp of the good records, if these have an event time, else None. Each further

@@ -52,7 +52,7 @@ TIMESTAMP_TYPES = ("NoTimestampType", "CreateTime", "LogAppendTime")
 """Kafka's names, in the order of librdkafka's numbers."""
 
 
-class Records(Protocol):
+class SourceRecords(Protocol):
     @property
     def values(self) -> list[bytes | None]:
         """The values' bytes."""
@@ -64,7 +64,7 @@ class Records(Protocol):
     def column(self, name: str) -> pa.Array:
         """One of partition, offset, key, headers, timestamp_type."""
 
-    def take(self, rows: Sequence[int]) -> Records:
+    def take(self, rows: Sequence[int]) -> SourceRecords:
         """Those of these rows."""
 
     def __len__(self) -> int: ...
@@ -168,7 +168,7 @@ _TOMBSTONE = Refusal("tombstone", "the value is null and the stream does not tak
 
 
 @dataclass(frozen=True)
-class Declared:
+class RecordDeclaration:
     """The parts of a topic's declaration that decide on its records; travels to other processes."""
 
     topic: str
@@ -181,7 +181,7 @@ class Declared:
     timestamp_type: bool = False
 
     @classmethod
-    def of(cls, topic: KafkaTopic) -> Declared:
+    def of(cls, topic: KafkaTopic) -> RecordDeclaration:
         keep = topic.tombstones == "keep"
         return cls(
             topic.name,
@@ -204,7 +204,7 @@ class RecordBlocks:
     written again.
     """
 
-    declared: Declared
+    declared: RecordDeclaration
     rows: Literal["all", "refused"]
     used: Path | None = None
     recovered: bool = False
@@ -253,7 +253,7 @@ class RecordBlocks:
         """The messages of a consumer as one batch, in their order."""
         return self.of(KafkaMessages(messages))
 
-    def of(self, records: Records) -> pa.RecordBatch:
+    def of(self, records: SourceRecords) -> pa.RecordBatch:
         """The records as one batch, in their order."""
         values = records.values
         columns, refused = self._judged(records)
@@ -276,14 +276,14 @@ class RecordBlocks:
         arrays = [built[f.name] if f.name in built else pa.nulls(size, f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _times(self, records: Records) -> np.ndarray:
+    def _times(self, records: SourceRecords) -> np.ndarray:
         """What `max_ahead` is measured against, in milliseconds since 1970."""
         if not self.recovered:
             return records.times
         times: np.ndarray = np.minimum(records.times, first_reads(records.column("headers")))
         return times
 
-    def _judged(self, records: Records) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
+    def _judged(self, records: SourceRecords) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
         """The decoded values, and by row why a record is refused."""
         values = records.values
         try:
@@ -311,7 +311,9 @@ class RecordBlocks:
             refused.update(self._too_far_ahead(block.columns.column(self.declared.event_time), records, refused))
         return block.columns, refused
 
-    def _too_far_ahead(self, events: pa.Array, records: Records, refused: Mapping[int, Refusal]) -> dict[int, Refusal]:
+    def _too_far_ahead(
+        self, events: pa.Array, records: SourceRecords, refused: Mapping[int, Refusal]
+    ) -> dict[int, Refusal]:
         """The records whose event time is more than `ahead` after their own timestamp; a negative one is none."""
         assert self.declared.ahead is not None
         times = self._times(records)
@@ -331,7 +333,7 @@ class RecordBlocks:
             )
         return found
 
-    def _position(self, records: Records) -> dict[str, pa.Array]:
+    def _position(self, records: SourceRecords) -> dict[str, pa.Array]:
         """The columns of the records' positions that are wanted."""
         ways: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: pa.repeat(self.declared.topic, len(records)),
@@ -342,7 +344,7 @@ class RecordBlocks:
         }
         return {name: make() for name, make in ways.items() if self._wanted(name)}
 
-    def _refused(self, records: Records, refused: Mapping[int, Refusal]) -> pa.RecordBatch:
+    def _refused(self, records: SourceRecords, refused: Mapping[int, Refusal]) -> pa.RecordBatch:
         rows = sorted(refused)
         chosen = records.take(rows)
         arrays = [

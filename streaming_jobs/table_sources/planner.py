@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
 from streaming_jobs.errors import OffsetsLost
-from streaming_jobs.sources.planner import BatchSize, Limits
+from streaming_jobs.sources.planner import BatchLimits, BatchSize
 from streaming_jobs.sources.record_blocks import HEADERS, POSITION, RECORD, TIME, nullable, read_used
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
 from streaming_jobs.text import commands
@@ -234,7 +234,7 @@ class TablePlanner:
     """Plans the batches of one query from one table."""
 
     versions: TableVersions
-    limits: Limits
+    limits: BatchLimits
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _size: BatchSize = field(init=False)
@@ -246,7 +246,14 @@ class TablePlanner:
     def __post_init__(self) -> None:
         self._size = BatchSize(self.limits.seconds, self.limits.records, self.limits.bytes, self.limits.first)
 
-    def next_end(self, start: int) -> int:
+    def next_end(self, start: Mapping[int, int]) -> dict[int, int]:
+        """As `next_version`, with the version as the offset of partition 0."""
+        return {0: self.next_version(start.get(0, 0))}
+
+    def close(self) -> None:
+        """Nothing: no connection is open."""
+
+    def next_version(self, start: int) -> int:
         """The end of the batch that begins at version `start`; equal to it if nothing new is there.
 
         Raises OffsetsLost for a version that is gone, and for a table that ends before `start`.

@@ -26,7 +26,7 @@ from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sources.base import Observed
+from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity
 
@@ -190,9 +190,9 @@ class Driver:
             {table: Output(sink, self) for table, sink in (deletes or {}).items()},
         )
 
-    def observed(self, observation: str) -> Observed:
+    def observed(self, observation: str) -> SourceCounts:
         assert observation == "recourse_things"
-        return Observed(self.bad, self.newest)
+        return SourceCounts(self.bad, self.newest)
 
     def dropped_behind(self) -> int | None:
         self.log.append("ask for dropped rows")

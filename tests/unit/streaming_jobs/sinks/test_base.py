@@ -24,7 +24,7 @@ from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, Sink, SinkSet
 from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sources.base import Observed
+from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.testing import MemoryTable
 from tests.conftest import SettingsFactory
@@ -149,8 +149,8 @@ class Records:
 class CountsTwo:
     """The query that Spark runs: what was counted of the batch."""
 
-    def observed(self, observation: str) -> Observed:
-        return Observed(2)
+    def observed(self, observation: str) -> SourceCounts:
+        return SourceCounts(2)
 
     def dropped_behind(self) -> int | None:
         return None

@@ -11,12 +11,12 @@ import pytest
 
 from streaming_jobs.errors import OffsetsLost, UsageError
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.planner import FIRST, SMALL, Limits, Planner
+from streaming_jobs.sources.planner import FIRST, SMALL, BatchLimits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.void_ranges import VoidRanges
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 
-LIMITS = Limits(seconds=2.0, records=300_000, bytes=10**9, wait=0.1)
+LIMITS = BatchLimits(seconds=2.0, records=300_000, bytes=10**9, wait=0.1)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Topic:
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         return self.size
 
-    def planner(self, limits: Limits = LIMITS) -> Planner:
+    def planner(self, limits: BatchLimits = LIMITS) -> Planner:
         reader = RangeReader(TOPIC, {"bootstrap.servers": "x:1"}, timedelta(0), connect=lambda _: self.consumer)
         topics = cast("TopicReader", self)
         return Planner(topics, reader, limits, monotonic=lambda: self.now, sleep=self.slept.append)
@@ -97,7 +97,7 @@ def test_a_backlog_begins_small_and_grows_and_the_end_of_it_is_live_again() -> N
 def test_the_bound_of_the_settings_holds_for_live_batches_too() -> None:
     topic = Topic(partitions=2)
     topic.grow(p0=1000, p1=500)
-    planner = topic.planner(Limits(2.0, 30, 10**9, 0.1))
+    planner = topic.planner(BatchLimits(2.0, 30, 10**9, 0.1))
     start: dict[int, int] = {0: 0, 1: 0}
     for _ in range(3):
         end = planner.next_end(start)
@@ -166,7 +166,7 @@ def test_available_now_notices_a_topic_that_shrank() -> None:
 def test_a_stream_with_batches_far_apart_reads_all_that_it_may_in_each() -> None:
     topic = Topic()
     topic.grow(p0=60_000)
-    planner = topic.planner(Limits(600.0, 25_000, 10**9, 0.1, first=25_000))
+    planner = topic.planner(BatchLimits(600.0, 25_000, 10**9, 0.1, first=25_000))
     start, sizes = {0: 0}, []
     for _ in range(2):
         end = planner.next_end(start)
@@ -179,7 +179,7 @@ def test_a_stream_with_batches_far_apart_reads_all_that_it_may_in_each() -> None
 def test_the_size_of_records_is_known_before_a_large_batch() -> None:
     topic = Topic(size=1000.0)
     topic.grow(p0=100_000)
-    planner = topic.planner(Limits(2.0, 50_000, 10**6, 0.1, first=50_000))
+    planner = topic.planner(BatchLimits(2.0, 50_000, 10**6, 0.1, first=50_000))
     planner._backlog = True  # as after a large batch
     assert planner.next_end({0: 0}) == {0: 1000}
 
@@ -242,7 +242,7 @@ def test_a_large_batch_is_not_for_the_planner() -> None:
 def test_large_records_make_batches_of_fewer() -> None:
     topic = Topic()
     topic.log[0] = {offset: record(0, offset, b"x" * 1000) for offset in range(20_000)}
-    planner = topic.planner(Limits(2.0, 10**6, 10**6, 0.1))
+    planner = topic.planner(BatchLimits(2.0, 10**6, 10**6, 0.1))
     end = planner.next_end({0: 0})
     assert taken(planner, {0: 0}, end) is not None
     assert planner.next_end(end) == {0: end[0] + 1000}
