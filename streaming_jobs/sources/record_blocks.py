@@ -161,6 +161,16 @@ POSITION = (
     StructField("key", BinaryType()),
 )
 """The columns of a record's position, and its key."""
+REFUSED = StructType(
+    [
+        *POSITION,
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS),
+        StructField("reason", StringType()),
+        StructField("detail", StringType()),
+    ]
+)
+"""The columns of refused records, of topics and tables."""
 RECORD = "_record"
 """The column of the decoded value."""
 TIME = pa.timestamp("us", "UTC")
@@ -211,15 +221,13 @@ class RecordBlocks:
 
     @cached_property
     def spark_schema(self) -> StructType:
-        headers = StructField("headers", HEADERS)
         if self.rows == "refused":
-            reason = [StructField("reason", StringType()), StructField("detail", StringType())]
-            return StructType([*POSITION, StructField("value", BinaryType()), headers, *reason])
+            return REFUSED
         return StructType(
             [
                 *POSITION,
                 *([StructField("timestamp_type", StringType())] if self.declared.timestamp_type else []),
-                *([headers] if self.declared.headers else []),
+                *([StructField("headers", HEADERS)] if self.declared.headers else []),
                 StructField("tombstone", BooleanType()),
                 StructField(RECORD, nullable(self.declared.format.schema)),
                 StructField("_bad", BooleanType()),
@@ -233,7 +241,7 @@ class RecordBlocks:
     @cached_property
     def _used(self) -> frozenset[str] | None:
         """The columns to build; None: all."""
-        return None if self.used is None else read_used(self.used)
+        return read_used(self.used)
 
     @cached_property
     def _fields(self) -> list[str]:
@@ -362,8 +370,10 @@ def note_used(path: Path, columns: Iterable[str]) -> None:
     write_json(path, sorted(columns), durable=False)
 
 
-def read_used(path: Path) -> frozenset[str] | None:
+def read_used(path: Path | None) -> frozenset[str] | None:
     """The columns of such a file; None if there is none."""
+    if path is None:
+        return None
     try:
         return frozenset(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import BatchLimits, BatchSize
-from streaming_jobs.sources.record_blocks import HEADERS, POSITION, RECORD, TIME, nullable, read_used
+from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, nullable, read_used
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
 from streaming_jobs.text import commands
 
@@ -75,9 +75,7 @@ class RowBlocks:
     @cached_property
     def spark_schema(self) -> StructType:
         if self.rows == "refused":
-            reason = [StructField("reason", StringType()), StructField("detail", StringType())]
-            value = StructField("value", BinaryType())
-            return StructType([*POSITION, value, StructField("headers", HEADERS), *reason])
+            return REFUSED
         tombstone, bad = StructField("tombstone", BooleanType()), StructField("_bad", BooleanType())
         return StructType([*POSITION, tombstone, StructField(RECORD, nullable(self.columns)), bad])
 
@@ -87,7 +85,7 @@ class RowBlocks:
 
     @cached_property
     def _used(self) -> frozenset[str] | None:
-        return None if self.used is None else read_used(self.used)
+        return read_used(self.used)
 
     @cached_property
     def _record(self) -> list[pa.Field]:
