@@ -40,7 +40,7 @@ from streaming_jobs.sources.archived_ranges import read_ranges
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.record_blocks import Records
+from streaming_jobs.sources.record_blocks import SourceRecords
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import Stream
@@ -227,7 +227,7 @@ class WrittenTopics:
                 found += _positions(name, future, timeout)
         return found
 
-    def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[Records]:
+    def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[SourceRecords]:
         """The committed records in ranges of offsets by partition, some thousands at a time."""
         reader = RangeReader(topic, self._config, self.settings.kafka.timeout)
         try:

@@ -23,7 +23,7 @@ from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.ledger.positions import decode, decode_partitions
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sources.base import Span
-from streaming_jobs.sources.record_blocks import RECORD, Declared, RecordBlocks, Records
+from streaming_jobs.sources.record_blocks import RECORD, RecordBlocks, RecordDeclaration, SourceRecords
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 
@@ -64,7 +64,7 @@ def _table(
     context: RecoveryContext, sink: KafkaSink, path: Path, spans: Mapping[int, Span], void: VoidRanges, *, keyed: bool
 ) -> DeltaTable:
     """The records that are not void as a new table, with their fields; keyed, the last one of each key."""
-    blocks = RecordBlocks(Declared.of(sink.topic), "all", recovered=True)
+    blocks = RecordBlocks(RecordDeclaration.of(sink.topic), "all", recovered=True)
     schema = _rows(blocks, None, keyed=keyed).schema
     write_deltalake(path, schema.empty_table(), mode="overwrite", schema_mode="overwrite")
     waiting: list[pa.Table] = []
@@ -79,7 +79,7 @@ def _table(
     return _last_of_each_key(table, path.with_name(f"{path.name}_by_key")) if keyed else table
 
 
-def _rows(blocks: RecordBlocks, records: Records | None, *, keyed: bool) -> pa.Table:
+def _rows(blocks: RecordBlocks, records: SourceRecords | None, *, keyed: bool) -> pa.Table:
     """The fields of records that are no tombstones and could be decoded, as the topic's readers see them."""
     batch = blocks.schema.empty_table() if records is None else pa.Table.from_batches([blocks.of(records)])
     batch = batch.filter(pc.invert(batch["_bad"]))

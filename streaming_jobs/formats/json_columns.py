@@ -62,7 +62,7 @@ _MAX_DIGITS = 38
 _SHOWN = 40
 
 
-class Fault(NamedTuple):
+class ValueFault(NamedTuple):
     """A value that is refused: its position in the column, the reason, the words, and the place below the column."""
 
     position: int
@@ -75,7 +75,7 @@ class Built(NamedTuple):
     """A column and its faults; the column's value at a fault means nothing."""
 
     array: pa.Array
-    faults: Sequence[Fault]
+    faults: Sequence[ValueFault]
 
 
 class Form:
@@ -160,12 +160,14 @@ class DecimalColumn:
         """The decimals of msgspec's raw values; None and `null` are null."""
         name = f"decimal({self.precision},{self.scale})"
         written = [None if value is None else str(value, "utf-8") for value in values]
-        faults: list[Fault] = []
+        faults: list[ValueFault] = []
         if "null" in written:
             nulls = [position for position, text in enumerate(written) if text == "null"]
             written = _without(written, nulls)
             if self.required:
-                faults += [Fault(position, "missing_field", f"Expected `{name}`, got `null`") for position in nulls]
+                faults += [
+                    ValueFault(position, "missing_field", f"Expected `{name}`, got `null`") for position in nulls
+                ]
         bad = self.form.others(written)
         bad += [position for position, text in enumerate(written) if text is not None and _is_too_long(text)]
         if bad:
@@ -188,7 +190,7 @@ class FloatColumn:
         """The numbers; one that overflows is a fault."""
         array = pa.array(values, pa.float32())
         infinite = np.flatnonzero(np.isinf(array.to_numpy(zero_copy_only=False)))
-        return Built(array, [Fault(int(position), "wrong_type", "Number out of range") for position in infinite])
+        return Built(array, [ValueFault(int(position), "wrong_type", "Number out of range") for position in infinite])
 
 
 def date_column() -> TimeColumn:
@@ -222,9 +224,9 @@ def _is_too_long(number: str) -> bool:
     return len(number) > _MAX_DIGITS and len(number.lstrip("-0.").replace(".", "")) > _MAX_DIGITS
 
 
-def _wrong(position: int, name: str, text: str) -> Fault:
+def _wrong(position: int, name: str, text: str) -> ValueFault:
     shown = ascii(text[:_SHOWN]) + ("..." if len(text) > _SHOWN else "")
-    return Fault(position, "wrong_type", f"Expected `{name}`, got {shown}")
+    return ValueFault(position, "wrong_type", f"Expected `{name}`, got {shown}")
 
 
 # Arrow columns from decoded records, one class per shape of column.
@@ -240,14 +242,14 @@ _PLAIN: dict[type[DataType], pa.DataType] = {
     DoubleType: pa.float64(),
     StringType: pa.string(),
 }
-_TIMES: dict[type[DataType], Column] = {
+_TIMES: dict[type[DataType], JsonColumn] = {
     DateType: date_column(),
     TimestampType: timestamp_column(),
     TimestampNTZType: timestamp_ntz_column(),
 }
 
 
-class Column(Protocol):
+class JsonColumn(Protocol):
     """The way from decoded values to an Arrow array."""
 
     @property
@@ -277,7 +279,7 @@ class PlainColumn:
 
 @dataclass(frozen=True)
 class StructColumn:
-    fields: Sequence[tuple[str, Column]]
+    fields: Sequence[tuple[str, JsonColumn]]
 
     @cached_property
     def type(self) -> pa.DataType:
@@ -305,7 +307,7 @@ class StructColumn:
 class ListColumn:
     """Arrays of objects, or of values that are checked."""
 
-    element: Column
+    element: JsonColumn
 
     @cached_property
     def type(self) -> pa.DataType:
@@ -330,7 +332,7 @@ class ListColumn:
         return Built(lists, faults)
 
 
-def column_of(kind: DataType, nullable: bool) -> Column:
+def column_of(kind: DataType, nullable: bool) -> JsonColumn:
     if isinstance(kind, StructType):
         return StructColumn([(field.name, field_column(field)) for field in kind.fields])
     if isinstance(kind, ArrayType):
@@ -344,9 +346,9 @@ def column_of(kind: DataType, nullable: bool) -> Column:
     return time if time is not None else PlainColumn(_PLAIN[type(kind)])
 
 
-def field_column(field: StructField) -> Column:
+def field_column(field: StructField) -> JsonColumn:
     return column_of(field.dataType, field.nullable)
 
 
-def _list_of(element: Column) -> pa.DataType:
+def _list_of(element: JsonColumn) -> pa.DataType:
     return pa.list_(pa.field("element", element.type))

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streaming_jobs.declare.format import Block, Refusal, checked_fields, record_batch
-from streaming_jobs.formats.json_columns import Column, Fault, field_column
+from streaming_jobs.formats.json_columns import JsonColumn, ValueFault, field_column
 from streaming_jobs.formats.json_records import attribute, blank, record_class
 from streaming_jobs.formats.utf8 import joined, not_utf8, utf8_refusal
 
@@ -95,7 +95,7 @@ def _reason(words: str) -> str:
 class _Field(NamedTuple):
     name: str
     of: Callable[[Any], Any]
-    column: Column
+    column: JsonColumn
     asked_for: bool
 
 
@@ -155,7 +155,7 @@ class JsonReader:
         return columns, refused
 
 
-def _add(refused: dict[int, Refusal], name: str, faults: Iterable[Fault]) -> None:
+def _add(refused: dict[int, Refusal], name: str, faults: Iterable[ValueFault]) -> None:
     for fault in faults:
         refused.setdefault(fault.position, Refusal(fault.reason, f"{fault.words} - at `$.{name}{fault.place}`"))
 

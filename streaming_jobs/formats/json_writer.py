@@ -41,14 +41,14 @@ from streaming_jobs.formats.json_columns import FIRST_DAY, FIRST_MICROSECOND, LA
 
 
 @dataclass
-class Column:
+class WrittenColumn:
     """The JSON values of a column, and the refusals of its rows by their index."""
 
     values: Sequence[Any]
     refused: dict[int, Refusal]
 
 
-def _records(schema: StructType, arrays: Sequence[pa.Array], rows: int, place: str) -> Column:
+def _records(schema: StructType, arrays: Sequence[pa.Array], rows: int, place: str) -> WrittenColumn:
     """The rows of these fields as dictionaries; `place` is that of the struct, with a dot after it."""
     names = schema.fieldNames()
     refused: dict[int, Refusal] = {}
@@ -59,8 +59,8 @@ def _records(schema: StructType, arrays: Sequence[pa.Array], rows: int, place: s
         refused = {**column.refused, **missing, **refused}
         columns.append(column.values)
     if not columns:
-        return Column([{} for _ in range(rows)], refused)
-    return Column([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)], refused)
+        return WrittenColumn([{} for _ in range(rows)], refused)
+    return WrittenColumn([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)], refused)
 
 
 def missing_values(array: pa.Array, place: str) -> dict[int, Refusal]:
@@ -69,7 +69,7 @@ def missing_values(array: pa.Array, place: str) -> dict[int, Refusal]:
     return _refusals(nulls, "missing_field", f"{place} is null, and the topic's schema requires it")
 
 
-def column_values(kind: DataType, array: pa.Array, place: str) -> Column:
+def column_values(kind: DataType, array: pa.Array, place: str) -> WrittenColumn:
     """The values of a column; `place` names it in refusals."""
     if isinstance(kind, StructType):
         return _structs(kind, array, place)
@@ -78,10 +78,10 @@ def column_values(kind: DataType, array: pa.Array, place: str) -> Column:
     for types, convert in _LEAVES:
         if isinstance(kind, types):
             return convert(array, place)
-    return Column(array.to_pylist(), {})
+    return WrittenColumn(array.to_pylist(), {})
 
 
-def _structs(kind: StructType, array: pa.Array, place: str) -> Column:
+def _structs(kind: StructType, array: pa.Array, place: str) -> WrittenColumn:
     present = pc.indices_nonzero(pc.is_valid(array))
     inner = array.take(present) if array.null_count else array
     fields = [inner.field(index) for index in range(len(kind.fields))]
@@ -92,10 +92,10 @@ def _structs(kind: StructType, array: pa.Array, place: str) -> Column:
     values: list[Any] = [None] * len(array)
     for row, value in zip(rows, written.values, strict=True):
         values[row] = value
-    return Column(values, {rows[index]: refusal for index, refusal in written.refused.items()})
+    return WrittenColumn(values, {rows[index]: refusal for index, refusal in written.refused.items()})
 
 
-def _lists(kind: ArrayType, array: pa.Array, place: str) -> Column:
+def _lists(kind: ArrayType, array: pa.Array, place: str) -> WrittenColumn:
     flat = array.flatten()  # without what lies below null lists
     inner = column_values(kind.elementType, flat, f"{place}[]")
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
@@ -113,12 +113,12 @@ def _lists(kind: ArrayType, array: pa.Array, place: str) -> Column:
             elif element in missing:
                 refused.setdefault(row, Refusal("missing_field", f"{place} holds a null, and its type allows none"))
         begin = end
-    return Column(values, refused)
+    return WrittenColumn(values, refused)
 
 
-def _texts(array: pa.Array, place: str) -> Column:
+def _texts(array: pa.Array, place: str) -> WrittenColumn:
     try:
-        return Column(array.to_pylist(), {})
+        return WrittenColumn(array.to_pylist(), {})
     except UnicodeDecodeError:
         values, refused = [], {}
         for row, value in enumerate(array.cast(pa.binary()).to_pylist()):
@@ -127,22 +127,24 @@ def _texts(array: pa.Array, place: str) -> Column:
             except UnicodeDecodeError:
                 values.append(None)
                 refused[row] = Refusal("not_utf8", f"the text of {place} is not UTF-8")
-        return Column(values, refused)
+        return WrittenColumn(values, refused)
 
 
-def _floats(array: pa.Array, place: str) -> Column:
+def _floats(array: pa.Array, place: str) -> WrittenColumn:
     values = array.to_pylist()
     bad = [row for row, value in enumerate(values) if value is not None and not math.isfinite(value)]
-    return Column(values, _refusals(bad, "not_finite", f"{place} is not a finite number, and JSON has no other"))
+    return WrittenColumn(values, _refusals(bad, "not_finite", f"{place} is not a finite number, and JSON has no other"))
 
 
-def _decimals(array: pa.Array, place: str) -> Column:  # noqa: ARG001 - every decimal can be written
-    return Column([None if value is None else msgspec.Raw(f"{value:f}".encode()) for value in array.to_pylist()], {})
+def _decimals(array: pa.Array, place: str) -> WrittenColumn:  # noqa: ARG001 - every decimal can be written
+    return WrittenColumn(
+        [None if value is None else msgspec.Raw(f"{value:f}".encode()) for value in array.to_pylist()], {}
+    )
 
 
-def _times(array: pa.Array, place: str) -> Column:
+def _times(array: pa.Array, place: str) -> WrittenColumn:
     texts, refused = time_texts(array, place)
-    return Column(texts.to_pylist(), refused)
+    return WrittenColumn(texts.to_pylist(), refused)
 
 
 def time_texts(array: pa.Array, place: str) -> tuple[pa.Array, dict[int, Refusal]]:
@@ -162,7 +164,7 @@ def _outside(numbers: pa.Array, first: int, last: int, place: str) -> dict[int, 
     return _refusals(rows, "time_out_of_range", f"{place} is not in the years 1 to 9999")
 
 
-_LEAVES: tuple[tuple[tuple[type[DataType], ...], Callable[[pa.Array, str], Column]], ...] = (
+_LEAVES: tuple[tuple[tuple[type[DataType], ...], Callable[[pa.Array, str], WrittenColumn]], ...] = (
     ((StringType,), _texts),
     ((DoubleType, FloatType), _floats),
     ((DecimalType,), _decimals),

@@ -1,4 +1,4 @@
-"""The actions of a commit file of a Delta log, read in one way by everything here that reads logs.
+"""The commits of a Delta log: how their files are split into actions, and what one commit says.
 
 Delta's protocol, section "Delta Log Entries": one JSON object per line. The lines end at a line feed. `str.splitlines`
 would also split at U+2028, U+2029, U+0085 and others, which writers do not escape in statistics and partition values.
@@ -7,24 +7,88 @@ would also split at U+2028, U+2029, U+0085 and others, which writers do not esca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+
+from streaming_jobs.ledger.entry import LedgerEntry
 
 UNREAD = "_unread"
 """The folder below a table with commits that have left its log, and that streams have not read (`unread_log.py`)."""
 
 
-def commit_actions(table: Path, number: int) -> list[dict[str, Any]]:
-    """The actions of a version, also of one that is kept for readers only. Raises as `actions` does.
+@dataclass(frozen=True)
+class CommitActions:
+    """What one commit says. `info` is its `commitInfo`, None without one; the other fields hold actions as written."""
+
+    version: int
+    info: Mapping[str, Any] | None
+    adds: tuple[Mapping[str, Any], ...]
+    removes: tuple[Mapping[str, Any], ...]
+    changes_data: bool
+    app_ids: frozenset[str]
+    """The applications whose transactions it sets."""
+
+    @classmethod
+    def of(cls, version: int, lines: Iterable[Mapping[str, Any]]) -> CommitActions:
+        """The commit of these lines. Raises TypeError, AttributeError or KeyError for lines that are no actions."""
+        by_kind: dict[str, list[Mapping[str, Any]]] = {}
+        for line in lines:
+            for kind, action in line.items():
+                if action is not None:
+                    by_kind.setdefault(kind, []).append(action)
+        files = (action for kind in ("add", "remove", "cdc") for action in by_kind.get(kind, ()))
+        return cls(
+            version,
+            next(iter(by_kind.get("commitInfo", ())), None),
+            tuple(by_kind.get("add", ())),
+            tuple(by_kind.get("remove", ())),
+            any(map(changes_rows, files)),
+            frozenset(str(action["appId"]) for action in by_kind.get("txn", ())),
+        )
+
+    @property
+    def at(self) -> int:
+        """The time of the commit in milliseconds since 1970; 0 if it does not say."""
+        return int((self.info or {}).get("timestamp", 0))
+
+    @property
+    def operation(self) -> str:
+        return str((self.info or {}).get("operation", ""))
+
+    @property
+    def entry(self) -> LedgerEntry | None:
+        """The ledger entry of a commit of ours."""
+        text = (self.info or {}).get("userMetadata")
+        return LedgerEntry.decode(text if isinstance(text, str) else None)
+
+
+def read_commit(table: Path, version: int) -> CommitActions:
+    """A version of the log. Raises as `actions` and `CommitActions.of` do."""
+    return CommitActions.of(version, actions(commit_file(table, version)))
+
+
+def read_kept_commit(table: Path, version: int) -> CommitActions:
+    """A version, also one that is kept for readers only. Raises as `read_commit` does.
 
     A commit may be moved at any moment, so the log comes first.
     """
-    name = f"_delta_log/{number:020d}.json"
     try:
-        return list(actions(table / name))
+        return read_commit(table, version)
     except FileNotFoundError:
-        return list(actions(table / UNREAD / name))
+        return read_commit(table / UNREAD, version)
+
+
+def versions_in_log(table: Path) -> list[int]:
+    """The versions whose commits the log has, in order; one listing."""
+    files = (table / "_delta_log").glob("*.json")
+    return sorted(int(file.stem) for file in files if file.stem.isdigit() and len(file.stem) == 20)
+
+
+def commit_file(table: Path, version: int) -> Path:
+    return table / "_delta_log" / f"{version:020d}.json"
 
 
 def actions(commit: Path, containing: str = "") -> Iterator[dict[str, Any]]:
@@ -37,3 +101,13 @@ def actions(commit: Path, containing: str = "") -> Iterator[dict[str, Any]]:
     for line in commit.read_bytes().split(b"\n"):
         if line.strip() and wanted in line:
             yield json.loads(line)
+
+
+def changes_rows(action: Mapping[str, Any]) -> bool:
+    """True for an added or removed file whose rows are new or gone, false for one that compaction has rewritten."""
+    return bool(action.get("dataChange", True))
+
+
+def names_on_disk(path: str) -> tuple[str, ...]:
+    """The names that a path of the log may have on disk: writers differ in how often they percent-encode it."""
+    return (path, unquote(path), unquote(unquote(path))) if "%" in path else (path,)

@@ -25,7 +25,7 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
-from streaming_jobs.sinks.torn import ReliedOn
+from streaming_jobs.sinks.truncated import ReliedOn
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder

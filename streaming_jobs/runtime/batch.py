@@ -41,7 +41,7 @@ from streaming_jobs.text import commands
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from streaming_jobs.sources.base import Observed
+    from streaming_jobs.sources.base import SourceCounts
 
 
 # The counts in a batch's ledger entry: rows by table, dropped rows, and rows by broken rule.
@@ -200,7 +200,7 @@ class BatchPipeline:
     """The ledger entry, with the offsets, of the batch that runs now or that failed."""
     _bytes_per_record: float = field(default=512.0, init=False)
     _read: dict[str, int] = field(default_factory=dict, init=False)
-    _seen: dict[str, Observed] = field(default_factory=dict, init=False)
+    _seen: dict[str, SourceCounts] = field(default_factory=dict, init=False)
     _on_disk: CheckpointSync = field(init=False)
     _quiet: bool = field(default=False, init=False)
 

@@ -26,7 +26,7 @@ from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.ledger_file import LedgerFile
 
 if TYPE_CHECKING:
-    from streaming_jobs.sources.base import Observed
+    from streaming_jobs.sources.base import SourceCounts
 
 
 class StopAtBorder(Exception):
@@ -43,7 +43,7 @@ class Replan(Protocol):
 class Query(Protocol):
     """The running query, as the pipeline sees it: figures of the batch whose plan has just run."""
 
-    def observed(self, observation: str) -> Observed:
+    def observed(self, observation: str) -> SourceCounts:
         """The counts of one source, taken ahead of the stream's function."""
 
     def dropped_behind(self) -> int | None:

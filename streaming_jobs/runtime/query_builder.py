@@ -51,10 +51,10 @@ from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.sources.base import Observed, TopicReader
+from streaming_jobs.sources.base import SourceCounts, TopicReader
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.planner import FIRST, Limits
+from streaming_jobs.sources.planner import FIRST, BatchLimits
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
@@ -82,7 +82,9 @@ _WAIT = 0.1
 """Seconds that the planner of an idle stream waits for a record, before Spark asks again."""
 
 
-def batch_limits(stream_settings: StreamSettings, sources: int, trigger: str, commit_interval: timedelta) -> Limits:
+def batch_limits(
+    stream_settings: StreamSettings, sources: int, trigger: str, commit_interval: timedelta
+) -> BatchLimits:
     """The bounds for each of so many sources. With several of them none waits for records: another may have some.
 
     At least one record: Spark would take 0 for no limit, or make no progress.
@@ -91,7 +93,7 @@ def batch_limits(stream_settings: StreamSettings, sources: int, trigger: str, co
     apart, often = commit_interval, not trigger.startswith("every ")
     if not often:
         apart = max(apart, parse_duration(trigger.removeprefix("every ")))
-    return Limits(
+    return BatchLimits(
         seconds=max(stream_settings.batch_seconds, apart).total_seconds(),
         records=share,
         bytes=max(1, (stream_settings.max_batch_mb << 20) // sources),
@@ -153,7 +155,7 @@ def sources_of(
             made.append(KafkaSource(parameter, source, client, lateness, archive, void))
         else:
             versions = versions_of(archives.settings, stream, source.name)
-            made.append(TableSource(parameter, source, versions, lateness, client))
+            made.append(TableSource(parameter, source, client, lateness, versions))
     return made
 
 
@@ -199,14 +201,14 @@ class QueryHandle:
         self._query = query
         self._ready.set()
 
-    def observed(self, observation: str) -> Observed:
+    def observed(self, observation: str) -> SourceCounts:
         """The counts of one source in the plan that ran last (`Dataset.observe`)."""
         metrics = self._execution().observedMetrics().get(observation)
         if not metrics.isDefined():
-            return Observed()
+            return SourceCounts()
         # One call over the gateway, not one per field: each takes a fifth of a millisecond.
         counts = str(metrics.get().mkString(",")).split(",")
-        return Observed(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
+        return SourceCounts(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
 
     def dropped_behind(self) -> int | None:
         """The watermark (ms) behind which the plan that ran last dropped rows of its state; None if it dropped none."""
@@ -277,10 +279,10 @@ class QueryBuilder:
         return emits(self.stream.primary)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> BatchLimits:
         return batch_limits(self.stream_settings, len(self.stream.sources), self.trigger, self._commit_interval)
 
-    def limits_of(self, topic: str) -> Limits:
+    def limits_of(self, topic: str) -> BatchLimits:
         return self.limits if self.until is None else replace(self.limits, until=self.until.get(topic, {}))
 
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:

@@ -22,7 +22,7 @@ from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Upkeep
-from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.sinks.truncated import ReliedOn, TruncatedEnd
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
@@ -328,7 +328,9 @@ class TableStore(Protocol):
     def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Remove half-written files that only repeat what commits say, as a power cut leaves them; yields each."""
 
-    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
+    def torn_end(
+        self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
+    ) -> TruncatedEnd | None:
         """The newest commits of the table that a power cut has torn; None if there is no table. Removes nothing.
 
         Raises PreflightRefused if something relies on a commit that is not whole.

@@ -20,7 +20,7 @@ from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.sources.range_reader import RangeReader
-    from streaming_jobs.sources.record_blocks import Records
+    from streaming_jobs.sources.record_blocks import SourceRecords
 
 Firsts = Mapping[int, int]
 """By partition the first offset that Kafka has."""
@@ -83,7 +83,7 @@ def read_ranges(
     archive: Archive | None = None,
     first: Firsts | None = None,
     look: Callable[[], Firsts] | None = None,
-) -> Iterator[Records]:
+) -> Iterator[SourceRecords]:
     """Yields the records of the ranges, about `most` at a time, those of a partition in order.
 
     `first` is what Kafka had when somebody looked, and `look` looks again, if offsets prove to be gone. Raises

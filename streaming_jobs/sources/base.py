@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from streaming_jobs.sources.record_blocks import ArchivedRecords
-    from streaming_jobs.sources.topics import TopicInfo
 
 Span = tuple[int, int]
 """The first offset of a range, and the one after its last."""
 
 
 @dataclass(frozen=True)
-class Observed:
+class SourceCounts:
     """The counts of one source in the batch whose plan ran last; times in microseconds since 1970.
 
     `newest` is the largest record timestamp of the good records, if these have an event time, else None. Each further
@@ -54,6 +53,30 @@ class Source(Protocol):
 
     def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
+
+
+NOT_SHOWN = "unknown"
+"""The clean-up policy of a topic whose settings the user may not see."""
+KEEP_FOREVER = -1
+"""retention.ms of a topic that keeps all records, such as one whose record timestamps are of 2013."""
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    """A topic as the broker describes it; `id` differs between a topic and the one recreated under its name.
+
+    Without the right to see the topic's settings, they have Kafka's defaults, and `cleanup_policy` is `NOT_SHOWN`.
+    """
+
+    name: str
+    id: str
+    partitions: int
+    retention_ms: int = KEEP_FOREVER
+    cleanup_policy: str = NOT_SHOWN
+    replicas: int = 1
+    min_insync_replicas: int = 1
+    max_message_bytes: int = 1_048_588
+    """Of a batch of records, as Kafka's default."""
 
 
 class TopicEnds(Protocol):

@@ -28,8 +28,7 @@ from streaming_jobs.text.durations import format_duration, milliseconds
 if TYPE_CHECKING:
     from streaming_jobs.ledger.positions import OffsetBounds
     from streaming_jobs.settings import KafkaSettings, Settings
-    from streaming_jobs.sources.base import TopicReader
-    from streaming_jobs.sources.topics import TopicInfo
+    from streaming_jobs.sources.base import TopicInfo, TopicReader
 
 
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}

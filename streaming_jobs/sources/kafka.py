@@ -1,104 +1,148 @@
-"""A Kafka topic as a stream of decoded records, and the same offsets once more as a batch.
+"""A Kafka topic as a source of a stream: librdkafka reads it, Arrow carries it into the JVM (`data_source.py`).
 
-The streaming frame counts its bad records on the way (`observe`) and leaves them out; `bad_records` reads the
-offsets of the batch again and returns only those. Both make their verdicts in `record_blocks.py`, so each record is in
-exactly one of them. `late_records` uses it too: Spark's state only reports that it dropped rows, and `late_records`
-counts the records behind the watermark.
+The planner of a live stream receives records all the time, and sends those of a small batch along with its plan.
+Nothing secret travels: a reading knows the path of a file that holds the properties of Kafka's client
+(`connection.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pyspark.sql import functions as F
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.sources.archived_ranges import read_ranges
-from streaming_jobs.sources.base import Archive
+from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
+from streaming_jobs.sources.base import Archive, Span
 from streaming_jobs.sources.connection import read_client_file
-from streaming_jobs.sources.judged_frames import counted, good, late_rows, watched, workers_of
-from streaming_jobs.sources.kafka_data_source import Reading, load
-from streaming_jobs.sources.planner import Limits
+from streaming_jobs.sources.data_source import FrameSource, Reading, Split
+from streaming_jobs.sources.planner import Planner
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.record_blocks import LARGEST_MS, Declared, RecordBlocks, first_reads, note_used
+from streaming_jobs.sources.record_blocks import LARGEST_MS, RecordBlocks, RecordDeclaration, first_reads
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
+BLOCK = 10_000
+"""Records of one Arrow batch, about."""
 _LAST = 50
 """Records at the end of a range that are looked at: a transaction's marker is an offset without a record."""
 
+_readers: dict[tuple[Path, str, str], RangeReader] = {}
+"""The readers of this process by client file, source and topic; they stay connected from batch to batch."""
 
-@dataclass(frozen=True)
-class KafkaSource:
-    """One source of one stream. `client` is the file with the client's properties, `lateness` the watermark delay.
 
-    `archive` has what the topic no longer has; records in the `void` ranges are not read.
+class RangePartition(InputPartition):
+    """Ranges of a topic's partitions that one task reads; `first` are the offsets at which Kafka began, if known."""
+
+    def __init__(self, spans: Mapping[int, Span], first: Firsts | None = None) -> None:
+        self.spans = dict(spans)
+        self.first = dict(first or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicReading(Reading[Planner]):
+    """A topic to read: its records as `blocks` wants them, with the client of a file.
+
+    `archive` has what the topic no longer has. Records in the `void` ranges are left out.
     """
 
-    parameter: str
-    topic: KafkaTopic
+    blocks: RecordBlocks
     client: Path
-    lateness: timedelta | None
     archive: Archive | None = None
     void: VoidRanges = NO_VOID
 
     @property
-    def name(self) -> str:
-        return self.topic.name
+    def schema(self) -> StructType:
+        return self.blocks.spark_schema
+
+    @property
+    def source(self) -> str:
+        return self.blocks.declared.topic
+
+    def planner(self) -> Planner:
+        assert self.limits is not None
+        config, timeout = read_client_file(self.client)
+        return Planner.connected(self.source, config, timeout, self.limits, self.archive, self.void)
+
+    def parts(self) -> Sequence[InputPartition]:
+        assert self.ends is not None
+        return grouped(self.starts, self.ends, self.workers)
+
+    def split(self, planner: Planner, starts: dict[int, int], ends: dict[int, int]) -> Split:
+        spans = self.void.clipped(spans_of(starts, ends))
+        if not spans:
+            return [], None
+        if (records := planner.take(spans, BLOCK)) is None:
+            return grouped(starts, ends, self.workers, planner.first), None
+        return [RangePartition(spans)], [self.blocks.of(self.void.kept(each)) for each in records]
+
+    def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yields the records of a part's ranges, by a reader of this process that read for the same source before."""
+        assert isinstance(part, RangePartition)
+        _close_old()
+        config, timeout = read_client_file(self.client)
+        key = (self.client, self.name, self.source)
+        reader = _readers.pop(key, None) or RangeReader(self.source, config, timeout)
+
+        def look() -> Firsts:
+            from streaming_jobs.sources.topics import Topics
+
+            return Topics(config, timeout).offsets(self.source).earliest
+
+        try:
+            spans = self.void.clipped(part.spans)
+            for records in read_ranges(reader, spans, BLOCK, self.archive, part.first, look):
+                yield self.blocks.of(self.void.kept(records))
+        except BaseException:  # it may be in the middle of a range, or its connection may be at fault
+            reader.close()
+            raise
+        _readers[key] = reader
+
+
+def _close_old() -> None:
+    """Close the readers of sessions that have ended: their client files are gone."""
+    for key in [key for key in _readers if not key[0].exists()]:
+        _readers.pop(key).close()
+
+
+def spans_of(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, Span]:
+    """The ranges between two positions, without empty ones; a partition that is new starts at its beginning."""
+    return {p: (start.get(p, 0), last) for p, last in end.items() if last > start.get(p, 0)}
+
+
+def grouped(
+    start: Mapping[int, int], end: Mapping[int, int], groups: int, first: Firsts | None = None
+) -> list[RangePartition]:
+    """The ranges in groups, one per task; a partition of the topic is in the same group in every batch."""
+    parts: dict[int, dict[int, Span]] = {}
+    for partition, span in spans_of(start, end).items():
+        parts.setdefault(partition % groups, {})[partition] = span
+    return [RangePartition(spans, first) for _, spans in sorted(parts.items())]
+
+
+@dataclass(frozen=True)
+class KafkaSource(FrameSource):
+    """One topic of one stream. `archive` has what the topic no longer has.
+
+    Records in the `void` ranges are not read.
+    """
+
+    declared: KafkaTopic
+    archive: Archive | None = None
+    void: VoidRanges = NO_VOID
+
+    kind = "kafka"
 
     @property
     def fields(self) -> Sequence[str]:
-        return list(self.topic.records.schema.fieldNames())
-
-    @property
-    def event_time(self) -> str | None:
-        return self.topic.time_column
-
-    @property
-    def observation(self) -> str:
-        """Name of the metrics that count this source's records."""
-        return f"recourse_{self.parameter}"
-
-    def stream(self, spark: SparkSession, *, start: Mapping[int, int], limits: Limits, owner: str) -> DataFrame:
-        """The streaming frame of good records. `start` holds for a checkpoint's first batch only.
-
-        `owner` is the stream's name: the data sources of a session have different names.
-        """
-        name = self.reading_name(owner)
-        blocks = self._blocks("all", self._used(owner))
-        self._used(owner).unlink(missing_ok=True)
-        reading = replace(self._reading(spark, name, blocks, start), limits=limits)
-        raw = load(spark, reading, stream=True)
-        return watched(self, self._good(raw.observe(self.observation, *counted(self))))
-
-    def reading_name(self, owner: str) -> str:
-        return f"kafka-{owner}-{self.parameter}"  # neither part can have a hyphen
-
-    def build_only(self, owner: str, columns: Iterable[str]) -> None:
-        """Leave all other columns of `stream` null (`RecordBlocks`); before the query starts."""
-        note_used(self._used(owner), columns)
-
-    def _used(self, owner: str) -> Path:
-        return self.client.with_name(f"{self.client.stem}-{self.reading_name(owner)}.json")
-
-    def batch(self, spark: SparkSession, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
-        """The good records of a range as a batch frame."""
-        return self._good(self._range(spark, "all", start, end))
-
-    def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
-        """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
-        return self._range(spark, "refused", offsets.start, offsets.end)
-
-    def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
-        """Good records of a range whose event time is at or behind a watermark."""
-        return late_rows(self, self._range(spark, "all", offsets.start, offsets.end), watermark_ms)
+        return list(self.declared.records.schema.fieldNames())
 
     def first_read(self, offsets: OffsetRange) -> int | None:
         """When the last records of a range were first read, if a replay has written them; milliseconds since 1970."""
@@ -118,25 +162,20 @@ class KafkaSource:
         """The offsets in the range that are not void."""
         return offsets.records - self.void.count({p: (offsets.start.get(p, 0), end) for p, end in offsets.end.items()})
 
-    def _range(
-        self, spark: SparkSession, rows: Literal["all", "refused"], start: Mapping[int, int], end: Mapping[int, int]
-    ) -> DataFrame:
-        name = f"kafka-{rows}-{self.parameter}"
-        reading = replace(self._reading(spark, name, self._blocks(rows), start), ends=dict(end))
-        return load(spark, reading, stream=False)
+    def _reading(
+        self, name: str, rows: Literal["all", "refused"], start: Mapping[int, int], used: Path | None = None
+    ) -> TopicReading:
+        return TopicReading(
+            name,
+            dict(start),
+            blocks=RecordBlocks(RecordDeclaration.of(self.declared), rows, used, recovered=bool(self.void.spans)),
+            client=self.client,
+            archive=self.archive,
+            void=self.void,
+        )
 
-    def _reading(self, spark: SparkSession, name: str, blocks: RecordBlocks, start: Mapping[int, int]) -> Reading:
-        workers, archive, void = workers_of(spark), self.archive, self.void
-        return Reading(name, blocks, self.client, dict(start), workers=workers, archive=archive, void=void)
-
-    def _blocks(self, rows: Literal["all", "refused"], used: Path | None = None) -> RecordBlocks:
-        return RecordBlocks(Declared.of(self.topic), rows, used, recovered=bool(self.void.spans))
-
-    def _good(self, judged: DataFrame) -> DataFrame:
-        return good(judged, self._position())
-
-    def _position(self) -> Column:
-        columns = [F.col(c) for c in ("topic", "partition", "offset", "timestamp", "key")]
-        columns += [F.col("timestamp_type")] if self.topic.timestamp_type else []
-        columns += [F.col("headers")] if self.topic.headers else []
-        return F.struct(*columns, F.col("tombstone"))
+    @property
+    def _position(self) -> Sequence[str]:
+        further = ("timestamp_type", "headers")
+        wanted = [name for name in further if getattr(self.declared, name)]
+        return ["topic", "partition", "offset", "timestamp", "key", *wanted, "tombstone"]

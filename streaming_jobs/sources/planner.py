@@ -23,7 +23,7 @@ from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
-    from streaming_jobs.sources.record_blocks import Records
+    from streaming_jobs.sources.record_blocks import SourceRecords
 
 
 # The number of records of a stream's next batch, so that a batch takes about as long as the settings want.
@@ -98,7 +98,7 @@ _LOOK_EVERY = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """The bounds on a batch of one source: seconds, records, bytes of values; seconds to wait for a first record.
 
     `first`: records of the first batch. `seconds` is at least the time from one batch's start to the next one's.
@@ -119,7 +119,7 @@ class Planner:
 
     topics: TopicReader
     reader: RangeReader
-    limits: Limits
+    limits: BatchLimits
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     archive: Archive | None = None
@@ -142,7 +142,7 @@ class Planner:
         topic: str,
         config: Mapping[str, Any],
         timeout: timedelta,
-        limits: Limits,
+        limits: BatchLimits,
         archive: Archive | None = None,
         void: VoidRanges = NO_VOID,
     ) -> Planner:
@@ -182,7 +182,7 @@ class Planner:
             return moved
         return {p: max(min(offset, self._stop_at.get(p, offset)), start[p]) for p, offset in moved.items()}
 
-    def take(self, spans: Mapping[int, Span], most: int) -> list[Records] | None:
+    def take(self, spans: Mapping[int, Span], most: int) -> list[SourceRecords] | None:
         """The records of a small batch; None for a large one, and while the workers read."""
         count = sum(end - start for start, end in spans.values())
         if count > SMALL:

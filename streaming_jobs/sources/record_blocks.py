@@ -52,7 +52,7 @@ TIMESTAMP_TYPES = ("NoTimestampType", "CreateTime", "LogAppendTime")
 """Kafka's names, in the order of librdkafka's numbers."""
 
 
-class Records(Protocol):
+class SourceRecords(Protocol):
     @property
     def values(self) -> list[bytes | None]:
         """The values' bytes."""
@@ -64,7 +64,7 @@ class Records(Protocol):
     def column(self, name: str) -> pa.Array:
         """One of partition, offset, key, headers, timestamp_type."""
 
-    def take(self, rows: Sequence[int]) -> Records:
+    def take(self, rows: Sequence[int]) -> SourceRecords:
         """Those of these rows."""
 
     def __len__(self) -> int: ...
@@ -161,6 +161,16 @@ POSITION = (
     StructField("key", BinaryType()),
 )
 """The columns of a record's position, and its key."""
+REFUSED = StructType(
+    [
+        *POSITION,
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS),
+        StructField("reason", StringType()),
+        StructField("detail", StringType()),
+    ]
+)
+"""The columns of refused records, of topics and tables."""
 RECORD = "_record"
 """The column of the decoded value."""
 TIME = pa.timestamp("us", "UTC")
@@ -168,7 +178,7 @@ _TOMBSTONE = Refusal("tombstone", "the value is null and the stream does not tak
 
 
 @dataclass(frozen=True)
-class Declared:
+class RecordDeclaration:
     """The parts of a topic's declaration that decide on its records; travels to other processes."""
 
     topic: str
@@ -181,7 +191,7 @@ class Declared:
     timestamp_type: bool = False
 
     @classmethod
-    def of(cls, topic: KafkaTopic) -> Declared:
+    def of(cls, topic: KafkaTopic) -> RecordDeclaration:
         keep = topic.tombstones == "keep"
         return cls(
             topic.name,
@@ -204,22 +214,20 @@ class RecordBlocks:
     written again.
     """
 
-    declared: Declared
+    declared: RecordDeclaration
     rows: Literal["all", "refused"]
     used: Path | None = None
     recovered: bool = False
 
     @cached_property
     def spark_schema(self) -> StructType:
-        headers = StructField("headers", HEADERS)
         if self.rows == "refused":
-            reason = [StructField("reason", StringType()), StructField("detail", StringType())]
-            return StructType([*POSITION, StructField("value", BinaryType()), headers, *reason])
+            return REFUSED
         return StructType(
             [
                 *POSITION,
                 *([StructField("timestamp_type", StringType())] if self.declared.timestamp_type else []),
-                *([headers] if self.declared.headers else []),
+                *([StructField("headers", HEADERS)] if self.declared.headers else []),
                 StructField("tombstone", BooleanType()),
                 StructField(RECORD, nullable(self.declared.format.schema)),
                 StructField("_bad", BooleanType()),
@@ -233,7 +241,7 @@ class RecordBlocks:
     @cached_property
     def _used(self) -> frozenset[str] | None:
         """The columns to build; None: all."""
-        return None if self.used is None else read_used(self.used)
+        return read_used(self.used)
 
     @cached_property
     def _fields(self) -> list[str]:
@@ -253,7 +261,7 @@ class RecordBlocks:
         """The messages of a consumer as one batch, in their order."""
         return self.of(KafkaMessages(messages))
 
-    def of(self, records: Records) -> pa.RecordBatch:
+    def of(self, records: SourceRecords) -> pa.RecordBatch:
         """The records as one batch, in their order."""
         values = records.values
         columns, refused = self._judged(records)
@@ -276,14 +284,14 @@ class RecordBlocks:
         arrays = [built[f.name] if f.name in built else pa.nulls(size, f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _times(self, records: Records) -> np.ndarray:
+    def _times(self, records: SourceRecords) -> np.ndarray:
         """What `max_ahead` is measured against, in milliseconds since 1970."""
         if not self.recovered:
             return records.times
         times: np.ndarray = np.minimum(records.times, first_reads(records.column("headers")))
         return times
 
-    def _judged(self, records: Records) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
+    def _judged(self, records: SourceRecords) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
         """The decoded values, and by row why a record is refused."""
         values = records.values
         try:
@@ -311,7 +319,9 @@ class RecordBlocks:
             refused.update(self._too_far_ahead(block.columns.column(self.declared.event_time), records, refused))
         return block.columns, refused
 
-    def _too_far_ahead(self, events: pa.Array, records: Records, refused: Mapping[int, Refusal]) -> dict[int, Refusal]:
+    def _too_far_ahead(
+        self, events: pa.Array, records: SourceRecords, refused: Mapping[int, Refusal]
+    ) -> dict[int, Refusal]:
         """The records whose event time is more than `ahead` after their own timestamp; a negative one is none."""
         assert self.declared.ahead is not None
         times = self._times(records)
@@ -331,7 +341,7 @@ class RecordBlocks:
             )
         return found
 
-    def _position(self, records: Records) -> dict[str, pa.Array]:
+    def _position(self, records: SourceRecords) -> dict[str, pa.Array]:
         """The columns of the records' positions that are wanted."""
         ways: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: pa.repeat(self.declared.topic, len(records)),
@@ -342,7 +352,7 @@ class RecordBlocks:
         }
         return {name: make() for name, make in ways.items() if self._wanted(name)}
 
-    def _refused(self, records: Records, refused: Mapping[int, Refusal]) -> pa.RecordBatch:
+    def _refused(self, records: SourceRecords, refused: Mapping[int, Refusal]) -> pa.RecordBatch:
         rows = sorted(refused)
         chosen = records.take(rows)
         arrays = [
@@ -360,8 +370,10 @@ def note_used(path: Path, columns: Iterable[str]) -> None:
     write_json(path, sorted(columns), durable=False)
 
 
-def read_used(path: Path) -> frozenset[str] | None:
+def read_used(path: Path | None) -> frozenset[str] | None:
     """The columns of such a file; None if there is none."""
+    if path is None:
+        return None
     try:
         return frozenset(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

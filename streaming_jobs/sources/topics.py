@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, UsageError
 from streaming_jobs.ledger.positions import OffsetBounds
-from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.base import KEEP_FOREVER, NOT_SHOWN, TopicInfo, TopicReader
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.text import commands
 
@@ -30,17 +30,13 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import KafkaSettings
 
 
-__all__ = ["KEEP_FOREVER", "TopicInfo", "Topics", "client_config"]
+__all__ = ["KEEP_FOREVER", "NOT_SHOWN", "TopicInfo", "Topics", "client_config"]
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
-NOT_SHOWN = "unknown"
-"""The clean-up policy of a topic whose settings the user may not see."""
 UNKNOWN_FOR = 60.0
 """Seconds for which a topic that was there may be unknown: a broker that starts answers before it knows its topics."""
-KEEP_FOREVER = -1
-"""retention.ms of a topic that keeps all records, such as one whose record timestamps are of 2013."""
 
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -79,24 +75,6 @@ _RIGHTS = {"create": "CREATE", "delete": "DELETE", "describe": "DESCRIBE", "offs
 """Kafka's name of the right that a request needs, by the first word of what it is for."""
 _NEW_CLIENT_AFTER = 5.0
 """Seconds for which a client is kept at least, though it finds no broker."""
-
-
-@dataclass(frozen=True)
-class TopicInfo:
-    """A topic as the broker describes it; `id` differs between a topic and the one recreated under its name.
-
-    Without the right to see the topic's settings, they have Kafka's defaults, and `cleanup_policy` is `NOT_SHOWN`.
-    """
-
-    name: str
-    id: str
-    partitions: int
-    retention_ms: int = KEEP_FOREVER
-    cleanup_policy: str = NOT_SHOWN
-    replicas: int = 1
-    min_insync_replicas: int = 1
-    max_message_bytes: int = 1_048_588
-    """Of a batch of records, as Kafka's default."""
 
 
 class Topics:

@@ -10,7 +10,7 @@ from streaming_jobs.ledger.positions import PartitionOffsets
 from streaming_jobs.sources.base import Span
 
 if TYPE_CHECKING:
-    from streaming_jobs.sources.record_blocks import Records
+    from streaming_jobs.sources.record_blocks import SourceRecords
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class VoidRanges:
                 kept[partition] = (begin, end)
         return kept
 
-    def kept(self, records: Records) -> Records:
+    def kept(self, records: SourceRecords) -> SourceRecords:
         """The records that are not void; the same object if all are."""
         if not self.spans or not len(records):
             return records

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
-from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.platform.delta_log import changes_rows, read_commit
 from streaming_jobs.state.ledger_file import LedgerFile
 
 _CLOCK = 0.002
@@ -57,28 +57,24 @@ def rows_of(add: Mapping[str, Any]) -> int | None:
 
 def read_change(table: Path, version: int) -> Change | None:
     """One commit of the log; None if the log no longer holds it. Raises PreflightRefused for a damaged one."""
-    file = table / "_delta_log" / f"{version:020d}.json"
-    added: dict[str, Mapping[str, Any]] = {}
-    rewritten: dict[str, Mapping[str, Any]] = {}
-    removed: set[str] = set()
-    gone: set[str] = set()
-    at, entry = 0, None
     try:
-        for line in actions(file):
-            (kind, action), *_ = line.items()
-            if kind == "add":
-                (added if action.get("dataChange", True) else rewritten)[unquote(action["path"])] = action
-            elif kind == "remove":
-                (removed if action.get("dataChange", True) else gone).add(unquote(action["path"]))
-            elif kind == "commitInfo":
-                at, entry = int(action.get("timestamp", 0)), LedgerEntry.decode(action.get("userMetadata"))
+        commit = read_commit(table, version)
+        return Change(
+            version,
+            commit.at,
+            added={unquote(add["path"]): add for add in commit.adds if changes_rows(add)},
+            removed=frozenset(unquote(remove["path"]) for remove in commit.removes if changes_rows(remove)),
+            rewritten={unquote(add["path"]): add for add in commit.adds if not changes_rows(add)},
+            gone=frozenset(unquote(remove["path"]) for remove in commit.removes if not changes_rows(remove)),
+            entry=commit.entry,
+        )
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise PreflightRefused(
-            f"version {version} in {file.parent} cannot be read: {error}", "put the table's log back from a copy"
+            f"version {version} in {table / '_delta_log'} cannot be read: {error}",
+            "put the table's log back from a copy",
         ) from error
-    return Change(version, at, added, frozenset(removed), rewritten, frozenset(gone), entry)
 
 
 def changes(table: Path, after: int, version: int) -> Sequence[Change] | None:

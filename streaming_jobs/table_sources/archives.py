@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from streaming_jobs.catalog.archive import archive_of, is_archive
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.ledger.positions import Archived, OffsetBounds
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.archived_ranges import readable_from
-from streaming_jobs.sources.base import Archive, TopicReader
+from streaming_jobs.sources.base import Archive, TopicInfo, TopicReader
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.topics import TableTopics, versions_of
-
-if TYPE_CHECKING:
-    from streaming_jobs.sources.topics import TopicInfo
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from streaming_jobs.errors import OffsetsLost
-from streaming_jobs.sources.planner import BatchSize, Limits
-from streaming_jobs.sources.record_blocks import HEADERS, POSITION, RECORD, TIME, nullable, read_used
+from streaming_jobs.sources.planner import BatchLimits, BatchSize
+from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, nullable, read_used
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
 from streaming_jobs.text import commands
 
@@ -75,9 +75,7 @@ class RowBlocks:
     @cached_property
     def spark_schema(self) -> StructType:
         if self.rows == "refused":
-            reason = [StructField("reason", StringType()), StructField("detail", StringType())]
-            value = StructField("value", BinaryType())
-            return StructType([*POSITION, value, StructField("headers", HEADERS), *reason])
+            return REFUSED
         tombstone, bad = StructField("tombstone", BooleanType()), StructField("_bad", BooleanType())
         return StructType([*POSITION, tombstone, StructField(RECORD, nullable(self.columns)), bad])
 
@@ -87,7 +85,7 @@ class RowBlocks:
 
     @cached_property
     def _used(self) -> frozenset[str] | None:
-        return None if self.used is None else read_used(self.used)
+        return read_used(self.used)
 
     @cached_property
     def _record(self) -> list[pa.Field]:
@@ -234,7 +232,7 @@ class TablePlanner:
     """Plans the batches of one query from one table."""
 
     versions: TableVersions
-    limits: Limits
+    limits: BatchLimits
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _size: BatchSize = field(init=False)
@@ -246,7 +244,14 @@ class TablePlanner:
     def __post_init__(self) -> None:
         self._size = BatchSize(self.limits.seconds, self.limits.records, self.limits.bytes, self.limits.first)
 
-    def next_end(self, start: int) -> int:
+    def next_end(self, start: Mapping[int, int]) -> dict[int, int]:
+        """As `next_version`, with the version as the offset of partition 0."""
+        return {0: self.next_version(start.get(0, 0))}
+
+    def close(self) -> None:
+        """Nothing: no connection is open."""
+
+    def next_version(self, start: int) -> int:
         """The end of the batch that begins at version `start`; equal to it if nothing new is there.
 
         Raises OffsetsLost for a version that is gone, and for a table that ends before `start`.

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.base import TopicEnds, TopicReader
+from streaming_jobs.sources.base import TopicEnds, TopicInfo, TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.versions import TableVersions
-
-if TYPE_CHECKING:
-    from streaming_jobs.sources.topics import TopicInfo
-
 
 POLICY = "versions"
 """The cleanup policy of a table among topics."""
@@ -93,8 +88,6 @@ def table_info(versions: TableVersions) -> TopicInfo | None:
     """The table as a topic; None if it is not there. Raises PreflightRefused for one that no stream can read."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
-
-    from streaming_jobs.sources.topics import TopicInfo
 
     if versions.newest() is None:
         return None

@@ -20,17 +20,24 @@ cleaned up within hours, and the rows are still there. Both stay the same howeve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, by_place, ends_of
-from streaming_jobs.platform.delta_log import UNREAD, commit_actions
+from streaming_jobs.platform.delta_log import (
+    UNREAD,
+    CommitActions,
+    changes_rows,
+    commit_file,
+    names_on_disk,
+    read_kept_commit,
+    versions_in_log,
+)
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]
     """
     removed: set[str] = set()
     while commit := _commit(table, number := number + 1):
-        entry = LedgerEntry.decode(info_of(commit).get("userMetadata"))
+        entry = commit.entry
         if entry is None or entry.stream != writer:
             removed |= _removed(commit)
         elif entry.kind != "upkeep":
@@ -70,7 +77,7 @@ def replaced_since(table: Path, writer: str | None, start: int) -> list[tuple[in
         if not commit.changes_data:
             continue
         if entry is None or writer not in (None, entry.stream):
-            if _rewrites(table, commit.version):
+            if (read := _commit(table, commit.version)) is not None and _removed(read):
                 found.append((commit.version, "another program"))
         elif entry.kind in ("publish", "slice"):
             found.append((commit.version, f"plan {entry.plan}" if entry.plan else f"a {entry.kind}"))
@@ -90,34 +97,22 @@ def whole_walk(table: Path, version: int | None = None) -> Iterator[Commit]:
             yield commit
 
 
-def info_of(commit: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The action `commitInfo` of a commit; empty without one."""
-    return next((action["commitInfo"] for action in commit if action.get("commitInfo")), {})
+def _decoded(path: str) -> str:
+    """The name on disk of a path of the log, however often its writer percent-encodes it."""
+    return names_on_disk(path)[-1]
 
 
-def name_on_disk(path: str) -> str:
-    """A path of the log as a name on disk; writers differ in how often they percent-encode it."""
-    return unquote(unquote(path))
-
-
-def _rewrites(table: Path, number: int) -> bool:
+def _commit(table: Path, number: int) -> CommitActions | None:
+    """A version; None if it has been cleaned up, or is not there yet."""
     try:
-        return bool(_removed(commit_actions(table, number)))
-    except FileNotFoundError:  # cleaned up since it was listed
-        return False
-
-
-def _commit(table: Path, number: int) -> list[dict[str, Any]]:
-    try:
-        return commit_actions(table, number)
+        return read_kept_commit(table, number)
     except FileNotFoundError:
-        return []
+        return None
 
 
-def _removed(commit: Iterable[Mapping[str, Any]]) -> set[str]:
+def _removed(commit: CommitActions) -> set[str]:
     """The files whose rows a commit removed."""
-    removes = (action["remove"] for action in commit if action.get("remove"))
-    return {name_on_disk(each["path"]) for each in removes if each.get("dataChange", True)}
+    return {_decoded(remove["path"]) for remove in commit.removes if changes_rows(remove)}
 
 
 _NO_ROWS = ("upkeep", "fence", "schema", "slice")
@@ -173,22 +168,15 @@ class TableVersions:
 
     def newest(self) -> int | None:
         """The newest version; None if there is no table."""
-        return max(self._numbers(self.table), default=None)
+        return max(versions_in_log(self.table), default=None)
 
     @property
     def _roots(self) -> tuple[Path, Path]:
         """The table, and the log of what is kept for readers only."""
         return self.table, self.table / UNREAD
 
-    @staticmethod
-    def _numbers(root: Path) -> list[int]:
-        """The versions whose commits a log has, in order; one listing."""
-        log = root / "_delta_log"
-        return sorted(int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
-
     def has(self, number: int) -> bool:
-        name = f"_delta_log/{number:020d}.json"
-        return any((root / name).exists() for root in self._roots)
+        return any(commit_file(root, number).exists() for root in self._roots)
 
     def first(self) -> int:
         """The first version from which on every commit is in the log, and every file that one of them adds is there.
@@ -201,14 +189,12 @@ class TableVersions:
             return 0
         removed: set[str] = set()
         for number in range(newest, -1, -1):
-            try:
-                commit = commit_actions(self.table, number)
-            except FileNotFoundError:
+            if (commit := _commit(self.table, number)) is None:
                 return number + 1
-            files = (action["add"]["path"] for action in commit if action.get("add"))
+            files = (add["path"] for add in commit.adds)
             if any(path in removed and self.on_disk(path) is None for path in files):
                 return number + 1
-            removed.update(action["remove"]["path"] for action in commit if action.get("remove"))
+            removed.update(remove["path"] for remove in commit.removes)
         return 0
 
     def between(self, start: int, end: int) -> Iterator[Version]:
@@ -221,44 +207,31 @@ class TableVersions:
 
     def version(self, number: int) -> Version:
         """The rows that one version added; raises OffsetsLost, ForeignWrite or PreflightRefused (`versions.py`)."""
-        try:
-            commit = commit_actions(self.table, number)
-        except FileNotFoundError:
-            raise self.gone(number, number + 1) from None
-        info = info_of(commit)
-        adds = [a["add"] for a in commit if a.get("add") and a["add"].get("dataChange", True)]
-        rewrites = any(a["remove"].get("dataChange", True) for a in commit if a.get("remove"))
-        entry = LedgerEntry.decode(info.get("userMetadata"))
+        if (commit := _commit(self.table, number)) is None:
+            raise self.gone(number, number + 1)
+        adds = [add for add in commit.adds if changes_rows(add)]
+        rewrites = any(map(changes_rows, commit.removes))
+        entry = commit.entry
         settled = True
         if entry is not None and self.writer in (None, entry.stream):
             adds = self._of_ours(number, entry, adds, rewrites=rewrites)
         elif adds:
-            adds = self._of_others(number, str(info.get("operation", "unknown operation")), adds, rewrites=rewrites)
+            adds = self._of_others(number, commit.operation or "unknown operation", adds, rewrites=rewrites)
             if adds and self.writer is not None:
                 undone, settled = undone_after(self.table, self.writer, number)
-                adds = [add for add in adds if name_on_disk(add["path"]) not in undone]
-        return Version(number, _time(info, adds), tuple(self._file(add) for add in adds), settled)
+                adds = [add for add in adds if _decoded(add["path"]) not in undone]
+        return Version(number, _time(commit, adds), tuple(map(self._added, adds)), settled)
 
     def content(self, number: int) -> Version:
         """All rows of the table at a version; raises OffsetsLost if the log no longer reaches back to it."""
         try:
             listed = self._listed(number)
-            info = info_of(commit_actions(self.table, number))
+            commit = read_kept_commit(self.table, number)
         except (FileNotFoundError, PreflightRefused):
             raise self.gone(number, number + 1) from None
         files = sorted(listed.values(), key=lambda file: (file.modified, file.path))
-        adds = [
-            {
-                "path": f.path,
-                "partitionValues": f.partition,
-                "size": f.size,
-                "stats": f.stats,
-                "modificationTime": 0,
-                "deletionVector": f.has_deletions,
-            }
-            for f in files
-        ]
-        return Version(number, _time(info, adds), tuple(self._file(add) for add in adds))
+        read = (self._file(f.path, f.partition, f.size, f.stats, has_deletions=f.has_deletions) for f in files)
+        return Version(number, _time(commit, ()), tuple(read))
 
     def _listed(self, number: int) -> dict[str, TableFile]:
         from streaming_jobs.sinks.delta.table_files import table_files  # it needs deltalake
@@ -270,9 +243,8 @@ class TableVersions:
 
     def time_of(self, number: int) -> int:
         """The time of a version's commit, milliseconds since 1970; raises FileNotFoundError if it is gone."""
-        commit = commit_actions(self.table, number)
-        info = info_of(commit)
-        return _time(info, [a["add"] for a in commit if a.get("add")])
+        commit = read_kept_commit(self.table, number)
+        return _time(commit, commit.adds)
 
     def commits_of_others(self) -> Iterator[Commit]:
         """The commits without a ledger entry, newest first."""
@@ -280,7 +252,7 @@ class TableVersions:
 
     def time_of_next(self, start: int) -> int | None:
         """The time of the first commit from a version on that the log still has; None without any."""
-        there = sorted({number for root in self._roots for number in self._numbers(root) if number >= start})
+        there = sorted({number for root in self._roots for number in versions_in_log(root) if number >= start})
         for number in there:
             with suppress(FileNotFoundError):  # cleaned up since it was listed
                 return self.time_of(number)
@@ -300,8 +272,8 @@ class TableVersions:
         return OffsetsLost(gone_words(self.name, start, end), f"see `{commands.status()}`")
 
     def _of_ours(
-        self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]], *, rewrites: bool
-    ) -> list[dict[str, Any]]:
+        self, number: int, entry: LedgerEntry, adds: list[Mapping[str, Any]], *, rewrites: bool
+    ) -> list[Mapping[str, Any]]:
         if entry.kind in _NO_ROWS:
             return []
         if entry.kind == "publish":
@@ -314,7 +286,7 @@ class TableVersions:
             )
         return adds
 
-    def _published(self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _published(self, number: int, entry: LedgerEntry, adds: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The files of a publish whose rows are those of records that no batch had read before."""
         before, now = self._read_before(number, entry.stream), by_place(ends_of(entry.offsets))
         rebuild = f"rebuild this stream's tables from the table's present rows: {commands.plan('NAME', to_batch=-1)}"
@@ -330,8 +302,8 @@ class TableVersions:
                 "that came during the recovery, and does not say which",
                 rebuild,
             )
-        wanted = {name_on_disk(path) for path in entry.new or ()}
-        return [add for add in adds if name_on_disk(add["path"]) in wanted]
+        wanted = {_decoded(path) for path in entry.new or ()}
+        return [add for add in adds if _decoded(add["path"]) in wanted]
 
     def _read_before(self, number: int, stream: str) -> dict[Place, int] | None:
         """The offsets up to which the writer had read before a publish; None if the log no longer shows it."""
@@ -342,8 +314,8 @@ class TableVersions:
         return None
 
     def _of_others(
-        self, number: int, operation: str, adds: list[dict[str, Any]], *, rewrites: bool
-    ) -> list[dict[str, Any]]:
+        self, number: int, operation: str, adds: list[Mapping[str, Any]], *, rewrites: bool
+    ) -> list[Mapping[str, Any]]:
         accepted = self._accepts(number)
         if self.writer is not None and not accepted:
             raise ForeignWrite(
@@ -366,18 +338,23 @@ class TableVersions:
         each = (stream_record.read(path) for path in self.records)
         return any(record is not None and number in record.accepts(self.name) for record in each)
 
-    def _file(self, add: Mapping[str, Any]) -> DataFile:
-        if add.get("deletionVector"):
+    def _added(self, add: Mapping[str, Any]) -> DataFile:
+        partition = dict(add.get("partitionValues") or {})
+        deletions = bool(add.get("deletionVector"))
+        return self._file(str(add["path"]), partition, int(add["size"]), add.get("stats"), has_deletions=deletions)
+
+    def _file(
+        self, path: str, partition: Mapping[str, str | None], size: int, stats: str | None, *, has_deletions: bool
+    ) -> DataFile:
+        if has_deletions:
             raise PermanentError(
                 f"table {self.name} has deletion vectors, which a stream cannot read",
                 "let its writer rewrite files instead: delta.enableDeletionVectors=false, then REORG TABLE ... PURGE",
             )
-        path = str(add["path"])
-        return DataFile(path, dict(add.get("partitionValues") or {}), int(add["size"]), self._rows(add, path))
+        return DataFile(path, partition, size, self._rows(path, stats))
 
-    def _rows(self, add: Mapping[str, Any], path: str) -> int:
-        stats = json.loads(add.get("stats") or "{}")
-        if (rows := stats.get("numRecords")) is not None:
+    def _rows(self, path: str, stats: str | None) -> int:
+        if (rows := json.loads(stats or "{}").get("numRecords")) is not None:
             return int(rows)
         import pyarrow.parquet as pq
 
@@ -398,7 +375,8 @@ def gone_words(table: str, start: int, end: int) -> str:
     return f"{versions} of table {table} can no longer be read: its log or its files were cleaned up"
 
 
-def _time(info: Mapping[str, Any], adds: list[dict[str, Any]]) -> int:
+def _time(commit: CommitActions, adds: Sequence[Mapping[str, Any]]) -> int:
     """The commit's own time; without one, that of its newest file."""
+    info = commit.info or {}
     at = info.get("inCommitTimestamp", info.get("timestamp"))
     return int(at) if at is not None else max((int(add.get("modificationTime") or 0) for add in adds), default=0)

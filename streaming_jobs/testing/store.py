@@ -27,7 +27,7 @@ from streaming_jobs.sinks.stored import (
     StoredTable,
 )
 from streaming_jobs.sinks.tables import register
-from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.sinks.truncated import ReliedOn, TruncatedEnd
 from streaming_jobs.testing.tables import (
     NO_ROWS,
     MemoryCommit,
@@ -170,9 +170,11 @@ class MemoryStore:
         """None: no table in memory is left half written by a power cut."""
         return iter(())
 
-    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
+    def torn_end(
+        self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
+    ) -> TruncatedEnd | None:
         table = self.open(settings, declared, stream)
-        return None if table is None else TornEnd((), table.version)
+        return None if table is None else TruncatedEnd((), table.version)
 
     def _made(self, settings: Settings, declared: DeclaredTable, stream: str, first: MemoryCommit) -> MemoryTable:
         table_id = str(uuid4())

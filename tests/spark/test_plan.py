@@ -19,7 +19,7 @@ from streaming_jobs.runtime.spark_plan import PlanTraits, state_fingerprint, tra
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.planner import Limits
+from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.stream import Stream
 
 SHIPPED = ("streaming_jobs.examples.flights.streams", "streaming_jobs.examples.stock.streams")
@@ -89,7 +89,7 @@ def test_what_keeps_no_state_and_multiplies_no_rows_is_known(ticks: DataFrame, p
 def test_the_shipped_streams_keep_the_drivers_path(spark: SparkSession, stream: Stream, tmp_path: Path) -> None:
     frames = {
         parameter: KafkaSource(parameter, topic, tmp_path / "client.json", topic.delay).stream(
-            spark, start={0: 0}, limits=Limits(1.0, 10, 1000, 0.0), owner=stream.name
+            spark, start={0: 0}, limits=BatchLimits(1.0, 10, 1000, 0.0), owner=stream.name
         )
         for parameter, topic in stream.sources.items()
     }

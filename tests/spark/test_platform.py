@@ -81,7 +81,7 @@ def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession
         import sys  # of the worker
 
         for _ in batches:
-            ready = "streaming_jobs.sources.kafka_data_source" in sys.modules and "pyarrow" in sys.modules
+            ready = "streaming_jobs.sources.kafka" in sys.modules and "pyarrow" in sys.modules
             ready = ready and pa.array([1]) and "pandas" not in sys.modules
             from_archive = ".zip" in str(sys.modules["pyspark"].__file__)
             equal_hashes = hash("a value") == expected

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from streaming_jobs.formats import Json
 from streaming_jobs.runtime.spark_plan import used_columns
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.planner import Limits
+from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.stream import KafkaTopic
 
 pytestmark = pytest.mark.spark
@@ -41,7 +41,7 @@ def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def used(spark: SparkSession, function: Function, topic: KafkaTopic = TOPIC) -> frozenset[str] | None:
     source = KafkaSource("things", topic, Path("/nowhere/client.json"), timedelta(seconds=5))
-    frame = source.stream(spark, start={0: 0}, limits=Limits(1, 1, 1, 1), owner="used")
+    frame = source.stream(spark, start={0: 0}, limits=BatchLimits(1, 1, 1, 1), owner="used")
     name = source.reading_name("used")
     return used_columns(function(frame), {name: NAMES}).get(name)
 

@@ -24,7 +24,7 @@ from streaming_jobs.sinks.base import BatchOfRows, Companion, PendingWrite, Sink
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sources.base import Observed
+from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity
 
@@ -188,9 +188,9 @@ class Driver:
             [Companion(Output(sink, self), table, "tombstones") for table, sink in (tombstones or {}).items()],
         )
 
-    def observed(self, observation: str) -> Observed:
+    def observed(self, observation: str) -> SourceCounts:
         assert observation == "recourse_things"
-        return Observed(self.bad, self.newest)
+        return SourceCounts(self.bad, self.newest)
 
     def dropped_behind(self) -> int | None:
         self.log.append("ask for dropped rows")

@@ -36,7 +36,7 @@ _IMPORTED = (
     "pyspark.sql.worker.plan_data_source_read",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "streaming_jobs.formats",
-    "streaming_jobs.sources.kafka_data_source",
+    "streaming_jobs.sources.kafka",
     "streaming_jobs.sources.range_reader",
     "streaming_jobs.sources.topics",
 )

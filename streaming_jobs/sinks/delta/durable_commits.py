@@ -7,13 +7,12 @@ recovery's journal) are written after that.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
+from streaming_jobs.platform.delta_log import actions, commit_file, names_on_disk
 from streaming_jobs.platform.files import sync_files
 
 _WITH_FILES = ("add", "cdc")
@@ -26,17 +25,17 @@ def sync_commits(table: Path, versions: Iterable[int]) -> int:
     commits: list[Path] = []
     removed = 0
     for version in versions:
-        commit = log / f"{version:020d}.json"
+        commit = commit_file(table, version)
         try:
-            lines = commit.read_bytes().split(b"\n")
+            lines = list(actions(commit))
         except FileNotFoundError:
             continue
         commits.append(commit)
         if (checkpoint := log / f"{version:020d}.checkpoint.parquet").exists():
             commits += [checkpoint, log / "_last_checkpoint"]
-        for kind, action in (one for line in lines if line for one in json.loads(line).items()):
+        for kind, action in (one for line in lines for one in line.items()):
             if kind in _WITH_FILES:
-                data.update(_places(table, action))
+                data.update(_files_on_disk(table, action))
             elif kind == "remove":
                 removed += int(action.get("size") or 0)
     if data:
@@ -46,10 +45,9 @@ def sync_commits(table: Path, versions: Iterable[int]) -> int:
     return removed
 
 
-def _places(table: Path, action: Mapping[str, Any]) -> list[Path]:
-    """The action's file and its deletion vectors; writers differ in how often they percent-encode its path."""
+def _files_on_disk(table: Path, action: Mapping[str, Any]) -> list[Path]:
+    """The action's file and its deletion vectors."""
     path = str(action["path"])
-    names = (path, unquote(path), unquote(unquote(path))) if "%" in path else (path,)
-    file = table / next((name for name in names if os.path.exists(f"{table}/{name}")), path)  # noqa: PTH110
+    file = table / next((name for name in names_on_disk(path) if os.path.exists(f"{table}/{name}")), path)  # noqa: PTH110
     vectors = table.rglob("deletion_vector_*.bin") if action.get("deletionVector") else ()
     return [file, *vectors]

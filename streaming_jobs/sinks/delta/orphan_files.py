@@ -14,13 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.platform.delta_log import actions, names_on_disk
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 
 _DATA = re.compile(r".*\.parquet(?:#\d+|\.crc)?")
@@ -121,8 +120,3 @@ def _removals(log: Path) -> dict[str, float]:
             if (removal := action.get("remove")) is not None:
                 removals[str(removal["path"])] = float(str(removal.get("deletionTimestamp") or 0)) / 1000
     return removals
-
-
-def names_on_disk(path: str) -> set[str]:
-    """The names that a path of the log may have on disk: writers differ in how often they percent-encode it."""
-    return {path, unquote(path), unquote(unquote(path))} if "%" in path else {path}

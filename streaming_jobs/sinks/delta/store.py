@@ -24,7 +24,7 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.ledger.entry import LedgerEntry, app_id
 from streaming_jobs.platform.files import hard_link, sync, sync_names
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import torn_commits
+from streaming_jobs.sinks.delta import truncated_commits
 from streaming_jobs.sinks.delta.commit_properties import moving
 from streaming_jobs.sinks.delta.content import DeltaContent, delta_content, make_table
 from streaming_jobs.sinks.delta.log import walk
@@ -38,7 +38,7 @@ from streaming_jobs.sinks.stored import (
     SavedTable,
     StoredTable,
 )
-from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.sinks.truncated import ReliedOn, TruncatedEnd
 from streaming_jobs.stream import DeltaTable as Declared
 
 _FILES = "files.json.gz"
@@ -128,10 +128,12 @@ class DeltaStore:
 
     def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Remove truncated checkpoints of the log."""
-        return torn_commits.torn_copies(settings.tables / declared.name)
+        return truncated_commits.truncated_copies(settings.tables / declared.name)
 
-    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
-        return torn_commits.torn_end(settings.tables / declared.name, stream, relied)
+    def torn_end(
+        self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
+    ) -> TruncatedEnd | None:
+        return truncated_commits.truncated_end(settings.tables / declared.name, stream, relied)
 
 
 STORE = DeltaStore()

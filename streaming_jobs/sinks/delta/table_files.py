@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
-from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.platform.delta_log import CommitActions, actions, names_on_disk
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 
 
@@ -71,10 +71,10 @@ def table_files(table: Path, version: int) -> dict[str, TableFile]:
         rows = pq.read_table(log / f"{begin:020d}.checkpoint.parquet", columns=["add"])["add"].to_pylist()
         files = {row["path"]: _file(row) for row in rows if row is not None and row["path"] is not None}
     for number in sorted(commits):
-        commit = list(actions(commits[number]))
-        for gone in (action["remove"] for action in commit if action.get("remove")):
-            files.pop(gone["path"], None)
-        files.update({action["add"]["path"]: _file(action["add"]) for action in commit if action.get("add")})
+        commit = CommitActions.of(number, actions(commits[number]))
+        for removed in commit.removes:
+            files.pop(removed["path"], None)
+        files.update({add["path"]: _file(add) for add in commit.adds})
     listed = DeltaTable(table, version=version).get_add_actions()["path"].to_pylist()
     if {unquote(path) for path in files} != {unquote(path) for path in listed}:
         raise PreflightRefused(
@@ -85,11 +85,11 @@ def table_files(table: Path, version: int) -> dict[str, TableFile]:
 
 
 def on_disk(table: Path, path: str) -> Path:
-    """The path on disk of a file of the log; writers differ in how often they percent-encode it.
+    """The path on disk of a file of the log.
 
     Raises PermanentError for a path that is absolute or has `..`: it leads out of the table's folder.
     """
-    for name in (path, unquote(path), unquote(unquote(path))) if "%" in path else (path,):
+    for name in names_on_disk(path):
         if name.startswith("/") or ".." in name.split("/"):
             raise PermanentError(
                 f"file {path} of table {table.name} is not in the table's folder: its path is absolute or has '..'",

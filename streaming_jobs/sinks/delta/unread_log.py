@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streaming_jobs.platform.delta_log import UNREAD, actions
+from streaming_jobs.platform.delta_log import UNREAD, actions, names_on_disk
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, log_files
-from streaming_jobs.sinks.delta.orphan_files import names_on_disk
 
 _CHECKPOINT_EVERY = 1_000
 

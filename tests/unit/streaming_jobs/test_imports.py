@@ -12,7 +12,7 @@ import pytest
     ("module", "not_yet"),
     [
         ("streaming_jobs.session", {"pyarrow", "numpy", "deltalake", "pandas", "streaming_jobs.runtime.query_builder"}),
-        ("streaming_jobs.sources.kafka_data_source", {"pydantic", "pandas", "deltalake", "structlog"}),
+        ("streaming_jobs.sources.kafka", {"pydantic", "pandas", "deltalake", "structlog"}),
         ("streaming_jobs.platform.processes.fork_server", {"pydantic", "pandas", "deltalake", "pyarrow"}),
         ("streaming_jobs.sources.topics", {"pydantic", "pandas", "deltalake"}),
         ("streaming_jobs.formats.json", {"pydantic", "pandas"}),

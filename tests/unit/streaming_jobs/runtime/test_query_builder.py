@@ -17,7 +17,7 @@ from streaming_jobs.formats.json import Json
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime.query_builder import QueryBuilder, QueryHandle, next_batch, resolve_start, triggered
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.base import Observed
+from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.state.stream_record import BoundTopic, first
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from tests.conftest import SettingsFactory
@@ -260,5 +260,5 @@ def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
     assert not counts
     handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
     asking.join(5)
-    assert counts == [Observed(4, 7)]
-    assert handle.observed("recourse_others") == Observed()
+    assert counts == [SourceCounts(4, 7)]
+    assert handle.observed("recourse_others") == SourceCounts()

@@ -12,7 +12,7 @@ from streaming_jobs.ledger.positions import Archived
 from streaming_jobs.sources.archived_ranges import gone, hole, parted, read_ranges, readable_from
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.record_blocks import Records
+from streaming_jobs.sources.record_blocks import SourceRecords
 from tests.support.memory_archive import MemoryArchive
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 
@@ -26,7 +26,7 @@ def kafka(offsets: Mapping[int, list[int]], ends: Mapping[int, int], first: Mapp
     return MemoryConsumer(log, ends, first=dict(first))
 
 
-def places(records: list[Records]) -> list[tuple[int, int]]:
+def places(records: list[SourceRecords]) -> list[tuple[int, int]]:
     return [
         place
         for each in records
@@ -57,7 +57,7 @@ def test_retention_that_moves_after_the_look_is_found_out_and_nothing_is_read_tw
     consumer = kafka(WITH_GAPS, {0: 100, 1: 100}, {})
     looks: list[dict[int, int]] = [{0: 70, 1: 0}]
     archive = MemoryArchive(WITH_GAPS, {0: (0, 80), 1: (0, 100)})
-    records: list[Records] = []
+    records: list[SourceRecords] = []
     spans = {0: (0, 100), 1: (0, 100)}
     for each in read_ranges(reader(consumer), spans, 10, archive, {0: 0, 1: 0}, looks.pop):
         records.append(each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import cast
@@ -11,12 +11,12 @@ import pytest
 
 from streaming_jobs.errors import OffsetsLost, UsageError
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.planner import FIRST, SMALL, Limits, Planner
+from streaming_jobs.sources.planner import FIRST, SMALL, BatchLimits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.void_ranges import VoidRanges
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 
-LIMITS = Limits(seconds=2.0, records=300_000, bytes=10**9, wait=0.1)
+LIMITS = BatchLimits(seconds=2.0, records=300_000, bytes=10**9, wait=0.1)
 
 
 @dataclass
@@ -49,10 +49,24 @@ class Topic:
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         return self.size
 
-    def planner(self, limits: Limits = LIMITS) -> Planner:
+    def planner(self, limits: BatchLimits = LIMITS) -> Planner:
         reader = RangeReader(TOPIC, {"bootstrap.servers": "x:1"}, timedelta(0), connect=lambda _: self.consumer)
         topics = cast("TopicReader", self)
         return Planner(topics, reader, limits, monotonic=lambda: self.now, sleep=self.slept.append)
+
+
+def grown(limits: BatchLimits = LIMITS, size: float | None = None, **counts: int) -> tuple[Topic, Planner]:
+    """A topic with so many records in its partitions, and a planner of its batches."""
+    topic = Topic(size=size)
+    topic.grow(**counts)
+    return topic, topic.planner(limits)
+
+
+def batches(planner: Planner, start: Mapping[int, int]) -> Iterator[tuple[Mapping[int, int], Mapping[int, int]]]:
+    """Start and end of each batch until nothing new is there."""
+    while (end := planner.next_end(start)) != start:
+        yield start, end
+        start = end
 
 
 def taken(planner: Planner, start: Mapping[int, int], end: Mapping[int, int]) -> list[int] | None:
@@ -78,26 +92,21 @@ def test_a_live_batch_is_what_was_received_and_the_broker_is_not_asked() -> None
 
 
 def test_a_backlog_begins_small_and_grows_and_the_end_of_it_is_live_again() -> None:
-    topic = Topic()
-    topic.grow(p0=400_000)
-    planner = topic.planner()
-    start, sizes, by_planner = {0: 0}, [], []
-    while (end := planner.next_end(start)) != start:
+    topic, planner = grown(p0=400_000)
+    sizes, by_planner = [], []
+    for start, end in batches(planner, {0: 0}):
         sizes.append(end[0] - start[0])
         by_planner.append(taken(planner, start, end) is not None)
         topic.now += 0.5
-        start = end
     assert sizes == [FIRST, 40_000, 160_000, 190_000]
     assert by_planner == [True, False, False, False]
     topic.grow(p0=10)
-    end = planner.next_end(start)
-    assert (end, taken(planner, start, end)) == ({0: 400_010}, [10])
+    (live,) = batches(planner, {0: 400_000})
+    assert (live[1], taken(planner, *live)) == ({0: 400_010}, [10])
 
 
 def test_the_bound_of_the_settings_holds_for_live_batches_too() -> None:
-    topic = Topic(partitions=2)
-    topic.grow(p0=1000, p1=500)
-    planner = topic.planner(Limits(2.0, 30, 10**9, 0.1))
+    _, planner = grown(BatchLimits(2.0, 30, 10**9, 0.1), p0=1000, p1=500)
     start: dict[int, int] = {0: 0, 1: 0}
     for _ in range(3):
         end = planner.next_end(start)
@@ -107,9 +116,7 @@ def test_the_bound_of_the_settings_holds_for_live_batches_too() -> None:
 
 
 def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
-    topic = Topic()
-    topic.grow(p0=5)
-    planner = topic.planner()
+    topic, planner = grown(p0=5)
     end = planner.next_end({0: 0})
     assert end == {0: 5}
     topic.grow(p1=3)
@@ -119,9 +126,7 @@ def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
 
 @pytest.mark.parametrize("partitions", [{0: {}}, {}])
 def test_a_topic_that_was_made_anew_is_not_read_on(partitions: dict[int, dict[int, object]]) -> None:
-    topic = Topic()
-    topic.grow(p0=50)
-    planner = topic.planner()
+    topic, planner = grown(p0=50)
     end = planner.next_end({0: 0})
     topic.log.clear()
     topic.log.update(partitions)
@@ -143,9 +148,7 @@ def test_a_topic_that_is_gone_is_lost_and_one_that_was_never_there_a_wrong_name(
 
 
 def test_a_broker_that_knows_less_for_a_moment_is_asked_again() -> None:
-    topic = Topic()
-    topic.grow(p0=50)
-    planner = topic.planner()
+    topic, planner = grown(p0=50)
     end = planner.next_end({0: 0})
     whole = topic.log[0]
     topic.log[0] = {}
@@ -155,18 +158,14 @@ def test_a_broker_that_knows_less_for_a_moment_is_asked_again() -> None:
 
 
 def test_available_now_notices_a_topic_that_shrank() -> None:
-    topic = Topic()
-    topic.grow(p0=5)
-    planner = topic.planner()
+    _, planner = grown(p0=5)
     planner.stop_at_present_end()
     with pytest.raises(OffsetsLost, match="ends at offset 5, and the stream is at 50"):
         planner.next_end({0: 50})
 
 
 def test_a_stream_with_batches_far_apart_reads_all_that_it_may_in_each() -> None:
-    topic = Topic()
-    topic.grow(p0=60_000)
-    planner = topic.planner(Limits(600.0, 25_000, 10**9, 0.1, first=25_000))
+    topic, planner = grown(BatchLimits(600.0, 25_000, 10**9, 0.1, first=25_000), p0=60_000)
     start, sizes = {0: 0}, []
     for _ in range(2):
         end = planner.next_end(start)
@@ -177,32 +176,25 @@ def test_a_stream_with_batches_far_apart_reads_all_that_it_may_in_each() -> None
 
 
 def test_the_size_of_records_is_known_before_a_large_batch() -> None:
-    topic = Topic(size=1000.0)
-    topic.grow(p0=100_000)
-    planner = topic.planner(Limits(2.0, 50_000, 10**6, 0.1, first=50_000))
+    _, planner = grown(BatchLimits(2.0, 50_000, 10**6, 0.1, first=50_000), p0=100_000, size=1000.0)
     planner._backlog = True  # as after a large batch
     assert planner.next_end({0: 0}) == {0: 1000}
 
 
 def test_few_records_of_many_bytes_are_not_for_the_planner() -> None:
-    topic = Topic(size=1e6)
-    topic.grow(p0=10_000)
-    planner = topic.planner()
+    _, planner = grown(p0=10_000, size=1e6)
     assert planner.take({0: (0, 10_000)}, 1000) is None
     assert taken(planner, {0: 0}, {0: 10}) == [10]
 
 
 def test_available_now_ends_where_the_topic_ended() -> None:
-    topic = Topic()
-    topic.grow(p0=25_000)
-    planner = topic.planner()
+    topic, planner = grown(p0=25_000)
     planner.stop_at_present_end()
     topic.grow(p0=100)
-    start, ends = {0: 0}, []
-    while (end := planner.next_end(start)) != start:
+    ends = []
+    for start, end in batches(planner, {0: 0}):
         taken(planner, start, end)
         ends.append(end[0])
-        start = end
     assert ends[-1] == 25_000 and len(ends) > 1
 
 
@@ -215,10 +207,7 @@ def test_with_a_bound_it_ends_there_though_the_topic_has_more_records_and_a_new_
     topic.grow(p0=25_000, p1=500)
     planner = bounded(topic, p0=21_003)
     planner.stop_at_present_end()
-    start, ends = {0: 0, 1: 0}, []
-    while (end := planner.next_end(start)) != start:
-        ends.append(end)
-        start = end
+    ends = [end for _, end in batches(planner, {0: 0, 1: 0})]
     assert ends[-1] == {0: 21_003, 1: 0} and len(ends) > 1
 
 
@@ -230,9 +219,7 @@ def test_a_bound_that_the_topic_does_not_reach_is_an_error_and_no_endless_wait()
 
 
 def test_a_large_batch_is_not_for_the_planner() -> None:
-    topic = Topic()
-    topic.grow(p0=SMALL + 1)
-    planner = topic.planner()
+    topic, planner = grown(p0=SMALL + 1)
     assert planner.take({0: (0, SMALL + 1)}, 1000) is None
     assert planner.take({0: (0, SMALL)}, 10**6) is not None
     planner.close()
@@ -242,16 +229,14 @@ def test_a_large_batch_is_not_for_the_planner() -> None:
 def test_large_records_make_batches_of_fewer() -> None:
     topic = Topic()
     topic.log[0] = {offset: record(0, offset, b"x" * 1000) for offset in range(20_000)}
-    planner = topic.planner(Limits(2.0, 10**6, 10**6, 0.1))
+    planner = topic.planner(BatchLimits(2.0, 10**6, 10**6, 0.1))
     end = planner.next_end({0: 0})
     assert taken(planner, {0: 0}, end) is not None
     assert planner.next_end(end) == {0: end[0] + 1000}
 
 
 def test_a_position_in_a_void_range_moves_to_its_end_and_no_record_of_it_is_asked_for() -> None:
-    topic = Topic()
-    topic.grow(p0=30_000)
-    planner = topic.planner()
+    _, planner = grown(p0=30_000)
     planner.void = VoidRanges.of([(0, 100, 29_000)])
     planner.stop_at_present_end()
     assert planner.next_end({0: 200}) == {0: 30_000}

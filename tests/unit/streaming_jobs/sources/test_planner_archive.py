@@ -11,12 +11,12 @@ import pytest
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.planner import SMALL, Limits, Planner
+from streaming_jobs.sources.planner import SMALL, BatchLimits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from tests.support.memory_archive import MemoryArchive
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 
-LIMITS = Limits(seconds=2.0, records=300_000, bytes=10**9, wait=0.0)
+LIMITS = BatchLimits(seconds=2.0, records=300_000, bytes=10**9, wait=0.0)
 
 
 @dataclass

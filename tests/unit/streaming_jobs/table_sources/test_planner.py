@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import OffsetsLost
-from streaming_jobs.sources.planner import Limits
+from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.table_sources.planner import FileToRead, TablePlanner, is_small, tasks
@@ -16,7 +16,7 @@ from streaming_jobs.table_sources.versions import DataFile, TableVersions
 from tests.conftest import SettingsFactory
 from tests.support.written_table import WrittenTable
 
-LIMITS = Limits(seconds=3, records=5, bytes=1 << 30, wait=0.0)
+LIMITS = BatchLimits(seconds=3, records=5, bytes=1 << 30, wait=0.0)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def table(tmp_path: Path) -> WrittenTable:
     return WrittenTable(tmp_path / "numbers").make()
 
 
-def planner(table: WrittenTable, limits: Limits = LIMITS) -> TablePlanner:
+def planner(table: WrittenTable, limits: BatchLimits = LIMITS) -> TablePlanner:
     return TablePlanner(TableVersions(table.path, "count"), limits)
 
 
@@ -32,20 +32,20 @@ def test_the_first_batch_is_the_whole_table_and_the_next_ones_are_bounded_by_row
     for first in (1, 4, 7, 10):
         table.batch(first, first + 1, first + 2)
     plans = planner(table)
-    assert plans.next_end(0) == 5
+    assert plans.next_version(0) == 5
     assert [each.file.rows for each in plans.files(0, 5)] == [3, 3, 3, 3]
-    assert plans.next_end(1) == 2, "two versions are six rows"
-    assert planner(table, replace(LIMITS, records=6)).next_end(1) == 3
-    assert plans.next_end(5) == 5
+    assert plans.next_version(1) == 2, "two versions are six rows"
+    assert planner(table, replace(LIMITS, records=6)).next_version(1) == 3
+    assert plans.next_version(5) == 5
     table.batch()
-    assert plans.next_end(5) == 6, "a version without rows is passed"
+    assert plans.next_version(5) == 6, "a version without rows is passed"
     assert plans.files(5, 6) == []
 
 
 def test_a_version_with_more_rows_than_the_bound_is_a_batch_of_its_own(table: WrittenTable) -> None:
     table.batch(*range(20))
     table.batch(1)
-    assert planner(table).next_end(1) == 2
+    assert planner(table).next_version(1) == 2
 
 
 def test_with_available_now_it_ends_where_the_table_ended_or_at_the_bound(table: WrittenTable) -> None:
@@ -55,8 +55,8 @@ def test_with_available_now_it_ends_where_the_table_ended_or_at_the_bound(table:
     plans.stop_at_present_end()
     bounded.stop_at_present_end()
     table.batch(3)
-    assert plans.next_end(1) == 3 and plans.next_end(3) == 3
-    assert bounded.next_end(0) == 2 and bounded.next_end(2) == 2
+    assert plans.next_version(1) == 3 and plans.next_version(3) == 3
+    assert bounded.next_version(0) == 2 and bounded.next_version(2) == 2
     with pytest.raises(OffsetsLost, match="ends at version 3, and the stream has read up to 8"):
         planner(table, replace(LIMITS, until={0: 9})).stop_at_present_end()
 
@@ -67,10 +67,10 @@ def test_what_is_gone_is_refused_with_its_range_and_so_is_a_table_that_was_put_b
     for version in (1, 2):
         (table.path / "_delta_log" / f"{version:020d}.json").unlink()
     with pytest.raises(OffsetsLost, match="versions 1 to 2 of table numbers can no longer be read"):
-        planner(table).next_end(1)
-    assert planner(table).next_end(3) == 5
+        planner(table).next_version(1)
+    assert planner(table).next_version(3) == 5
     with pytest.raises(OffsetsLost, match="ends at version 4, and the stream has read up to 8"):
-        planner(table).next_end(9)
+        planner(table).next_version(9)
 
 
 def test_it_waits_for_a_first_version_as_long_as_the_limits_say(table: WrittenTable) -> None:
@@ -83,8 +83,8 @@ def test_it_waits_for_a_first_version_as_long_as_the_limits_say(table: WrittenTa
             now.__setitem__(0, now[0] + seconds) or (now[0] > 0.5 and table.version == 0 and table.batch(1))
         ),
     )
-    assert plans.next_end(1) == 2 and 0.5 < now[0] < 1.0
-    assert plans.next_end(2) == 2 and now[0] > 1.5
+    assert plans.next_version(1) == 2 and 0.5 < now[0] < 1.0
+    assert plans.next_version(2) == 2 and now[0] > 1.5
 
 
 def test_tasks_get_runs_of_files_in_order_and_of_about_the_same_size() -> None:
@@ -106,7 +106,7 @@ def test_a_batch_ends_before_rows_that_other_programs_may_still_take_back(
     stream_record.save(home, replace(stream_record.first("count"), accepted=accepted))
     records = (home.state / "count" / "stream.json",)
     plans = TablePlanner(TableVersions(table.path, "count", records), LIMITS)
-    assert plans.next_end(first) == foreign and plans.next_end(foreign) == foreign
+    assert plans.next_version(first) == foreign and plans.next_version(foreign) == foreign
     table.batch(3)
-    assert plans.next_end(foreign) == foreign + 2
+    assert plans.next_version(foreign) == foreign + 2
     assert [each.file.rows for each in plans.files(foreign, foreign + 2)] == [1, 1]

@@ -140,7 +140,7 @@ def test_the_next_commits_time_is_found_where_the_log_was_cleaned_up(
     for version in range(3):
         _commit(table, version).unlink()
     assert versions.time_of_next(0) == versions.time_of(3)
-    monkeypatch.setattr(TableVersions, "_numbers", lambda *_: [0, 1, 2, 3, 4])
+    monkeypatch.setattr("streaming_jobs.table_sources.versions.versions_in_log", lambda _: [0, 1, 2, 3, 4])
     assert versions.time_of_next(0) == versions.time_of(3), "cleaned up since it was listed"
     assert versions.time_of_next(5) is None
 

@@ -16,7 +16,7 @@ from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, DriverPat
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import SinkSet
-from streaming_jobs.sources.base import Observed, Source, TopicReader
+from streaming_jobs.sources.base import Source, SourceCounts, TopicReader
 from streaming_jobs.testing import MemoryRecord, MemoryTable, MemoryTopic
 from tests.conftest import SettingsFactory
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity
@@ -67,9 +67,9 @@ def test_preflight_and_the_pipeline_work_on_it(topic: MemoryTopic, settings: Set
     assert [(t.topic_id, t.latest) for t in snapshot.topics] == [(TOPIC_ID, {0: 10, 1: 5})]
 
     class Counted:
-        def observed(self, observation: str) -> Observed:
+        def observed(self, observation: str) -> SourceCounts:
             assert observation == topic.observation
-            return Observed(2)
+            return SourceCounts(2)
 
         def dropped_behind(self) -> int | None:
             return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs.platform.delta_log import UNREAD, commit_actions
+from streaming_jobs.platform.delta_log import UNREAD, read_kept_commit
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, log_files
 from streaming_jobs.sinks.delta.unread_log import UnreadLog
 
@@ -45,7 +45,7 @@ def test_what_a_reader_needs_moves_out_of_the_log_with_the_checkpoint_below(tmp_
     assert names(tmp_path / "_delta_log", "commit") == list(range(250, 301))
     assert names(kept.log, "commit") == list(range(100, 250))
     assert names(kept.log, "checkpoint") == [100]
-    assert commit_actions(tmp_path, 120)[0]["remove"]["path"] == "120.parquet"
+    assert read_kept_commit(tmp_path, 120).removes[0]["path"] == "120.parquet"
     commits = UnreadLog(tmp_path).before(log_files(tmp_path / "_delta_log"))
     assert [c.version for c in commits] == list(range(300, 99, -1)), "another driver finds the same"
     removal = kept.removal(commits[-1])

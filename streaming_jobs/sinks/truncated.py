@@ -1,4 +1,4 @@
-"""The end of a table's log as a power cut leaves it: half-written commits, and what relies on them."""
+"""The end of a table's log as a power cut leaves it: truncated commits, and what relies on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streaming_jobs.ledger.entry import Txn
 
 @dataclass(frozen=True)
 class ReliedOn:
-    """The facts that others rely on about a table whose last commits may be torn.
+    """The facts that others rely on about a table whose last commits may be truncated.
 
     `at`: the position that the table had reached, as others recorded it. `accepted`: versions that a person accepted.
     `bound`: the stream's record names the table. `generation`: the one the stream is in. `recovering`: the caller is
@@ -26,7 +26,7 @@ class ReliedOn:
 
 
 @dataclass(frozen=True)
-class TornEnd:
+class TruncatedEnd:
     """The end of a table's log after a power cut: files to remove, in order, and the newest whole version.
 
     `whole` is -1 if no version is.

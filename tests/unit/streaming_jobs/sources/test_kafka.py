@@ -11,10 +11,9 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from streaming_jobs.formats import Json
-from streaming_jobs.sources import kafka_data_source
-from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.kafka_data_source import RangePartition, Reading, read
-from streaming_jobs.sources.record_blocks import Declared, RecordBlocks
+from streaming_jobs.sources import kafka
+from streaming_jobs.sources.kafka import KafkaSource, RangePartition, TopicReading
+from streaming_jobs.sources.record_blocks import RecordBlocks, RecordDeclaration
 from streaming_jobs.stream import KafkaTopic
 
 NUMBER = Json(StructType([StructField("n", LongType())]))
@@ -38,16 +37,16 @@ class Reader:
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Reader.made = []
-    monkeypatch.setattr(kafka_data_source, "RangeReader", Reader)
-    monkeypatch.setattr(kafka_data_source, "_readers", {})
+    monkeypatch.setattr(kafka, "RangeReader", Reader)
+    monkeypatch.setattr(kafka, "_readers", {})
     file = tmp_path / "client.json"
     file.write_text(json.dumps({"recourse.timeout.seconds": 1}))
     return file
 
 
 def run(client: Path, topic: str, name: str = "kafka-all-records") -> None:
-    blocks = RecordBlocks(Declared.of(KafkaTopic(topic, value=NUMBER)), "all")
-    list(read(Reading(name, blocks, client, {0: 0}, {0: 5}), RangePartition({0: (0, 5)})))
+    blocks = RecordBlocks(RecordDeclaration.of(KafkaTopic(topic, value=NUMBER)), "all")
+    list(TopicReading(name, {0: 0}, {0: 5}, blocks=blocks, client=client).read(RangePartition({0: (0, 5)})))
 
 
 def test_a_reader_is_kept_for_its_source_and_topic_alone(client: Path) -> None:
@@ -63,7 +62,7 @@ def test_readers_of_a_session_that_has_ended_are_closed(client: Path) -> None:
     other = client.with_name("other.json")
     client.rename(other)
     run(other, "a")
-    assert list(kafka_data_source._readers) == [(other, "kafka-all-records", "a")]
+    assert list(kafka._readers) == [(other, "kafka-all-records", "a")]
 
 
 def test_no_two_streams_have_sources_of_one_name(tmp_path: Path) -> None:

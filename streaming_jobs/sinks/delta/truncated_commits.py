@@ -1,28 +1,27 @@
-"""The newest commits of a Delta table that a power cut has left half written, and the test if they may be removed.
+"""The newest commits of a Delta table that a power cut has truncated, and the test if they may be removed.
 
-A commit is torn if its text is truncated, or a file that it adds is not on disk with all its bytes. Later damage looks
-the same, so a torn commit may be removed only if nothing is lost with it: it is not another writer's, the version below
-still has all of its files, and that version has reached the position that others rely on. This module itself removes
-only copies: a truncated checkpoint of the log, and the file that names the newest checkpoint.
+A commit counts as truncated if its text is, or if a file that it adds is not on disk with all its bytes. Later damage
+looks the same, so a truncated commit may be removed only if nothing is lost with it: it is not another writer's, the
+version below still has all of its files, and that version has reached the position that others rely on. This module
+itself removes only copies: a truncated checkpoint of the log, and the file that names the newest checkpoint.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
+from streaming_jobs.platform.delta_log import CommitActions, actions, names_on_disk
 from streaming_jobs.platform.files import remove_files
 from streaming_jobs.sinks.delta.log_cleanup import log_files
-from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.sinks.truncated import ReliedOn, TruncatedEnd
 from streaming_jobs.text import commands
 
 _START = Txn(0, -1)
@@ -30,15 +29,7 @@ _FROM_COPY = f"put the file back from a copy, or go back to a savepoint (`{comma
 
 
 @dataclass(frozen=True)
-class Actions:
-    """A commit's actions, and its ledger entry if it has one."""
-
-    actions: Sequence[tuple[str, Mapping[str, Any]]]
-    entry: LedgerEntry | None
-
-
-@dataclass(frozen=True)
-class Torn:
+class TruncatedCommit:
     """A version that is not whole: the damage in words, and its ledger entry; None for one that cannot be read."""
 
     version: int
@@ -48,7 +39,7 @@ class Torn:
 
 
 @dataclass(frozen=True)
-class Table:
+class InspectedTable:
     """A table, its stream, and the facts that others rely on."""
 
     path: Path
@@ -60,81 +51,79 @@ class Table:
         return self.path / "_delta_log"
 
 
-def torn_end(path: Path, stream: str, relied: ReliedOn) -> TornEnd | None:
-    """The files of its torn commits, in the order in which they are to be removed; None if there is no table.
+def truncated_end(path: Path, stream: str, relied: ReliedOn) -> TruncatedEnd | None:
+    """The files of its truncated commits, in the order in which they are to be removed; None if there is no table.
 
     Raises PreflightRefused for a commit that is not whole and that something relies on.
     """
-    table = Table(path, stream, relied)
+    table = InspectedTable(path, stream, relied)
     if not table.log.is_dir():
         return None
-    torn, below = _tail(table)
-    if torn:
-        _refuse_needed(table, torn, below)
-    return TornEnd(list(_files(table.log, torn)) if torn else [], below)
+    truncated, below = _tail(table)
+    if truncated:
+        _refuse_needed(table, truncated, below)
+    return TruncatedEnd(list(_files(table.log, truncated)) if truncated else [], below)
 
 
-def torn_copies(path: Path) -> Iterator[Path]:
+def truncated_copies(path: Path) -> Iterator[Path]:
     """Remove truncated checkpoints of the log, and the file that names the newest; both repeat what commits say."""
     log = path / "_delta_log"
     if not log.is_dir():
         return
     hint = log / "_last_checkpoint"
-    torn = [file.path for file in log_files(log) if file.kind == "checkpoint" and not _is_parquet(file.path)]
-    if torn or (hint.exists() and not _points_somewhere(hint)):
+    truncated = [file.path for file in log_files(log) if file.kind == "checkpoint" and not _is_parquet(file.path)]
+    if truncated or (hint.exists() and not _points_somewhere(hint)):
         yield from remove_files(hint)
-    yield from remove_files(*torn)
+    yield from remove_files(*truncated)
 
 
-def _tail(table: Table) -> tuple[list[Torn], int]:
-    """The newest versions that are torn, newest first, and the one below them (-1: none)."""
+def _tail(table: InspectedTable) -> tuple[list[TruncatedCommit], int]:
+    """The newest versions that are truncated, newest first, and the one below them (-1: none)."""
     files = list(log_files(table.log))
     commits = {file.version: file.path for file in files if file.kind == "commit"}
     last = max(commits, default=-1)
     # Checkpoint or checksum of a version without a commit: a removal was killed, or the commit's name was lost.
     alone = {file.version for file in files if commits and file.version > last}
-    torn: list[Torn] = []
+    truncated: list[TruncatedCommit] = []
     for version in sorted({*commits, *alone}, reverse=True):
-        commit = _read(commits[version], table) if version in commits else None
+        commit = _read(version, commits[version], table) if version in commits else None
         if commit is None:
-            torn.append(Torn(version, f"version {version} of table {table.path.name} is cut off", False, None))
+            truncated.append(
+                TruncatedCommit(version, f"version {version} of table {table.path.name} is cut off", False, None)
+            )
             continue
-        missing = _missing(table.path, _added(commit))
+        missing = _missing(table.path, ((str(add["path"]), int(add["size"])) for add in commit.adds))
         if not missing:
-            return torn, version
+            return truncated, version
         words = f"file {missing[0]} of table {table.path.name}, which version {version} added, is gone or cut off"
-        torn.append(Torn(version, words, True, commit.entry))
-    return torn, -1
+        truncated.append(TruncatedCommit(version, words, True, commit.entry))
+    return truncated, -1
 
 
-def _read(path: Path, table: Table) -> Actions | None:
+def _read(version: int, path: Path, table: InspectedTable) -> CommitActions | None:
     """The commit; None if its text is truncated.
 
     Other writers may leave `commitInfo` out. Every commit of ours that moves the table has both `commitInfo` and a
     transaction, and a text that was truncated between two lines has only one of the two.
     """
     try:
-        lines = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
+        lines = list(actions(path))
     except ValueError:
         return None
     if not lines or not all(isinstance(line, dict) for line in lines):
         return None
-    actions = [(kind, action) for line in lines for kind, action in line.items()]
-    texts = (action.get("userMetadata") for kind, action in actions if kind == "commitInfo")
-    entry = LedgerEntry.decode(next((text for text in texts if isinstance(text, str)), None))
+    commit = CommitActions.of(version, lines)
+    entry = commit.entry
     moves = entry is not None and entry.stream == table.stream and entry.kind in ("batch", "fence", "publish")
-    ours = app_id(table.stream, table.path.name)
-    moved = any(kind == "txn" and action["appId"] == ours for kind, action in actions)
-    if (moves and not moved) or (moved and not any(kind == "commitInfo" for kind, _ in actions)):
-        return None
-    return Actions(actions, entry)
+    moved = app_id(table.stream, table.path.name) in commit.app_ids
+    return None if (moves and not moved) or (moved and commit.info is None) else commit
 
 
-def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
-    """Raise PreflightRefused if one of the torn versions may not be removed."""
-    name, first = table.path.name, torn[0].found
+def _refuse_needed(table: InspectedTable, truncated: Sequence[TruncatedCommit], below: int) -> None:
+    """Raise PreflightRefused if one of the truncated versions may not be removed."""
+    name, first = table.path.name, truncated[0].found
     relied = table.relied
-    for each in torn:
+    for each in truncated:
         foreign = each.readable and (each.entry is None or each.entry.stream != table.stream)
         if foreign or each.version in relied.accepted:
             raise PreflightRefused(each.found, _FROM_COPY)
@@ -150,7 +139,7 @@ def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
     at = _START if number is None else Txn.of(number)
     if at < relied.at:
         raise PreflightRefused(first, _FROM_COPY)
-    furthest = max(at.generation, *(each.entry.generation for each in torn if each.entry is not None), 0)
+    furthest = max(at.generation, *(each.entry.generation for each in truncated if each.entry is not None), 0)
     if furthest > relied.generation and not relied.recovering:
         raise PreflightRefused(
             f"{first}: a recovery was writing it",
@@ -162,28 +151,24 @@ def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
         raise PreflightRefused(f"{first}, and file {gone[0]} of version {below} is gone too", _FROM_COPY)
 
 
-def _files(log: Path, torn: Sequence[Torn]) -> Iterator[Path]:
+def _files(log: Path, truncated: Sequence[TruncatedCommit]) -> Iterator[Path]:
     """All files of these versions in the log: the pointer to a checkpoint first, of each version its commit last."""
-    if any(log.glob(f"{each.version:020d}.checkpoint*") for each in torn):
+    if any(log.glob(f"{each.version:020d}.checkpoint*") for each in truncated):
         yield log / "_last_checkpoint"
-    for each in torn:
+    for each in truncated:
         commit = log / f"{each.version:020d}.json"
         beside = {*log.glob(f"{each.version:020d}.*"), *log.glob(f".{each.version:020d}.*")} - {commit}
         yield from sorted(beside)
         yield commit
 
 
-def _added(commit: Actions) -> list[tuple[str, int]]:
-    return [(str(action["path"]), int(action["size"])) for kind, action in commit.actions if kind == "add"]
-
-
-def _missing(table: Path, files: Iterator[tuple[str, int]] | Sequence[tuple[str, int]]) -> list[str]:
+def _missing(table: Path, files: Iterable[tuple[str, int]]) -> list[str]:
     """The files that are not on disk with all their bytes; files outside of the table's folder are not checked."""
     return [path for path, size in files if "://" not in path and _size(table, path) != size]
 
 
 def _size(table: Path, path: str) -> int | None:
-    for name in (path, unquote(path), unquote(unquote(path))):
+    for name in names_on_disk(path):
         if (table / name).exists():
             return (table / name).stat().st_size
     return None
