@@ -16,14 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from orchestration.local_dagster.dagster_home import LOCATION
-from orchestration.local_dagster.processes import (
-    CODE_SERVER,
-    DAEMON,
-    REPOSITORY,
-    WEBSERVER,
-    DagsterClient,
-    DagsterProcesses,
-)
+from orchestration.local_dagster.processes import CODE_SERVER, DAEMON, WEBSERVER, DagsterProcesses
 from streaming_jobs.errors import SetupError
 from streaming_jobs.examples.flights.feeder import feed
 from streaming_jobs.platform.broker import Broker
@@ -31,6 +24,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
 from tests.support import ROOT
+from tests.support.dagster_runs import REPOSITORY, RunsClient
 
 JOB = "flights"
 STREAMS = ("flights_clean", "airport_hours", "carrier_totals")
@@ -50,8 +44,8 @@ class Live:
     processes: DagsterProcesses
 
     @property
-    def client(self) -> DagsterClient:
-        return self.processes.client
+    def client(self) -> RunsClient:
+        return RunsClient(self.processes.url)
 
     def wait_for(self, condition: Callable[[], T], what: str) -> T:
         """Wait, looking after the processes each half second as `recourse up` does."""
@@ -247,7 +241,7 @@ def test_stop_cancels_the_run_and_nobody_starts_it_again_but_a_person(live: Live
     since = time.time()
     live.wait_for(lambda: any("operator" in reason for reason in skips(live, since)), "keepalive's refusal")
     assert live.runs()[0] == (run_id, "CANCELED")
-    launched = live.client.launch(JOB, {"max_offsets_per_trigger": "1000"})
+    launched = live.client.launch(JOB, {"ops": {f"{JOB}_session": {"config": {"max_offsets_per_trigger": "1000"}}}})
     live.wait_for(lambda: live.session_at_work(other_than=run_id) == launched, "the launched session")
 
 

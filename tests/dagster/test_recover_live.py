@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
-from orchestration.local_dagster.processes import DagsterClient, DagsterProcesses
+from orchestration.local_dagster.processes import DagsterProcesses
 from orchestration.recoveries.definitions import run_config
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG, WORKER_TAG
 from reprocessing.plan.journal import journal_of
@@ -27,6 +27,7 @@ from streaming_jobs.state import stop_request, stream_record
 from streaming_jobs.state.lease import holder
 from streaming_jobs.state.status import read_status
 from tests.support import ROOT
+from tests.support.dagster_runs import RunsClient
 
 COUNT = 4_000
 PATIENCE = 180.0
@@ -46,8 +47,8 @@ class Live:
     settings: Settings
 
     @property
-    def client(self) -> DagsterClient:
-        return self.processes.client
+    def client(self) -> RunsClient:
+        return RunsClient(self.processes.url)
 
     def wait_for(self, condition: Callable[[], T], what: str) -> T:
         """Wait, looking after the processes meanwhile as `recourse up` does."""
@@ -59,7 +60,7 @@ class Live:
         return value
 
     def launch(self, fields: Mapping[str, Any]) -> str:
-        return self.client.launch_with("recover", run_config(fields))
+        return self.client.launch("recover", run_config(fields))
 
     def ended(self, run_id: str) -> str:
         return (
