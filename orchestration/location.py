@@ -28,7 +28,7 @@ def location(
     settings: Settings,
     command: Command = session_command,
     fault: Callable[[], Fault | None] = lambda: None,
-    suites_and_rules: quality.Declared | None = None,
+    suites_and_rules: quality.QualityDeclarations | None = None,
 ) -> dg.Definitions:
     """The definitions of a bundle; raises ConfigurationError, or Dagster's own error for what Dagster refuses.
 

@@ -24,7 +24,7 @@ _COLUMNS = ("column", "column_A", "column_B", "column_list")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedExpectation:
     """An expectation at its place in the suite; `columns` are those that it is about."""
 
     number: int
@@ -35,13 +35,13 @@ class Named:
     expectation: Any
 
 
-def built(suite: Suite) -> list[Named]:
+def built(suite: Suite) -> list[NamedExpectation]:
     """The expectations of a suite; raises what its function raises. The first one imports Great Expectations."""
     with seen_with_a_file():
         return named(suite.build(), [check.name for check in suite.checks])
 
 
-def named(expectations: Iterable[Any], taken: Sequence[str] = ()) -> list[Named]:
+def named(expectations: Iterable[Any], taken: Sequence[str] = ()) -> list[NamedExpectation]:
     """The expectations with their names, in order; a name that is `taken` already gets a number."""
     known = set(taken)
     result = []
@@ -55,7 +55,7 @@ def named(expectations: Iterable[Any], taken: Sequence[str] = ()) -> list[Named]
         expectation.meta = {**(expectation.meta or {}), ORDER: number}
         severity = cast("Severity", str(getattr(expectation.severity, "value", expectation.severity)))
         columns = columns_of(expectation)
-        result.append(Named(number, name, kind_of(expectation), severity, columns, expectation))
+        result.append(NamedExpectation(number, name, kind_of(expectation), severity, columns, expectation))
     return result
 
 

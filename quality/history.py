@@ -14,12 +14,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quality.validation import Validation, result_word
+from quality.validation import Past, Validation, result_word
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 
@@ -77,7 +77,7 @@ class PastOutcome:
 
 
 def record(settings: Settings, validation: Validation) -> bool:
-    """Add a validation; False if the history had it. Then remove what is too old, now and then."""
+    """Add a validation; False if the history had it. Every now and then, old rows are removed."""
     from deltalake import CommitProperties, Transaction, write_deltalake
     from deltalake.exceptions import CommitFailedError
 
@@ -105,7 +105,7 @@ def record(settings: Settings, validation: Validation) -> bool:
 def history(
     settings: Settings, suite: str | None = None, expectation: str | None = None, last: int | None = None
 ) -> list[PastOutcome]:
-    """Past outcomes, newest first, of one suite or expectation or all; of the `last` validations only, if given.
+    """Past outcomes, newest first: of all suites or one, of all expectations or one, of the `last` validations or all.
 
     With `last`, samples and texts of older validations are not read.
     """
@@ -125,28 +125,32 @@ def history(
 
 
 @dataclass(frozen=True)
-class PastNumber:
-    """The number, the text and the time (UTC) of an outcome without an error."""
+class SuiteHistory:
+    """The history of one suite, as its table checks ask for it."""
 
-    number: float | None
-    observed: str
-    started_at: datetime
+    settings: Settings
+    suite: str
 
+    def newest(self, expectation: str, limit: int) -> list[Past]:
+        """The newest outcomes of one check that had no error, newest first."""
+        return self._read(expectation, limit)
 
-def newest_numbers(
-    settings: Settings, suite: str, expectation: str, limit: int, *, passed: bool | None = None
-) -> list[PastNumber]:
-    """The newest outcomes of one expectation that had no error, newest first; `passed` chooses among them."""
-    wanted = _of(suite=suite, expectation=expectation, error="", passed=passed)
-    table = _read(settings, wanted, ["number", "observed", "started_at"])
-    if table is None:
-        return []
-    return [PastNumber(**row) for row in table.sort_by([("started_at", "descending")]).slice(0, limit).to_pylist()]
+    def passed(self, expectation: str, limit: int) -> list[Past]:
+        """The newest outcomes of one check that passed, newest first."""
+        return self._read(expectation, limit, passed=True)
+
+    def _read(self, expectation: str, limit: int, *, passed: bool | None = None) -> list[Past]:
+        wanted = _of(suite=self.suite, expectation=expectation, error="", passed=passed)
+        table = _read(self.settings, wanted, ["number", "observed", "started_at"])
+        if table is None:
+            return []
+        newest = table.sort_by([("started_at", "descending")]).slice(0, limit).to_pylist()
+        return [Past(each["number"], each["started_at"].timestamp(), each["observed"]) for each in newest]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What the runs of a suite have judged of a table; runs of a partition or a range of times do not count.
+class SuiteProgress:
+    """How far the runs of a suite have evaluated a table; runs of a partition or a range of times do not count.
 
     `newest`: the version of the newest run, None without one. `covered` has for each expectation the version up to
     which it has been evaluated on every row. `red`: the newest run has not passed; its rows came after `red_since`.
@@ -158,30 +162,30 @@ class Judged:
     red_since: int | None = None
 
     def since(self, expectations: Sequence[str]) -> int | None:
-        """The version up to which each of the expectations has judged every row; None if one has judged none."""
+        """The version up to which all of these expectations have been evaluated; None if one never was."""
         if not expectations:
             return self.newest
         known = [self.covered.get(name) for name in expectations]
         return None if None in known else min(version for version in known if version is not None)
 
 
-def judged(settings: Settings, suite: str, table_id: str) -> Judged:
-    """What the runs of a suite have judged of the table with this identifier.
+def suite_progress(settings: Settings, suite: str, table_id: str) -> SuiteProgress:
+    """How far the runs of a suite have evaluated the table with this identifier.
 
-    An expectation that could not be evaluated has judged nothing. Every run begins behind the least version that one
-    of its expectations covers, so the greatest version at which an expectation was evaluated is what it covers.
+    An outcome with an error covers nothing. Every run begins behind the least version that one of its expectations
+    covers, so an expectation covers the greatest version at which it was evaluated.
     """
     import pyarrow.compute as pc
 
     columns = ["validation", "started_at", "expectation", "passed", "error", "version", "since"]
     table = _read(settings, _of(suite=suite, table_id=table_id, narrowed=False), columns)
     if table is None or not table.num_rows:
-        return Judged()
+        return SuiteProgress()
     evaluated = table.filter(pc.equal(table["error"], "")).group_by("expectation").aggregate([("version", "max")])
     covered = dict(zip(evaluated["expectation"].to_pylist(), evaluated["version_max"].to_pylist(), strict=True))
     first = table.sort_by([("started_at", "descending"), ("validation", "ascending")]).slice(0, 1).to_pylist()[0]
     last = table.filter(pc.equal(table["validation"], first["validation"]))
-    return Judged(
+    return SuiteProgress(
         newest=pc.max(table["version"]).as_py(),
         covered=covered,
         red=not pc.all(last["passed"]).as_py(),
@@ -304,63 +308,31 @@ def _older_than(handle: DeltaTable, at: datetime) -> bool:
 
 
 def _schema() -> pa.Schema:
+    """The fields of `PastOutcome`, and the outcome's number within its validation."""
     import pyarrow as pa
 
-    text, number, real, flag = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-    return pa.schema(
-        [
-            ("validation", text),
-            ("started_at", pa.timestamp("us", "UTC")),
-            ("place", number),
-            ("suite", text),
-            ("expectation", text),
-            ("kind", text),
-            ("table", text),
-            ("table_id", text),
-            ("stream", text),
-            ("version", number),
-            ("since", number),
-            ("slice", text),
-            ("narrowed", flag),
-            ("files", number),
-            ("rows", number),
-            ("engine", text),
-            ("passed", flag),
-            ("severity", text),
-            ("observed", text),
-            ("number", real),
-            ("looked_at", number),
-            ("failing", number),
-            ("sample", text),
-            ("error", text),
-            ("seconds", real),
-            ("code", text),
-            ("docs", text),
-        ]
-    )
+    kinds = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "datetime": pa.timestamp("us", "UTC")}
+    columns = [
+        (each.name, kinds.get(str(each.type).removesuffix(" | None"), pa.string())) for each in fields(PastOutcome)
+    ]
+    return pa.schema([*columns, ("place", pa.int64())])
 
 
 def _rows(validation: Validation) -> pa.Table:
     import pyarrow as pa
 
-    v = validation
-    same = {
-        **{n: getattr(v, n) for n in ("suite", "table", "table_id", "stream", "version", "since", "slice", "narrowed")},
-        **{n: getattr(v, n) for n in ("files", "rows", "engine", "seconds", "code", "docs")},
-        "validation": v.id,
-        "started_at": datetime.fromtimestamp(v.started_at, UTC),
-    }
     rows = [
         {
-            **same,
-            "place": place,
-            **{n: getattr(o, n) for n in ("expectation", "kind", "passed", "severity", "observed", "number")},
-            "looked_at": o.rows,
-            "failing": o.failing,
-            "sample": json.dumps(list(o.sample), default=_text, ensure_ascii=False),
-            "error": o.error,
+            **vars(validation),
+            **vars(outcome),
+            "validation": validation.id,
+            "started_at": datetime.fromtimestamp(validation.started_at, UTC),
+            "rows": validation.rows,
+            "looked_at": outcome.rows,
+            "sample": json.dumps(list(outcome.sample), default=_text, ensure_ascii=False),
+            "place": number,
         }
-        for place, o in enumerate(v.outcomes)
+        for number, outcome in enumerate(validation.outcomes)
     ]
     return pa.Table.from_pylist(rows, schema=_schema())
 

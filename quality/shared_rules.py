@@ -6,7 +6,7 @@
 | Between                     | expect_column_values_to_be_between, both bounds included          |
 | InSet                       | expect_column_values_to_be_in_set                                 |
 | Matches                     | expect_column_values_to_match_regex (Java's syntax, and Python's) |
-| Unique, within a batch      | expect_compound_columns_to_be_unique, within a slice              |
+| Unique, within a batch      | expect_compound_columns_to_be_unique, within a sample             |
 | Holds                       | none: unexpected_rows_expectation needs Spark's SQL               |
 
 A rule that warns becomes an expectation of severity `warning`, any other a critical one.
@@ -22,7 +22,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.text.sql import literal, quoted
 
 if TYPE_CHECKING:
-    from quality.expectations import Named
+    from quality.expectations import NamedExpectation
 
 
 def expectations_of(rules: Iterable[Rule]) -> list[Any]:
@@ -55,7 +55,7 @@ def expectations_of(rules: Iterable[Rule]) -> list[Any]:
     return [expectation(rule) for rule in rules]
 
 
-def condition_of(named: Named) -> str | None:
+def condition_of(named: NamedExpectation) -> str | None:
     """SQL of DataFusion that is true for a row that keeps an expectation; None for one that is not about single rows.
 
     Rows to which an expectation's `row_condition` does not apply keep it.
@@ -70,7 +70,7 @@ def condition_of(named: Named) -> str | None:
     return None if applies is None else f"(({applies}) IS NOT TRUE) OR ({condition})"
 
 
-def _rule(named: Named) -> Rule | str | None:
+def _rule(named: NamedExpectation) -> Rule | str | None:
     """The rule that means the same as an expectation, or its condition; None if there is none."""
     kind, expectation = named.kind.removeprefix("expect_column_values_to_"), named.expectation
     if kind == "not_be_null":

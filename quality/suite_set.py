@@ -23,14 +23,6 @@ SHIPPED: Mapping[str, str] = {"streaming_jobs.examples.flights.streams": "qualit
 
 
 @dataclass(frozen=True)
-class Output:
-    """A table of a stream, as a suite looks at it."""
-
-    stream: Stream
-    declared: DeclaredTable
-
-
-@dataclass(frozen=True)
 class SuiteSet:
     """The suites by name, and the stream that writes each table."""
 
@@ -67,12 +59,12 @@ class SuiteSet:
         return [self[name] for name in dict.fromkeys(names)] or list(self.suites.values())
 
 
-def output_of(topology: Topology, suite: Suite) -> Output:
-    """The table of a suite; raises UsageError if no stream writes it."""
+def output_of(topology: Topology, suite: Suite) -> tuple[Stream, DeclaredTable]:
+    """The table of a suite, and its stream; raises UsageError if no stream writes it."""
     writers = _writers(topology)
     _check_table(suite, writers)
     stream = topology[writers[suite.table]]
-    return next(Output(stream, declared) for declared, _ in all_tables(stream) if declared.name == suite.table)
+    return next((stream, declared) for declared, _ in all_tables(stream) if declared.name == suite.table)
 
 
 def _writers(topology: Topology) -> dict[str, str]:

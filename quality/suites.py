@@ -17,9 +17,9 @@ from streaming_jobs.declare.names import checked_name, checked_names
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from quality.validation import Outcome
+    from quality.validation import CheckOutcome
 
-SliceKind = Literal["new", "all"]
+SampleKind = Literal["new", "all"]
 """`new`: the rows that came since the last run of the suite. `all`: the whole table."""
 
 
@@ -30,7 +30,7 @@ class TableCheck(Protocol):
     def name(self) -> str:
         """The name of its outcome."""
 
-    def look(self, checked: Any) -> Outcome:
+    def look(self, checked: Any) -> CheckOutcome:
         """Evaluate it on a `quality.table_checks.base.CheckedTable`."""
 
 
@@ -45,7 +45,7 @@ class Suite:
     table: str
     build: Callable[[], Sequence[Any]]
     key: Sequence[str] = ()
-    slice: SliceKind = "new"
+    slice: SampleKind = "new"
     checks: Sequence[TableCheck] = ()
     description: str = ""
     file: Path | None = None
@@ -61,7 +61,7 @@ def suite(
     table: str,
     name: str | None = None,
     key: Sequence[str] = (),
-    slice: SliceKind = "new",  # noqa: A002 - the word of the field
+    slice: SampleKind = "new",  # noqa: A002 - the word of the field
     checks: Sequence[TableCheck] = (),
 ) -> Callable[[Callable[[], Sequence[Any]]], Suite]:
     """Declare the decorated function, which returns expectations, as a suite; its name is the default name."""
@@ -86,7 +86,7 @@ def suite_from_json(
     table: str,
     name: str | None = None,
     key: Sequence[str] = (),
-    slice: SliceKind = "new",  # noqa: A002 - the word of the field
+    slice: SampleKind = "new",  # noqa: A002 - the word of the field
     checks: Sequence[TableCheck] = (),
 ) -> Suite:
     """Declare a suite whose expectations are in a JSON file of Great Expectations; its name is the default name.

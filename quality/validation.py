@@ -1,4 +1,4 @@
-"""The result of a suite's run: one outcome per expectation, on one slice of one version of a table."""
+"""The result of a suite's run: one outcome per expectation and table check, on a sample of one version of a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,16 @@ def worst_word(words: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Past:
+    """An earlier outcome of a check: its number, its time in seconds since 1970, and its text."""
+
+    number: float | None
+    at: float
+    observed: str = ""
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
     """The outcome of one expectation.
 
     `expectation` names it within its suite; `kind` is Great Expectations' type, or the word of a table check. `rows` is
@@ -71,8 +80,8 @@ class Validation:
     """One run of a suite; times in seconds, `started_at` since 1970.
 
     `version` is the table's version that was looked at; `since` the version after which its rows came, None for all.
-    `files` of the `files_in_table` files were read, with `rows` rows. `slice` says it in words. `narrowed`: it was
-    asked for a partition or a range of times, so the next run begins where the one before began. `code` is that of the
+    `files` of the `files_in_table` files were read, with `rows` rows; `slice` describes the sample. `narrowed`: only a
+    partition or a range of times was read, so the next run begins where the run before began. `code` is that of the
     newest batch in the version.
     """
 
@@ -90,7 +99,7 @@ class Validation:
     engine: Engine
     started_at: float
     seconds: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CheckOutcome, ...]
     first_failing: FirstFailing | None = None
     docs: str = ""
     """The path of the Data Docs page; empty without one."""
@@ -106,7 +115,7 @@ class Validation:
 
     @property
     def files_read(self) -> str:
-        """How many files were read, in words: those of new rows may be more than the table has since."""
+        """How many files were read. New rows may come in more files than the table has after a compaction."""
         if self.files > self.files_in_table:
             return f"{self.files:,} files, of which the table has made {self.files_in_table:,} since"
         return f"{self.files:,} of {self.files_in_table:,} files"

@@ -68,7 +68,7 @@ def run(
     """
     from quality.engines.spark_on_demand import spark_on_demand
     from quality.runs.runner import RunRequest, run_suite
-    from quality.slice_request import TimeRange, parse_partition
+    from quality.sample import TimeRange, parse_partition
 
     call = invocation(context)
     suites = _suites(call).select(names or [])

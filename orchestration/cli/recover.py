@@ -14,7 +14,7 @@ import typer
 
 from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, say, show, show_table
-from orchestration.recoveries.progress_text import Pace, difference_lines
+from orchestration.recoveries.progress_text import ReplayPace, difference_lines
 from orchestration.recoveries.request import (
     OPTIONS,
     PlanRequest,
@@ -268,5 +268,5 @@ def recovery_events(yes: bool) -> RecoveryEvents:
         doing = [words for kind, words in _DOING.items() if kind in kinds]
         return typer.confirm(f"{' and '.join(doing)} (plan {recovery.plan.id})?", err=True)
 
-    pace = Pace()
+    pace = ReplayPace()
     return RecoveryEvents(tell=say, progress=lambda *done: say(f"  replay: {pace.words(*done)}"), confirm=confirm)

@@ -9,13 +9,13 @@ import dagster as dg
 import yaml
 
 from orchestration.local_dagster.session_logs import SessionLogManager
-from orchestration.recoveries import definitions
+from orchestration.recoveries import launchpad
 from orchestration.sessions.ownership import KIND_TAG, QUALITY_KIND
 from orchestration.sessions.supervisor import GRACE
 from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
-LOCATION = definitions.LOCATION
+LOCATION = launchpad.LOCATION
 """Name of the code location."""
 CODE_SERVER_HOST = "127.0.0.1"
 

@@ -1,15 +1,14 @@
-"""The sensor that tells of checks that turn red, yellow, or green again: in the log, to a webhook, by e-mail.
+"""The sensor that alerts of checks that turn red, yellow, or green again: in the log, to a webhook, by e-mail.
 
-A change is sent at least once. It is first written into the sensor's cursor with those that wait, and leaves it when
-the receiver has taken it; a receiver that is down gets it later, for a day. If the process ends between a delivery and
-the storing of the cursor, it is sent again, with the same `id` and the same Message-ID.
+A change is sent at least once. It is first written into the sensor's cursor and removed when the receiver has taken
+it; a receiver that is down gets it later, for a day. If the process ends between a delivery and the storing of the
+cursor, the change is sent again, with the same `id` and the same Message-ID.
 
 It also reports the outcome of a check whose run failed without one (killed, out of memory): failed, because Dagster
 would show such a check as if it had never been executed.
 
-Sending raises nothing, and the text of a failure has no secret in it: a webhook's URL is a secret as a whole, as those
-of chat services are (its path is the password). Errors of the HTTP library quote it, so of an error only the kind is
-told.
+Sending raises nothing, and the text of a failure contains no secret: the whole URL of a webhook is one, since for chat
+services its path is the password. Errors of the HTTP library quote the URL, so only the kind of an error is reported.
 """
 
 from __future__ import annotations
@@ -39,8 +38,17 @@ from dagster._core.storage.asset_check_execution_record import (
 
 from orchestration.quality.rules import RULES
 from orchestration.quality.suites import COMMAND, suites_of
-from orchestration.quality.transitions import COLOUR, Alerts, Receiver, Seen, State, Timing, Transition, by_stream
-from orchestration.sessions.health import HEALTH, NOT_TOLD
+from orchestration.quality.transitions import (
+    COLOUR,
+    Alerts,
+    ObservedCheck,
+    Receiver,
+    State,
+    Timing,
+    Transition,
+    by_stream,
+)
+from orchestration.sessions.health import HEALTH, NO_ALERT
 from orchestration.sessions.ownership import QUALITY_KIND, job_tags
 from orchestration.sessions.verdicts import RUN
 from streaming_jobs.settings import Settings
@@ -53,24 +61,24 @@ log = structlog.get_logger()
 TIMEOUT = 5.0
 """Seconds for each step of a delivery: connecting, writing, the answer."""
 _NOT_TAKEN = (400, 413, 422)
-"""Answers to a request that is too long, or that the receiver cannot read: the same one would be refused again."""
+"""Answers to a request that is too long or unreadable: repeating it would fail again."""
 _DISCORD, _DISCORD_TAKES = ("discord.com", "discordapp.com"), 2000
 """Hosts whose webhooks show the field `content`, and how many characters of it they take."""
 LOOK_EVERY = 30
 """Seconds between two ticks."""
 LONGEST_DELIVERY = 15.0
-"""Seconds after which the rest of what waits for a receiver is left to the next tick."""
+"""Seconds after which undelivered messages are left to the next tick."""
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why nothing was taken; `refused`: these messages are the reason, and smaller parts of them may be taken."""
+class DeliveryFailure:
+    """Why a delivery failed; `refused`: because of these messages, so fewer of them may be accepted."""
 
     text: str
     refused: bool = False
 
 
-Sender = Callable[[Settings, Sequence[Transition]], Failure | None]
+Sender = Callable[[Settings, Sequence[Transition]], DeliveryFailure | None]
 _PLANNED = AssetCheckExecutionRecordStatus.PLANNED
 _NEWEST = 5
 """Failed runs of suites that a tick looks at."""
@@ -151,21 +159,25 @@ class CheckAlerts:
             chunk = receiver.chunk()
         return receiver, f"{sent} sent" + (f", {len(receiver.waiting)} wait" if receiver.waiting else "")
 
-    def _send(self, name: str, messages: Sequence[Transition]) -> Failure | None:
+    def _send(self, name: str, messages: Sequence[Transition]) -> DeliveryFailure | None:
         try:
             return self.senders[name](self.settings, messages)
         except Exception as error:  # noqa: BLE001 - a lost cursor would lose alerts; the text may quote the URL
-            return Failure(f"sending raised {type(error).__name__}")
+            return DeliveryFailure(f"sending raised {type(error).__name__}")
 
 
-def of_disk(settings: Settings, now: float) -> Seen:
+def of_disk(settings: Settings, now: float) -> ObservedCheck:
     """The free space of home, state and tables as an outcome: reported while alerts can still be sent."""
     space = disk_space(settings)
     state: State = {"green": "passed", "yellow": "warning", "red": "failed"}[space.colour]  # type: ignore[assignment]
-    return Seen("disk", str(settings.home), int(now), state, space.text, now, command=commands.doctor(), key="disk")
+    return ObservedCheck(
+        "disk", str(settings.home), int(now), state, space.text, now, command=commands.doctor(), key="disk"
+    )
 
 
-def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str], settings: Settings) -> list[Seen]:
+def outcomes(
+    instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str], settings: Settings
+) -> list[ObservedCheck]:
     """The newest outcome of each check that has one; a check that waits or runs has that of its execution before."""
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(stream_of))
     if lost := _lost(instance, list(stream_of), settings, known):
@@ -186,16 +198,16 @@ def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, 
                 key, limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
             )
             record = next(iter(history), None)
-        if record is not None and record.evaluation is not None and not _not_told(record.evaluation):
+        if record is not None and record.evaluation is not None and not _without_alert(record.evaluation):
             found.append(_seen(key, record, record.evaluation, stream_of[key]))
     return found
 
 
 def _seen(
     key: dg.AssetCheckKey, record: AssetCheckExecutionRecord, evaluation: dg.AssetCheckEvaluation, stream: str
-) -> Seen:
+) -> ObservedCheck:
     at = record.event.timestamp if record.event is not None else record.create_timestamp
-    return Seen(
+    return ObservedCheck(
         check=key.name,
         table=key.asset_key.to_user_string(),
         id=record.id,
@@ -223,10 +235,10 @@ def _state(evaluation: dg.AssetCheckEvaluation) -> State:
     return "warning" if evaluation.severity is dg.AssetCheckSeverity.WARN else "failed"
 
 
-def _not_told(evaluation: dg.AssetCheckEvaluation) -> bool:
+def _without_alert(evaluation: dg.AssetCheckEvaluation) -> bool:
     """True for a stream that was stopped, is being recovered, or starts: its state before that counts meanwhile."""
     mark = evaluation.metadata.get("verdict")
-    return not evaluation.passed and mark is not None and mark.value in NOT_TOLD
+    return not evaluation.passed and mark is not None and mark.value in NO_ALERT
 
 
 def _lost(
@@ -310,24 +322,24 @@ def link(settings: Settings, one: Transition) -> str:
     return f"{address}/assets/{quote(one.table.partition(', ')[0])}?view=checks&checkDetail={quote(one.check)}"
 
 
-def post(settings: Settings, found: Sequence[Transition]) -> Failure | None:
+def post(settings: Settings, found: Sequence[Transition]) -> DeliveryFailure | None:
     """POST them to the webhook in one request; an answer other than 2xx is a failure."""
     url = settings.quality.webhook.get_secret_value()
     headers = {"Content-Type": "application/json", "Idempotency-Key": _digest(found)}
     return _request("the webhook", url, "POST", msgspec.json.encode(payload(settings, found)), headers)
 
 
-def beat(settings: Settings) -> Failure | None:
+def beat(settings: Settings) -> DeliveryFailure | None:
     """Call `quality.heartbeat_url`, so that its owner notices when the calls stop."""
     url = settings.quality.heartbeat_url.get_secret_value()
     if not url:
         return None
     if not url.startswith(("http://", "https://")):
-        return Failure("quality.heartbeat_url is not a URL that begins with http:// or https://")
+        return DeliveryFailure("quality.heartbeat_url is not a URL that begins with http:// or https://")
     return _request("the heartbeat's receiver", url, "GET", None, {})
 
 
-def _request(who: str, url: str, method: str, data: bytes | None, headers: Mapping[str, str]) -> Failure | None:
+def _request(who: str, url: str, method: str, data: bytes | None, headers: Mapping[str, str]) -> DeliveryFailure | None:
     try:
         request = urllib.request.Request(  # noqa: S310 - the settings or the caller have checked the scheme
             url, data=data, headers={**headers, "User-Agent": "recourse"}, method=method
@@ -336,14 +348,14 @@ def _request(who: str, url: str, method: str, data: bytes | None, headers: Mappi
             return None
     except urllib.error.HTTPError as error:
         error.close()
-        return Failure(f"{who} answered {error.code}", refused=error.code in _NOT_TAKEN)
+        return DeliveryFailure(f"{who} answered {error.code}", refused=error.code in _NOT_TAKEN)
     except urllib.error.URLError as error:
-        return Failure(f"{who} could not be reached: {_kind(error.reason)}")
+        return DeliveryFailure(f"{who} could not be reached: {_kind(error.reason)}")
     except (OSError, HTTPException, ValueError) as error:
-        return Failure(f"{who} could not be reached: {_kind(error)}")
+        return DeliveryFailure(f"{who} could not be reached: {_kind(error)}")
 
 
-def mail(settings: Settings, found: Sequence[Transition]) -> Failure | None:
+def mail(settings: Settings, found: Sequence[Transition]) -> DeliveryFailure | None:
     """Send them in one e-mail to all addresses; a failure if the server refuses any of them."""
     quality = settings.quality
     address = f"{quality.smtp_host}:{quality.smtp_port}"
@@ -352,9 +364,11 @@ def mail(settings: Settings, found: Sequence[Transition]) -> Failure | None:
         with _mail_server(quality) as server:
             refused = server.send_message(message)
     except smtplib.SMTPDataError as error:
-        return Failure(f"the mail server {address} did not take it: {_kind(error)}", refused=error.smtp_code >= 500)
+        return DeliveryFailure(
+            f"the mail server {address} did not take it: {_kind(error)}", refused=error.smtp_code >= 500
+        )
     except (OSError, smtplib.SMTPException, ValueError) as error:
-        return Failure(f"the mail server {address} did not take it: {_kind(error)}")
+        return DeliveryFailure(f"the mail server {address} did not take it: {_kind(error)}")
     if refused:  # the others have it, and would have it twice if it were sent again
         log.warning("the mail server refused some addresses", refused=sorted(refused))
     return None

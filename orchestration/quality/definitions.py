@@ -20,7 +20,7 @@ from streaming_jobs.state.status import read_status
 
 
 @dataclass(frozen=True)
-class Declared:
+class QualityDeclarations:
     """What is declared of quality, and what evaluates it; tests put others in the place of all of these."""
 
     run: RunSuite
@@ -29,7 +29,7 @@ class Declared:
     ruled: Sequence[RuledTable] = ()
 
 
-def declared(settings: Settings, topology: Topology) -> Declared:
+def declared(settings: Settings, topology: Topology) -> QualityDeclarations:
     """The suites and row rules of the settings' modules, with what runs and counts them."""
     suites = SuiteSet.of_settings(settings, topology)
 
@@ -47,11 +47,15 @@ def declared(settings: Settings, topology: Topology) -> Declared:
         for sink in stream.sinks.values()
         if stream.rules_of(sink.name)
     ]
-    return Declared(run, counts, list(suites.suites.values()), ruled)
+    return QualityDeclarations(run, counts, list(suites.suites.values()), ruled)
 
 
 def definitions(
-    declared: Declared, topology: Topology, settings: Settings, bundle: Bundle, health: Sequence[dg.AssetCheckKey]
+    declared: QualityDeclarations,
+    topology: Topology,
+    settings: Settings,
+    bundle: Bundle,
+    health: Sequence[dg.AssetCheckKey],
 ) -> dg.Definitions:
     """All of them; `health` are the checks that there are besides.
 

@@ -15,7 +15,7 @@ from typing import Literal
 import dagster as dg
 
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.verdicts import LOOK_EVERY, Verdict, checks_from_files
+from orchestration.sessions.verdicts import LOOK_EVERY, CheckVerdict, checks_from_files
 from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.errors import RuleBroken
 from streaming_jobs.settings import Settings
@@ -61,7 +61,7 @@ class RuledTable:
         return dg.AssetCheckKey(table_key(self.table), RULES)
 
 
-def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> Verdict:
+def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> CheckVerdict:
     """Red while a rule that stops the stream was broken lately, yellow for any other one, else green."""
     recent = {name: count for name, count in counts.items() if count.total and _is_recent(count, now)}
     figures: dict[str, dg.MetadataValue] = {
@@ -75,10 +75,10 @@ def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> Verdict:
         )
         severity = dg.AssetCheckSeverity["ERROR" if any(c.on_fail == "fail" for c in recent.values()) else "WARN"]
         text = f"rows of the last hour broke {len(recent)} of {len(counts)} rules: {words}"
-        return Verdict(False, severity, f"broken: {', '.join(sorted(recent))}", text, figures)
+        return CheckVerdict(False, severity, f"broken: {', '.join(sorted(recent))}", text, figures)
     total = sum(count.total for count in counts.values())
     text = f"no row of the last hour broke one of {len(counts)} rules; {total:,} in all"
-    return Verdict(True, dg.AssetCheckSeverity.ERROR, "well", text, figures)
+    return CheckVerdict(True, dg.AssetCheckSeverity.ERROR, "well", text, figures)
 
 
 def counts_in(status: Status | None, table: str, rules: RowRules) -> dict[str, RuleCount]:
@@ -133,13 +133,13 @@ class RuleChecks:
             in_words=lambda key, verdict: f"{key.asset_key.to_user_string()}: {verdict.text}",
         )
 
-    def verdicts(self, now: float) -> dict[dg.AssetCheckKey, Verdict]:
+    def verdicts(self, now: float) -> dict[dg.AssetCheckKey, CheckVerdict]:
         """The verdict on every such table now; counts that cannot be read are a failed check."""
         return {ruled.key: self._verdict(ruled, now) for ruled in self.tables}
 
-    def _verdict(self, ruled: RuledTable, now: float) -> Verdict:
+    def _verdict(self, ruled: RuledTable, now: float) -> CheckVerdict:
         try:
             return verdict(ruled.table, self.counts(self.settings, ruled.stream, ruled.table), now)
         except Exception as error:  # noqa: BLE001 - the other tables are still to be reported
             text = f"the counts of stream {ruled.stream} cannot be read: {type(error).__name__}: {error}"[:1000]
-            return Verdict(False, dg.AssetCheckSeverity.ERROR, "unreadable", text)
+            return CheckVerdict(False, dg.AssetCheckSeverity.ERROR, "unreadable", text)

@@ -1,6 +1,6 @@
 """The Spark session of a quality run: started by the first suite that needs one, ended with the run.
 
-A slice that pandas evaluates needs none, and then no JVM is started. The streams' own sessions are never used.
+A sample that pandas evaluates needs none, and then no JVM is started. The streams' own sessions are never used.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self
 
-from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import PrivateAttr
 
@@ -17,7 +16,7 @@ from streaming_jobs.platform.spark import profile
 from streaming_jobs.settings import Settings
 
 HEAP_MB = 768
-"""Heap of the JVM: a slice is read once, and aggregated."""
+"""Heap of the JVM: a sample is read once, and aggregated."""
 CORES = "local[2]"
 """Where the streams run on this machine, a check does not take all its cores."""
 NAME = "quality"
@@ -35,35 +34,33 @@ def small(settings: Settings) -> Settings:
 
 
 class QualitySpark(LazyPySparkResource):
-    """Dagster's lazy Spark resource with our session, which it also ends."""
+    """Dagster's lazy Spark resource, with a session of our runtime."""
 
-    _runtime: Runtime | None = PrivateAttr(default=None)
+    _runtime: Runtime = PrivateAttr()
 
     @classmethod
-    def of(cls, settings: Settings, runtime: Runtime | None = None) -> Self:
-        """The resource for one run; `runtime` is another one in tests."""
+    def of(cls, settings: Settings) -> Self:
+        """The resource for one run."""
         modest = small(settings)
         made = cls(spark_config=profile(modest))
-        made._runtime = runtime or LocalSpark(modest)
+        made._runtime = LocalSpark(modest)
         return made
 
     def _init_session(self) -> None:
         if self._spark_session is None:
-            assert self._runtime is not None
             self._spark_session = self._runtime.start(NAME)
 
-    def teardown_after_execution(self, context: InitResourceContext | None) -> None:  # noqa: ARG002 - Dagster's method
+    def end(self) -> None:
         """End the session and its JVM, if a suite has started one."""
-        runtime, self._runtime, started = self._runtime, None, self._spark_session is not None
-        self._spark_session = None
-        if runtime is not None and started:
-            runtime.stop()
+        if self._spark_session is not None:
+            self._spark_session = None
+            self._runtime.stop()
 
 
 def session_of_run(settings: Settings) -> Iterator[Any]:
-    """Yield the resource, and end what was started when the run ends, however it ends."""
+    """Yield the resource; its session ends with the run, however that ends."""
     resource = QualitySpark.of(settings)
     try:
         yield resource
     finally:
-        resource.teardown_after_execution(None)
+        resource.end()

@@ -33,12 +33,12 @@ from dagster._core.storage.asset_check_execution_record import (
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field
 
-from orchestration.recoveries.definitions import LOCATION, link_to_plan, location_of
+from orchestration.recoveries.launchpad import LOCATION, link_to_plan, location_of
 from orchestration.sessions.ownership import QUALITY_KIND, claim, job_tags
 from orchestration.sessions.reporting import belongs_to_no_run, table_key
-from orchestration.sessions.verdicts import Verdict
+from orchestration.sessions.verdicts import CheckVerdict
 from quality.suites import Suite
-from quality.validation import MOST_ROWS, Outcome, Validation
+from quality.validation import MOST_ROWS, CheckOutcome, Validation
 from streaming_jobs.errors import ConfigurationError, RecourseError
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
@@ -71,7 +71,7 @@ _EXACT = 2**53
 """JavaScript, so the UI, rounds integers above it."""
 
 
-def of_validation(validation: Validation, *, location: str = LOCATION, show_rows: bool = True) -> Verdict:
+def of_validation(validation: Validation, *, location: str = LOCATION, show_rows: bool = True) -> CheckVerdict:
     """The verdict of a suite's run; only warnings failed: a warning, anything else that failed: an error.
 
     `location`: the code location with the job `recover`. Without `show_rows`, failing rows are left out: Dagster keeps
@@ -80,22 +80,24 @@ def of_validation(validation: Validation, *, location: str = LOCATION, show_rows
     failed = [outcome for outcome in validation.outcomes if not outcome.passed]
     severity = WARN if failed and all(_only_warns(outcome) for outcome in failed) else ERROR
     figures = _metadata(validation, failed, location, show_rows)
-    return Verdict(validation.passed, severity, "", _in_words(validation, failed), figures)
+    return CheckVerdict(validation.passed, severity, "", _in_words(validation, failed), figures)
 
 
-def of_exception(suite: str, error: BaseException) -> Verdict:
+def of_exception(suite: str, error: BaseException) -> CheckVerdict:
     """The verdict of a run that raised: failed, never passed, because nothing is known of the table."""
     text = str(error) if isinstance(error, RecourseError) else f"{type(error).__name__}: {error}"
     text = _short(text, _LONGEST_TEXT)
-    return Verdict(False, ERROR, "", f"Suite {suite} could not be run: {text}", {"error": dg.MetadataValue.text(text)})
+    return CheckVerdict(
+        False, ERROR, "", f"Suite {suite} could not be run: {text}", {"error": dg.MetadataValue.text(text)}
+    )
 
 
-def _only_warns(outcome: Outcome) -> bool:
+def _only_warns(outcome: CheckOutcome) -> bool:
     """An expectation that could not be evaluated is an error, whatever its severity."""
     return outcome.severity != "critical" and not outcome.error
 
 
-def _in_words(validation: Validation, failed: Sequence[Outcome]) -> str:
+def _in_words(validation: Validation, failed: Sequence[CheckOutcome]) -> str:
     count, where = len(validation.outcomes), f"{_rows(validation.rows)}: {validation.slice}"
     if not failed:
         # A suite sees its slice: wrong rows that it has found before may still be in the table.
@@ -107,7 +109,7 @@ def _in_words(validation: Validation, failed: Sequence[Outcome]) -> str:
     return f"{len(failed)} of {count} expectations failed on {where}. {'; '.join(named)}{tail}."
 
 
-def _failure(outcome: Outcome) -> str:
+def _failure(outcome: CheckOutcome) -> str:
     if outcome.error:
         return f"{outcome.expectation} could not be evaluated: {_short(outcome.error, 300)}"
     if outcome.failing is not None:
@@ -118,13 +120,13 @@ def _failure(outcome: Outcome) -> str:
     return f"{outcome.expectation}{kind}: {words}"
 
 
-def _worst_first(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def _worst_first(outcomes: Iterable[CheckOutcome]) -> list[CheckOutcome]:
     """Errors and critical ones first, then by the number of failing rows."""
     return sorted(outcomes, key=lambda outcome: (_only_warns(outcome), -(outcome.failing or 0)))
 
 
 def _metadata(
-    validation: Validation, failed: Sequence[Outcome], location: str, show_rows: bool
+    validation: Validation, failed: Sequence[CheckOutcome], location: str, show_rows: bool
 ) -> dict[str, dg.MetadataValue]:
     """The page sorts it by name, so the names are such that what to do stands above the tables of failing rows."""
     with_rows = [outcome for outcome in _worst_first(failed) if outcome.sample and show_rows]
@@ -347,7 +349,7 @@ class SuiteChecks:
 
     def _verdicts(
         self, context: dg.OpExecutionContext, keys: Sequence[dg.AssetCheckKey]
-    ) -> Iterator[tuple[dg.AssetCheckKey, Verdict]]:
+    ) -> Iterator[tuple[dg.AssetCheckKey, CheckVerdict]]:
         """Evaluates the suites of these checks, one after the other."""
         claim(context.instance, context.run_id, self.settings, QUALITY_KIND)
         spark = getattr(context.resources, SPARK)
@@ -356,7 +358,7 @@ class SuiteChecks:
             for key in keys:
                 yield key, self.evaluate(self.by_key[key], lambda: spark.spark_session, location_of(context.run))
 
-    def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> Verdict:
+    def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> CheckVerdict:
         """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
         try:
             validation = self.run(suite, spark)

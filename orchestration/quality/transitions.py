@@ -21,9 +21,9 @@ SEVERITY: Mapping[State, str] = {"passed": "info", "warning": "warning", "failed
 _RANK: Mapping[str, int] = {"unknown": 0, "passed": 0, "warning": 1, "failed": 2}
 
 MOST_WAITING = 200
-"""Messages that wait for one receiver; more, and the oldest are given up."""
+"""Queue limit of a receiver; beyond it, the oldest messages are dropped."""
 GIVE_UP_AFTER = 24 * 3600.0
-"""Seconds for which a message is offered to a receiver that does not take it."""
+"""Seconds after which an undelivered message is dropped."""
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 900.0
 MOST_BYTES = 20_000
 """Of the messages in one request: chat services take 28 kB and more."""
@@ -31,7 +31,7 @@ _LONGEST_TEXT = 1000
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedCheck:
     """The newest outcome of a check: `id` is that of its record in Dagster's storage, `at` is since 1970."""
 
     check: str
@@ -47,14 +47,14 @@ class Seen:
 
     @property
     def name(self) -> str:
-        """What it is known by from one look to the next."""
+        """Identifies the check across ticks."""
         return self.key or f"{self.table}:{self.check}"
 
 
-def by_stream(seen: Sequence[Seen], check: str) -> list[Seen]:
+def by_stream(seen: Sequence[ObservedCheck], check: str) -> list[ObservedCheck]:
     """The outcomes with one for each stream in place of those of its tables: the worst, then the newest."""
     others = [one for one in seen if one.check != check]
-    of_stream: dict[str, list[Seen]] = {}
+    of_stream: dict[str, list[ObservedCheck]] = {}
     for one in seen:
         if one.check == check:
             of_stream.setdefault(one.stream, []).append(one)
@@ -111,11 +111,11 @@ class Receiver:
     next_try: float = 0.0
 
     def with_new(self, found: Sequence[Transition]) -> Self:
-        """The new ones wait behind the others."""
+        """Append messages to the queue."""
         return replace(self, waiting=(*self.waiting, *found))
 
     def without_old(self, now: float) -> tuple[Self, list[Transition]]:
-        """Give up what waits for too long, or is too much; returns that too."""
+        """Drop messages that are too old or exceed the queue limit; returns them too."""
         young = [t for t in self.waiting if now - t.at < GIVE_UP_AFTER][-MOST_WAITING:]
         given_up = [t for t in self.waiting if t not in young]
         return replace(self, waiting=tuple(young)), given_up
@@ -141,15 +141,15 @@ class Receiver:
         return tuple(taken)
 
     def is_due(self, now: float) -> bool:
-        """True if something waits and the pause after the last failure is over."""
+        """True if messages wait and the pause after the last failure is over."""
         return bool(self.waiting) and now >= self.next_try
 
     def without(self, done: Sequence[Transition]) -> Self:
-        """These were taken, or will never be."""
+        """Remove messages that were delivered or refused for good."""
         return type(self)(tuple(t for t in self.waiting if t not in done))
 
     def refused(self, now: float) -> Self:
-        """Nothing was taken: the pause doubles."""
+        """Double the pause after a failed delivery."""
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self.failures)
         return replace(self, failures=min(self.failures + 1, 10), next_try=now + pause)
 
@@ -167,7 +167,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Known:
-    """What was last told of a check, and when; `worse_since`: the first look at which it was worse than that."""
+    """The last reported state of a check, and when; `worse_since`: the first tick at which it was worse."""
 
     id: int
     state: State
@@ -177,13 +177,13 @@ class Known:
 
 @dataclass(frozen=True)
 class Alerts:
-    """All that the sensor remembers: what was told of each check, and each receiver."""
+    """The sensor's state: the last report of each check, and each receiver's queue."""
 
     known: Mapping[str, Known] = field(default_factory=dict)
     receivers: Mapping[str, Receiver] = field(default_factory=dict)
 
     def look(
-        self, seen: Sequence[Seen], receivers: Mapping[str, State], now: float, timing: Timing | None = None
+        self, seen: Sequence[ObservedCheck], receivers: Mapping[str, State], now: float, timing: Timing | None = None
     ) -> tuple[Alerts, list[Transition]]:
         """What is to be told now; it waits for each of the receivers, which are given with their least severity.
 
@@ -204,7 +204,7 @@ class Alerts:
         }
         return Alerts(known, waiting), found
 
-    def _looked(self, one: Seen, now: float, timing: Timing) -> tuple[Known, Transition | None]:
+    def _looked(self, one: ObservedCheck, now: float, timing: Timing) -> tuple[Known, Transition | None]:
         """The state of a check after an evaluation, and the transition to report."""
         last = self.known.get(one.name)
         before: State | Literal["unknown"] = last.state if last else "unknown"
@@ -222,7 +222,7 @@ class Alerts:
                 return Known(one.id, told, last.told_at if last else now, since), None
         return Known(one.id, one.state, now), self._told(one, before)
 
-    def _told(self, one: Seen, before: State | Literal["unknown"], reminder: str = "") -> Transition:
+    def _told(self, one: ObservedCheck, before: State | Literal["unknown"], reminder: str = "") -> Transition:
         return Transition(
             id=f"{one.name}:{one.id}:{one.state}{reminder}",
             check=one.check,

@@ -1,12 +1,12 @@
 """The process of a recovery: `python -m orchestration.recoveries.child`, started by the job `recover`.
 
-    standard input     one line, the launch as JSON; its end of file says that whoever started us is gone
+    standard input     one line, the launch as JSON; its end of file means that the parent is gone
     standard output    one event per line (`events.py`)
     standard error     the log, of Spark's session too
 
-SIGTERM, SIGINT and the end of standard input interrupt the work wherever it is: every stage may be run again from its
-beginning, and readers see the old rows until it publishes. What has not ended within `GRACE` seconds is killed, with
-the JVM.
+SIGTERM, SIGINT and the end of standard input interrupt the work at any point: every stage can be repeated from its
+beginning, and readers see the old rows until the plan publishes. After `GRACE` seconds, the process group is killed,
+the JVM included.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def _emit(channel: BinaryIO, event: Event) -> None:
 
 
 def _first_line() -> str:
-    """The line from standard input; raises KeyboardInterrupt if that ends before."""
+    """The first line of standard input; raises KeyboardInterrupt if standard input ends before it."""
     text = b""
-    while not text.endswith(b"\n"):  # the one who starts us writes nothing after it
+    while not text.endswith(b"\n"):  # the parent writes nothing after this line
         more = os.read(0, 65536)
         if not more:
             raise KeyboardInterrupt

@@ -38,7 +38,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class TableChange:
+class ChangedTable:
     """What the recovery changes in a table, in rows; `lines` say it in words, with some of the rows."""
 
     table: str
@@ -81,14 +81,14 @@ class Failed:
     next: str = ""
 
 
-Event = PlanShown | StageBegun | Progress | Said | TableChange | Ended | Failed
+Event = PlanShown | StageBegun | Progress | Said | ChangedTable | Ended | Failed
 
 _KINDS: Mapping[str, type[Any]] = {
     "plan": PlanShown,
     "stage": StageBegun,
     "progress": Progress,
     "text": Said,
-    "change": TableChange,
+    "change": ChangedTable,
     "ended": Ended,
     "failed": Failed,
 }

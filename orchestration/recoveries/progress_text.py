@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 WINDOW = 60.0
-"""Seconds over which the rate of a replay is taken: its beginning, while Spark starts, would spoil it for long."""
+"""Seconds over which the rate of a replay is averaged, so that the start of Spark does not lower it for long."""
 
 
 @dataclass
-class Pace:
-    """The progress of a replay in words, with its present rate and the time that is left; `clock` gives seconds."""
+class ReplayPace:
+    """The progress of a replay as text, with its current rate and the remaining time; `clock` gives seconds."""
 
     clock: Callable[[], float] = time.monotonic
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
@@ -29,7 +29,7 @@ class Pace:
     def words(self, done: int, total: int) -> str:
         """Such as `1,200 of 30,000 records, 400 a second, about 72 s left`."""
         now, seen = self.clock(), self._seen
-        if len(seen) == 1 and seen[0][1] == done:  # nothing was read yet: the replay has not really begun
+        if len(seen) == 1 and seen[0][1] == done:  # no record was read yet: the rate begins with the first one
             seen.clear()
         seen.append((now, done))
         while len(seen) > 2 and now - seen[1][0] >= WINDOW:
@@ -46,7 +46,7 @@ def _span(seconds: float) -> str:
 
 
 def difference_lines(difference: Difference) -> Iterator[str]:
-    """What changes in a table: the numbers, the numbers by time, and some of the rows."""
+    """The changes of a table: counts, counts by time, and sample rows."""
     from reprocessing.replay.difference import paired
 
     d = difference

@@ -1,4 +1,4 @@
-"""A recovery as a person asks for it, on the command line or in the Launchpad: the same request, plan and work.
+"""The request for a recovery, the same from the command line and from the Launchpad; and what carries it out.
 
 `OPTIONS` is the one table of what a plan can be asked for: it makes the command's options and the Launchpad's fields.
 """
@@ -164,7 +164,7 @@ class PlanRequest:
 
     @classmethod
     def of_options(cls, streams: Iterable[str], options: Mapping[str, Any]) -> PlanRequest:
-        """The request that options stand for, by their names; "", False, None and an empty list are not given."""
+        """The request of options by name; "", False, None and an empty list mean that an option was not given."""
         chosen: dict[str, Any] = {}
         for name, option in CHOICES.items():
             value = options.get(name)
@@ -194,9 +194,9 @@ class PlanRequest:
 def make_requested(
     settings: Settings, topology: Topology, topics: Callable[[], Topics], request: PlanRequest
 ) -> RecoveryPlan:
-    """The plan for a request, written to disk; nothing of the streams is changed.
+    """Write the plan for a request to disk; the streams are not changed.
 
-    `topics` is called where the broker is needed. Raises UsageError or PreflightRefused with the ways out.
+    `topics` is called where the broker is needed. Raises UsageError or PreflightRefused with the alternatives.
     """
     from reprocessing.plan.affected_streams import Along
     from reprocessing.plan.planner import make_plan
@@ -250,7 +250,7 @@ def _of_stream(
     settings: Settings, topology: Topology, topics: Callable[[], Topics], request: PlanRequest, name: str
 ) -> Request:
     """The request for one of the streams, as the planner takes it."""
-    from orchestration.recoveries.suite_gate import condition_named, suites_of
+    from orchestration.recoveries.suite_gate import condition_named
     from reprocessing.plan.first_bad_row import before_first_bad
     from reprocessing.plan.plan import Checks
     from reprocessing.plan.planner import Request
@@ -270,8 +270,8 @@ def _of_stream(
             "--allow-bad and --exact go with --before-first-bad and --before-first-broken only", "leave them out"
         )
     rules = [*request.require, *([kept_free] if kept_free is not None and not request.allow_bad else [])]
-    gate = suites_of(settings, topology, stream) if request.suites else []
-    checks = Checks(tuple(dict.fromkeys(rules)), share_of(request.max_changed), tuple(suite.name for suite in gate))
+    suites = _suites(settings, topology, request, stream).suites
+    checks = Checks(tuple(dict.fromkeys(rules)), share_of(request.max_changed), suites)
     snapshot = look_for_plan(settings, stream, topics)
     if searched is not None:
         target, resolved = before_first_bad(snapshot, searched, exact=request.exact, same_code=request.same_code)
@@ -283,8 +283,6 @@ def _of_stream(
 
 
 Action = Literal["plan", "apply", "plan_and_apply", "resume", "undo", "abort"]
-PLANNING = ("plan", "plan_and_apply")
-"""Actions that make a plan from a target; the others name a plan."""
 
 
 @dataclass(frozen=True)
@@ -312,68 +310,6 @@ class Launch:
         return cls(**value, request=None if request is None else PlanRequest(**request))
 
 
-def launch_of(config: Mapping[str, Any]) -> Launch:
-    """The launch that a run's configuration describes.
-
-    Dagster has checked the fields' types. Raises UsageError for fields that do not go together.
-    """
-    do: Action = config["do"]
-    plan, pause, confirm = config["plan"], config["pause_before_publishing"], config["confirm"]
-    if pause and do in ("plan", "abort"):
-        raise UsageError(f"do: {do} publishes nothing", "leave pause_before_publishing out")
-    if confirm and do != "plan_and_apply":
-        raise UsageError(f"confirm goes with do: plan_and_apply, not with do: {do}", "leave it out")
-    if do not in PLANNING:
-        _refuse(config, do, plan)
-        return Launch(do, plan, pause=pause)
-    if plan:
-        raise UsageError(
-            f"do: {do} makes a new plan, and plan: {plan} names one",
-            f"to carry that one out, give only do: apply and plan: {plan}; for a new one, leave plan out",
-        )
-    request = _request(config)
-    if do == "plan_and_apply":
-        _refuse_unconfirmed(request, confirm)
-    return Launch(do, request=request, pause=pause)
-
-
-def _refuse(config: Mapping[str, Any], do: Action, plan: str) -> None:
-    if not plan:
-        raise UsageError(f"do: {do} needs a plan's id", "give it as plan: ...; do: plan makes one")
-    defaults = {"streams": [], "target": None, **{name: not_given(option) for name, option in CHOICES.items()}}
-    given = [name for name, default in defaults.items() if config.get(name) not in (default, None)]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)} cannot be changed any more: plan {plan} has its own",
-            f"leave {'it' if len(given) == 1 else 'them'} out, or make a new plan with do: plan",
-        )
-
-
-def not_given(option: Option) -> Any:
-    """The value of the Launchpad's field that stands for "not given"."""
-    return [] if option.type == list[str] else option.default if option.type is bool else ""
-
-
-def _request(config: Mapping[str, Any]) -> PlanRequest:
-    (name, value), *_ = (config.get("target") or {"": None}).items()
-    if not name:
-        raise UsageError(
-            "no target was given", f"give one, such as by_duration: 2 hours; there are {', '.join(TARGETS)}"
-        )
-    if TARGETS[name].type is bool and value is not True:
-        raise UsageError(f"{name}: {value} names no target", f"write {name}: true, or another target")
-    return PlanRequest.of_options(config["streams"], {**config, name: value})
-
-
-def _refuse_unconfirmed(request: PlanRequest, confirm: str) -> None:
-    named = {name.strip() for name in confirm.split(",") if name.strip()}
-    if named != set(request.streams):
-        raise UsageError(
-            "do: plan_and_apply publishes without a look at the plan, and was not confirmed",
-            f"write confirm: {', '.join(request.streams) or 'STREAM'}; or make the plan first, with do: plan",
-        )
-
-
 def topics_of(settings: Settings) -> Topics:
     from streaming_jobs.platform.broker import bootstrap_servers
     from streaming_jobs.sources.topics import Topics
@@ -389,9 +325,9 @@ def carry_out(
     act: Callable[[Recovery], None],
     begun: Callable[[Recovery], None] = lambda _: None,
 ) -> Recovery:
-    """Let `act` (apply, resume, give up) work on the recovery of a plan; the recovery as it is then.
+    """Open the recovery of a plan, let `act` (apply, resume, give up) work on it, and return it.
 
-    `begun` gets the recovery before that. Suites run in a Spark session of their own, which ends with this call.
+    `begun` gets the recovery before `act` does. Suites run in their own Spark session, which ends with this call.
     """
     from orchestration.recoveries.suite_gate import suite_runner
     from reprocessing.executor import recovery_of

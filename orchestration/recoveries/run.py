@@ -15,9 +15,8 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, Any
 
 import dagster as dg
@@ -26,9 +25,9 @@ from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defi
 
 from orchestration.recoveries import run_page
 from orchestration.recoveries.child import GRACE, INTERRUPTED
-from orchestration.recoveries.definitions import location_of
 from orchestration.recoveries.events import Event, decode
-from orchestration.recoveries.request import Launch, launch_of
+from orchestration.recoveries.launchpad import launch_of, location_of
+from orchestration.recoveries.request import Launch
 from orchestration.recoveries.run_page import Metadata, RunPage, RunView
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, fail_run
@@ -46,15 +45,6 @@ READ_WITHIN = 5.0
 
 def recovery_command() -> list[str]:
     return [sys.executable, "-m", "orchestration.recoveries.child"]
-
-
-@dataclass(frozen=True)
-class RecoverySpec:
-    """The recoveries of a code location: the assets of each stream's tables, and the process's command line."""
-
-    settings: Settings
-    tables: Mapping[str, Sequence[dg.AssetKey]]
-    command: Callable[[], list[str]] = recovery_command
 
 
 class RecoveryProcess:
@@ -106,21 +96,29 @@ class _WithoutTrace(DagsterUserCodeProcessError):
         super().__init__(words, user_code_process_error_infos=infos)  # type: ignore[no-untyped-call]
 
 
-class Refused(dg.Failure, _WithoutTrace):
+class RecoveryRefused(dg.Failure, _WithoutTrace):
     """A failed step of which Dagster shows the words and the metadata, and no stack trace: the words say it all."""
 
 
-def run_recovery(context: dg.OpExecutionContext, spec: RecoverySpec) -> None:
-    """Do what a run was launched for; raises Failure with the words of the error, and the interrupt for a stop."""
+def run_recovery(
+    context: dg.OpExecutionContext,
+    settings: Settings,
+    tables: Mapping[str, Sequence[dg.AssetKey]],
+    command: Sequence[str],
+) -> None:
+    """Do what a run was launched for; `tables` are the assets of each stream, `command` starts the process.
+
+    Raises Failure with the text of the error, and the interrupt for a stop.
+    """
     run_id = context.run.run_id
-    claim(context.instance, run_id, spec.settings, RECOVERY_KIND)
+    claim(context.instance, run_id, settings, RECOVERY_KIND)
     try:
         launch = launch_of(context.op_config)
-        log = BoundedLog(spec.settings.logs / f"recovery-{_first_stream(launch)}.log")
+        log = BoundedLog(settings.logs / f"recovery-{_first_stream(launch)}.log")
     except UsageError as error:
         raise _failure(context, f"{error.code} {error.found}", error.next_step, {}) from None
-    view = RunView(RunPage(context, spec.tables))
-    process = RecoveryProcess(spec.command(), {"RECOURSE_RUN_ID": run_id}, log)
+    view = RunView(RunPage(context, tables))
+    process = RecoveryProcess(command, {"RECOURSE_RUN_ID": run_id}, log)
     run = ChildRun(context, log, f"--- run {run_id} of {launch.do} {launch.plan}".rstrip(), PATIENCE)
 
     def start() -> ChildProcess:
@@ -137,7 +135,7 @@ def run_recovery(context: dg.OpExecutionContext, spec: RecoverySpec) -> None:
     if view.ended is not None:  # also if it was stopped in the very last moment: its work is done
         context.add_output_metadata(_results(context, view))
         return
-    outcome = journal_of(spec.settings, view.shown.plan).outcome if view.shown is not None else ""
+    outcome = journal_of(settings, view.shown.plan).outcome if view.shown is not None else ""
     reason = _reason(view, ending)
     with run.trouble_is_logged():
         view.stopped(outcome or "nothing was done", reason)
@@ -191,7 +189,7 @@ def _failure(
     details: Metadata,
     view: RunView | None = None,
     outcome: str = "",
-) -> Refused:
+) -> RecoveryRefused:
     """The step's failure with all that is known. The run's failure is one line, the reason first."""
     fail_run(context, reason)
     text = f"{reason}\n  next: {following}" if following else reason
@@ -206,4 +204,4 @@ def _failure(
             **run_page.of_plan(view.shown),
             **metadata,
         }
-    return Refused(text, metadata, allow_retries=False)
+    return RecoveryRefused(text, metadata, allow_retries=False)

@@ -1,4 +1,4 @@
-"""What a person sees of a recovery in Dagster: lines and tags of its run, and marks on its streams' tables."""
+"""How Dagster shows a recovery: lines and tags of its run, and marks on its streams' tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import dagster as dg
 
-from orchestration.recoveries.definitions import link
-from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, Progress, Said, TableChange
-from orchestration.recoveries.progress_text import Pace
+from orchestration.recoveries.events import ChangedTable, Ended, Event, Failed, OffsetSpan, PlanShown, Progress, Said
+from orchestration.recoveries.launchpad import link
+from orchestration.recoveries.progress_text import ReplayPace
 from orchestration.sessions.child_run import code_block, table
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG
 from reprocessing.stages.recovery import StageBegun
@@ -19,7 +19,7 @@ from reprocessing.stages.recovery import StageBegun
 Metadata = dict[str, dg.MetadataValue]
 
 SOON, LATE = 5.0, 300.0
-"""Seconds between two lines of progress: at first, and at most. In between a twentieth of the replay's time so far."""
+"""Seconds between two lines of progress: minimum and maximum of a twentieth of the replay's duration so far."""
 _NEXT: dict[str, tuple[tuple[str, str], ...]] = {
     "planned": (("apply", "carry it out"),),
     "applying": (("resume", "continue it"), ("abort", "give it up")),
@@ -34,7 +34,7 @@ _NEXT: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass
 class RunPage:
-    """The places in Dagster that a recovery writes to: the run's own page, and those of the streams' tables."""
+    """The pages in Dagster that a recovery writes to: its run's page, and those of the streams' tables."""
 
     context: dg.OpExecutionContext
     tables: Mapping[str, Sequence[dg.AssetKey]]
@@ -71,10 +71,10 @@ class RunView:
     ended: Ended | None = None
     failed: Failed | None = None
     stage: StageBegun | None = None
-    changes: list[TableChange] = field(default_factory=list)
+    changes: list[ChangedTable] = field(default_factory=list)
     _since: float = 0.0
-    _pace: Pace | None = None
-    _told: float = float("-inf")
+    _pace: ReplayPace | None = None
+    _reported_at: float = float("-inf")
     _done: int = 0
 
     def take(self, event: Event) -> None:
@@ -89,7 +89,7 @@ class RunView:
                 self._progress(event)
             case Said():
                 self.page.line(event.text)
-            case TableChange():
+            case ChangedTable():
                 self.changes.append(event)
                 self.page.line("\n".join(event.lines))
             case Ended():
@@ -99,7 +99,7 @@ class RunView:
                 self.failed = event
 
     def stopped(self, outcome: str, words: str) -> None:
-        """Mark the tables of a recovery that has stopped before its end; `words` say why."""
+        """Mark the tables of a recovery that stopped before its end; `words` is the reason."""
         how = "stopped" if outcome in ("applying", "aborting") else outcome
         self.page.tag(STAGE_TAG, f"{how} in {self._where}" if self._where else how)
         if self.shown is not None and self.stage is not None:
@@ -124,21 +124,21 @@ class RunView:
                 self.page.observe(stream, under_recovery(self.shown, self.page.run_id))
         self._stage_over()
         self.stage, self._since = stage, self.clock()
-        self._pace, self._told, self._done = Pace(self.clock), float("-inf"), 0
+        self._pace, self._reported_at, self._done = ReplayPace(self.clock), float("-inf"), 0
         of_which = f" ({stage.stream})" if stage.stream and len(self.shown.streams) > 1 else ""
-        place = f"{stage.number} of {stage.stages}"
-        self.page.tag(STAGE_TAG, f"{place}: {stage.name}{of_which}")
-        self.page.line(f"stage {place}, {stage.name}{of_which}: {stage.words}")
+        progress = f"{stage.number} of {stage.stages}"
+        self.page.tag(STAGE_TAG, f"{progress}: {stage.name}{of_which}")
+        self.page.line(f"stage {progress}, {stage.name}{of_which}: {stage.words}")
 
     def _progress(self, progress: Progress) -> None:
         now = self.clock()
-        self._pace = self._pace or Pace(self.clock)
+        self._pace = self._pace or ReplayPace(self.clock)
         words = self._pace.words(progress.done, progress.total)
         over = progress.done >= progress.total
         pause = min(max((now - self._since) / 20, SOON), LATE)
-        if not over and (now - self._told < (pause if progress.done > self._done else LATE)):
+        if not over and (now - self._reported_at < (pause if progress.done > self._done else LATE)):
             return
-        self._told, self._done = now, progress.done
+        self._reported_at, self._done = now, progress.done
         share = f" ({progress.done / progress.total:.0%})" if progress.total else ""
         self.page.line(f"replay: {words}{share}")
 
@@ -164,12 +164,12 @@ class RunView:
 
 
 def next_words(plan: str, outcome: str) -> str:
-    """The actions that are possible now, as the Launchpad takes them: for a line of text."""
+    """The actions that are possible now, as fields of the Launchpad."""
     return "; ".join(f"{words}: do: {do}, plan: {plan}" for do, words in _NEXT.get(outcome, ()))
 
 
 def next_steps(location: str, plan: str, outcome: str) -> Metadata:
-    """The same as links that fill the Launchpad in; no entry if nothing can be done."""
+    """The actions that are possible now, as links that fill in the Launchpad; empty if there are none."""
     links = [
         f"- [{words}]({link(location, {'do': do, 'plan': plan})}) (`do: {do}`, `plan: {plan}`)"
         for do, words in _NEXT[outcome]
@@ -192,7 +192,7 @@ def of_plan(shown: PlanShown) -> Metadata:
     return metadata | _files(shown, plan_file="plan.json", journal="journal.jsonl", report="report.html")
 
 
-def of_changes(changes: Sequence[TableChange]) -> Metadata:
+def of_changes(changes: Sequence[ChangedTable]) -> Metadata:
     """What the audit found: the numbers for each table, and some of the rows."""
     if not changes:
         return {}
@@ -222,7 +222,7 @@ def under_recovery(shown: PlanShown, run_id: str) -> Metadata:
 
 
 def not_over(shown: PlanShown, run_id: str, stage: str, outcome: str, words: str) -> Metadata:
-    """The mark of a table whose recovery has ended in a stage, and its plan is not over; `words` say why."""
+    """The mark of a table whose recovery stopped in a stage; its plan can be continued. `words` is the reason."""
     return {
         "recovery": dg.MetadataValue.text(f"plan {shown.plan} is not over, it ended in stage {stage}: {words}"),
         "next": dg.MetadataValue.text(f"in job recover: {next_words(shown.plan, outcome)}"),

@@ -18,7 +18,7 @@ from streaming_jobs.text.spelling import counted, instead
 if TYPE_CHECKING:
     from quality.suite_set import SuiteSet
     from quality.suites import Suite, TableCheck
-    from quality.validation import Outcome
+    from quality.validation import CheckOutcome
     from reprocessing.stages.recovery import RebuiltTables, RunSuite
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
@@ -134,7 +134,7 @@ def _suites(settings: Settings, topology: Topology) -> SuiteSet:
     return SuiteSet.of_settings(settings, topology)
 
 
-def _words(outcome: Outcome) -> str:
+def _words(outcome: CheckOutcome) -> str:
     if outcome.error:
         return f"{outcome.expectation} could not be evaluated: {outcome.error}"
     rows = "" if outcome.failing is None else f", {counted(outcome.failing, 'row')} of {outcome.rows or 0:,}"

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from orchestration.recoveries.events import Ended, Event, OffsetSpan, PlanShown, Progress, Said, TableChange
+from orchestration.recoveries.events import ChangedTable, Ended, Event, OffsetSpan, PlanShown, Progress, Said
 from orchestration.recoveries.progress_text import difference_lines
 from orchestration.recoveries.request import Launch, carry_out, generations, make_requested, make_undo, topics_of
 from reprocessing import executor
@@ -20,8 +20,8 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 
 WAITS = "waits for confirmation"
-_BEGUN = ("applying", WAITS, "refused")
-"""Outcomes of a plan that was begun and is not over."""
+_UNDER_WAY = ("applying", WAITS, "refused")
+"""Outcomes of a plan that has begun and has not ended."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Worker:
     _compared: bool = False
 
     def run(self, launch: Launch) -> None:
-        """Do it, and report its end; raises the error of the planner or of the recovery."""
+        """Carry out a launch and report its end; raises the error of the planner or of the recovery."""
         if launch.request is not None:
             made = make_requested(self.settings, self.topology, lambda: topics_of(self.settings), launch.request)
             if launch.do == "plan":
@@ -48,14 +48,14 @@ class Worker:
             self._carry_out(load(self.settings, launch.plan), act, launch.pause)
 
     def _undo_of(self, name: str) -> RecoveryPlan:
-        """The plan that undoes this one: one that was begun already, else a new one."""
+        """The plan that undoes plan `name`: an undo that is under way, else a new one."""
         for undo in undos_of(self.settings, name):
-            if journal_of(self.settings, undo).outcome in _BEGUN:
+            if journal_of(self.settings, undo).outcome in _UNDER_WAY:
                 return load(self.settings, undo)
         return make_undo(self.settings, self.topology, name)
 
     def _apply(self, recovery: Recovery) -> None:
-        """Apply a plan; one that was cut off is continued."""
+        """Apply a plan, or continue it where it was cut off."""
         if recovery.journal.outcome != "applying":
             executor.apply(recovery)
             return
@@ -103,7 +103,7 @@ class Worker:
             for each in recovery.differences:
                 lines = [line.strip() for line in difference_lines(each)]
                 self.emit(
-                    TableChange(each.table, each.old_rows, each.new_rows, each.corrected, each.new, each.gone, lines)
+                    ChangedTable(each.table, each.old_rows, each.new_rows, each.corrected, each.new, each.gone, lines)
                 )
         return True
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 from streaming_jobs.platform.failures import ErrorReport
 
 FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
-"""Seconds before a session that ended is started again: the first time, and at most."""
+"""Restart back-off of a session: initial delay and maximum (s)."""
 HEALTHY_AFTER = 120.0
-"""Seconds a session has to last for the delay to begin anew."""
+"""The uptime that resets the restart back-off (s)."""
 FIRST_SESSION = 300.0
-"""Seconds after the code location was loaded in which the first session of a job has to have begun."""
+"""Deadline for the first session of a job, counted from the load of the code location (s)."""
 CLOCKS_DIFFER = 5.0
-"""Seconds by which the clock that Dagster's storage uses may be ahead."""
+"""Seconds by which the clock of Dagster's storage may be ahead of ours."""
 
 IN_PROGRESS = ("QUEUED", "NOT_STARTED", "MANAGED", "STARTING", "STARTED", "CANCELING", "SUSPENDED")
 
@@ -57,15 +57,17 @@ class JobSeen:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartSession:
     """Start a session; `run_key` keeps two ticks from starting two."""
 
     run_key: str
+    reason: ClassVar[str] = "starts a session"
+    for_good: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
-class Wait:
-    """Do nothing, for this reason. `for_good`: until a person acts. `beside`: what else an operator may ask about."""
+class KeepWaiting:
+    """Start nothing, for this reason. `for_good`: until a person acts. `beside`: recoveries of the job's streams."""
 
     reason: str
     for_good: bool = False
@@ -76,37 +78,37 @@ class Wait:
         return "; ".join([self.reason, *self.beside])
 
 
-def keepalive(seen: JobSeen, now: float) -> Start | Wait:
+def keepalive(seen: JobSeen, now: float) -> StartSession | KeepWaiting:
     """The decision on a continuous job now: start a session, or wait, with the reason."""
     runs = without_duplicates(seen.runs)
     newest = newest_session(seen.runs)
     if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
-        return Wait(_in_progress(seen.runs[0], in_progress), beside=tuple(_recovering(seen)))
+        return KeepWaiting(_in_progress(seen.runs[0], in_progress), beside=tuple(_recovering(seen)))
     if seen.recovering and seen.stopped_on_purpose.issuperset(seen.streams):
-        return Wait("; ".join([*_recovering(seen), "the session starts when that is over"]))
+        return KeepWaiting("; ".join([*_recovering(seen), "the session starts when that is over"]))
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
-        return Wait("every stream was stopped on purpose; launch the job to start them again", for_good=True)
+        return KeepWaiting("every stream was stopped on purpose; launch the job to start them again", for_good=True)
     asked = seen.asked_to_start
     if asked is not None and not seen.held_by and (newest is None or asked > _heard_until(newest)):
-        return Start(f"asked-{asked:.3f}")
+        return StartSession(f"asked-{asked:.3f}")
     if newest and newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
         stopped = f"run {newest.run_id[:8]}" if newest.started else f"run {newest.run_id[:8]} before it began"
         verb = "stopped" if newest.started else "cancelled"
-        return Wait(f"an operator {verb} {stopped}; launch the job to start it again", for_good=True)
+        return KeepWaiting(f"an operator {verb} {stopped}; launch the job to start it again", for_good=True)
     if seen.held_by:
         holders = ", ".join(f"{stream} by {who}" for stream, who in sorted(seen.held_by.items()))
-        return Wait(f"a driver outside this job runs: {holders}")
+        return KeepWaiting(f"a driver outside this job runs: {holders}")
     if newest is None:
-        return Start("first")
+        return StartSession("first")
     if gave_up(newest, seen.fingerprint):
-        return Wait(
+        return KeepWaiting(
             f"gave up: run {newest.run_id[:8]} failed and would fail again; correct what it names, then launch the job",
             for_good=True,
         )
     rest = back_off(runs) - passed(newest.ended or newest.updated, now)
     if rest > 0:
-        return Wait(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
-    return Start(f"after-{newest.run_id}")
+        return KeepWaiting(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
+    return StartSession(f"after-{newest.run_id}")
 
 
 def _heard_until(run: RunSeen) -> float:
@@ -156,10 +158,10 @@ def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
 
 
 def should_run(runs: Sequence[RunSeen], now: float, *, patience: float, watched_since: float) -> bool | None:
-    """True if a driver ought to run a continuous job's streams and had `patience` seconds to begin.
+    """True if a driver should run a continuous job's streams and has had `patience` seconds to start.
 
-    False after an operator's stop. None if the runs do not tell: while one is in progress or about to start, and before
-    the first one for `FIRST_SESSION` seconds from `watched_since`; then the streams' own files decide.
+    False after an operator's stop. None if the runs do not decide it: while a run is in progress or about to start, and
+    for `FIRST_SESSION` seconds from `watched_since` before the first run; then the streams' own files decide.
     """
     considered = without_duplicates(runs)
     if not considered:
@@ -198,7 +200,7 @@ def missed(runs: Sequence[RunSeen], tick: float, now: float, *, patience: float,
 
 
 def passed(moment: float, now: float) -> float:
-    """Seconds since a moment; endless for one in the future, which is from before the clock was set back."""
+    """Seconds since a moment; infinite for a moment in the future, which means that the clock was set back."""
     return now - moment if moment <= now + CLOCKS_DIFFER else float("inf")
 
 
@@ -212,7 +214,7 @@ def gave_up(newest: RunSeen, fingerprint: str) -> bool:
 
 
 def back_off(runs: Sequence[RunSeen]) -> float:
-    """Seconds to wait after the newest run: doubled with every run in a row that did not last."""
+    """Seconds to wait after the newest run; they double with each consecutive run that did not last."""
     newest = runs[0]
     if newest.status == "CANCELED":
         return 0.0
@@ -286,7 +288,7 @@ class StreamSeen:
 
 @dataclass(frozen=True)
 class Alert:
-    """Something a person should know; `key` stays the same for the same trouble."""
+    """A message for the operator; the same problem keeps its `key`."""
 
     stream: str
     key: str

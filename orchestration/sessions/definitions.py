@@ -26,7 +26,7 @@ from orchestration.sessions.decisions import (
     JobSeen,
     RunSeen,
     SessionSeen,
-    Start,
+    StartSession,
     StreamSeen,
     alert_of,
     gave_up,
@@ -253,7 +253,6 @@ def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> Unresolved
 
 def session_schedule(session: SessionSpec, trigger: Schedule) -> dg.ScheduleDefinition:
     """The schedule of a job; a tick while a run of the job is in progress is skipped, as on Databricks."""
-    from orchestration.sessions.runs import session_runs
 
     @dg.schedule(
         name=f"schedule_{session.job.key}",
@@ -333,7 +332,7 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
         name=f"keepalive_{job.key}",
         job_name=job.key,
         minimum_interval_seconds=10,
-        default_status=_default(running),
+        default_status=dg.DefaultSensorStatus["RUNNING" if running else "STOPPED"],
         description=f"Starts the session of {job.key} when none runs; waits longer after each failure in a row, "
         "leaves a stopped one stopped, and gives up on a failure that needs a person. Off: nothing is started.",
     )
@@ -350,12 +349,11 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
             recovering=_recovering(session),
             asked_to_start=_asked_to_start(session, stopped),
         )
-        verdict = keepalive(seen, time.time())
-        starts, words = not getattr(verdict, "for_good", False), getattr(verdict, "reason", "starts a session")
-        supervisors.note(session.settings, job.key, job.streams, words, starts=starts)
-        if isinstance(verdict, Start):
-            return dg.RunRequest(run_key=verdict.run_key)
-        return dg.SkipReason(verdict.words)
+        decision = keepalive(seen, time.time())
+        supervisors.note(session.settings, job.key, job.streams, decision.reason, starts=not decision.for_good)
+        if isinstance(decision, StartSession):
+            return dg.RunRequest(run_key=decision.run_key)
+        return dg.SkipReason(decision.words)
 
     return tick
 
@@ -574,7 +572,3 @@ def _alert(table: str, text: str, run_id: str | None) -> dg.AssetObservation:
     if run_id:
         metadata["run"] = dg.MetadataValue.dagster_run(run_id)
     return dg.AssetObservation(asset_key=table_key(table), metadata=metadata)
-
-
-def _default(running: bool) -> dg.DefaultSensorStatus:
-    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED

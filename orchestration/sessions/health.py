@@ -20,7 +20,7 @@ from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, sh
 from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made, table_key
 from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, Verdict, Verdicts, checks_from_files
+from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, CheckVerdict, CheckVerdicts, checks_from_files
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.deploys import deploys
 from streaming_jobs.state.health import Health, Limits, Reason, judge, look
@@ -29,15 +29,15 @@ from streaming_jobs.stream import Stream
 
 HEALTH = "health"
 """The name of the check of a stream's tables that says whether the stream is well."""
-NOT_TOLD = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
-"""Marks of verdicts that nobody has to be told: brought about on purpose, not settled yet, or told for all streams."""
+NO_ALERT = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
+"""Marks of verdicts without alerts: intended by an operator, not settled yet, or reported once for all streams."""
 STARTING = "starting"
 """The mark of a stream that was not green before its start, and has not shown yet that it works."""
 OVERDUE_AFTER = 300.0
-"""Seconds after a schedule's tick in which its run has to be there; Dagster's daemon looks each minute or so."""
+"""Deadline for the run of a schedule's tick (s); Dagster's daemon ticks about once a minute."""
 
 
-def verdict(health: Health, *, continuous: bool, broken: str = "") -> Verdict:
+def verdict(health: Health, *, continuous: bool, broken: str = "") -> CheckVerdict:
     """The verdict on a stream: red is an error. A disk that fills up, stopped by a person, in recovery, and a broken
     configuration are warnings.
 
@@ -47,18 +47,18 @@ def verdict(health: Health, *, continuous: bool, broken: str = "") -> Verdict:
     text = f"{health.stream} is {health.state}" + (f": {'; '.join(details)}" if details else "")
     if health.red:
         words = ", ".join(sorted(reason.word for reason in health.reasons))
-        return Verdict(False, dg.AssetCheckSeverity.ERROR, f"red: {words}", text)
+        return CheckVerdict(False, dg.AssetCheckSeverity.ERROR, f"red: {words}", text)
     if health.warnings:
         words = ", ".join(reason.word for reason in health.warnings)
-        return Verdict(False, dg.AssetCheckSeverity.WARN, f"yellow: {words}", text)
+        return CheckVerdict(False, dg.AssetCheckSeverity.WARN, f"yellow: {words}", text)
     if broken:
-        return Verdict(False, dg.AssetCheckSeverity.WARN, f"job YAML: {broken}", f"{text}; {broken}")
+        return CheckVerdict(False, dg.AssetCheckSeverity.WARN, f"job YAML: {broken}", f"{text}; {broken}")
     if health.state in ("recovering", "restarting") or (health.state == "stopped" and continuous):
-        return Verdict(False, dg.AssetCheckSeverity.WARN, health.verdict, text)
-    return Verdict(True, dg.AssetCheckSeverity.ERROR, health.verdict, text)
+        return CheckVerdict(False, dg.AssetCheckSeverity.WARN, health.verdict, text)
+    return CheckVerdict(True, dg.AssetCheckSeverity.ERROR, health.verdict, text)
 
 
-def settling(now: Verdict, before: dg.AssetCheckEvaluation | None) -> Verdict:
+def settling(now: CheckVerdict, before: dg.AssetCheckEvaluation | None) -> CheckVerdict:
     """The verdict on a stream that has started and shown nothing yet: not green again if it was not green before."""
     if not now.passed or before is None or before.passed:
         return now
@@ -97,13 +97,13 @@ class HealthChecks:
             seen=_show_red,
         )
 
-    def verdicts(self, instance: dg.DagsterInstance, now: float) -> dict[dg.AssetCheckKey, Verdict]:
+    def verdicts(self, instance: dg.DagsterInstance, now: float) -> dict[dg.AssetCheckKey, CheckVerdict]:
         runs = runs_by_session(instance, self.sessions)
         expected, missing = self._should_run(runs, now), self._missed(runs, now)
         fault = self.fault()
         continuous = {name for session in self.sessions if _continuous(session) for name in session.job.streams}
         known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(self.keys)
-        found: dict[dg.AssetCheckKey, Verdict] = {}
+        found: dict[dg.AssetCheckKey, CheckVerdict] = {}
         for stream in self.streams:
             seen = look(self.settings, stream.name)
             healthy = judge(seen, Limits.of(self.settings, stream.name), should_run=expected.get(stream.name))
@@ -180,7 +180,7 @@ def left_behind(runs: Sequence[RunSeen], status: Status | None, now: float, *, p
     return status.state == "stopped" and passed(max(session.started, status.heartbeat), now) > patience
 
 
-def _show_red(instance: dg.DagsterInstance, verdicts: Verdicts) -> None:
+def _show_red(instance: dg.DagsterInstance, verdicts: CheckVerdicts) -> None:
     """Clear the "materializing" mark of red tables: Dagster shows it in place of the check while a run is queued."""
     for key, verdict in verdicts.items():
         if verdict.passed or verdict.severity is not dg.AssetCheckSeverity.ERROR:

@@ -96,7 +96,7 @@ class _LongEnough(Exception):
 
 
 @dataclass
-class _Watch:
+class _SessionWatch:
     """Watches status files and age of one run's session, and reports."""
 
     session: SessionSpec
@@ -172,7 +172,7 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
         unread=partial(unread_of, settings),
         recent=partial(recent_events, settings),
     )
-    watch = _Watch(session, run, reporter)
+    watch = _SessionWatch(session, run, reporter)
 
     def start() -> ChildProcess:
         environment = {**os.environ, "RECOURSE_RUN_ID": run_id}

@@ -1,8 +1,8 @@
 """Checks that sensors evaluate from files: their verdicts, and the definitions that report them to Dagster.
 
-A verdict is stored without a run when it changes, and from time to time when it does not, so that its age shows that
-the sensor still runs. The last report is read from Dagster's own storage, not remembered: after somebody else executed
-the check, or wiped the asset, it is reported again.
+A verdict is stored without a run when it changes, and periodically while it does not, so that its age shows that the
+sensor still runs. The last report is read from Dagster's own storage: after a person has executed the check, or wiped
+the asset, the verdict is reported again.
 
 (No postponed annotations here: Dagster looks at the type of a step's `context`.)
 """
@@ -20,15 +20,15 @@ from orchestration.sessions.reporting import NO_RUN
 from streaming_jobs.settings import Settings
 
 RUN = "run"
-"""Metadata with the run that a verdict is of."""
+"""Metadata key: the run that produced the verdict."""
 LOOK_EVERY = 15
 """Seconds between two ticks of a sensor."""
 AGAIN_AFTER, OTHER_WORDS_AFTER = 300.0, 60.0
-"""Seconds after which a verdict that has not changed is reported again; one whose text has changed."""
+"""Seconds after which an unchanged verdict is reported again, and one of which only the text has changed."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckVerdict:
     """The outcome of a check. `mark` changes only when a verdict from files does; `figures` are shown."""
 
     passed: bool
@@ -38,11 +38,11 @@ class Verdict:
     figures: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
 
     def evaluation(self, key: dg.AssetCheckKey, run: str = "") -> dg.AssetCheckEvaluation:
-        """The verdict as it is stored; with the run that it is of."""
+        """The verdict as an event without a step; `run` produced it."""
         return dg.AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, **self._fields(run))
 
     def result(self, key: dg.AssetCheckKey, run: str = "") -> dg.AssetCheckResult:
-        """The verdict as a step returns it; with the run that it is of."""
+        """The verdict as the result of a step; `run` produced it."""
         return dg.AssetCheckResult(asset_key=key.asset_key, check_name=key.name, **self._fields(run))
 
     def _fields(self, run: str) -> dict[str, Any]:
@@ -56,20 +56,20 @@ class Verdict:
         }
 
 
-Verdicts = Mapping[dg.AssetCheckKey, Verdict]
+CheckVerdicts = Mapping[dg.AssetCheckKey, CheckVerdict]
 
 
 def checks_from_files(
     name: str,
     descriptions: Mapping[dg.AssetCheckKey, str],
     settings: Settings,
-    look: Callable[[dg.DagsterInstance, float], Verdicts],
+    look: Callable[[dg.DagsterInstance, float], CheckVerdicts],
     *,
     sensor: str,
     sensor_description: str,
     all_well: str,
-    in_words: Callable[[dg.AssetCheckKey, Verdict], str] = lambda _, verdict: verdict.text,
-    seen: Callable[[dg.DagsterInstance, Verdicts], None] = lambda *_: None,
+    in_words: Callable[[dg.AssetCheckKey, CheckVerdict], str] = lambda _, verdict: verdict.text,
+    seen: Callable[[dg.DagsterInstance, CheckVerdicts], None] = lambda *_: None,
 ) -> dg.Definitions:
     """The checks, and the sensor that reports what has changed; executing a check in the UI looks at once.
 
@@ -108,13 +108,13 @@ def checks_from_files(
     return dg.Definitions(asset_checks=[look_now], sensors=[tick])
 
 
-def to_report(instance: dg.DagsterInstance, verdicts: Verdicts, now: float) -> list[dg.AssetCheckEvaluation]:
+def to_report(instance: dg.DagsterInstance, verdicts: CheckVerdicts, now: float) -> list[dg.AssetCheckEvaluation]:
     """The verdicts that Dagster does not have yet, or received more than `AGAIN_AFTER` seconds ago."""
     known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(verdicts))
     return [verdict.evaluation(key) for key, verdict in verdicts.items() if not _is_known(known.get(key), verdict, now)]
 
 
-def _is_known(record: Any, verdict: Verdict, now: float) -> bool:
+def _is_known(record: Any, verdict: CheckVerdict, now: float) -> bool:
     if record is None:
         return verdict.mark == "never started"  # a stream that was never started needs no report
     evaluation = record.evaluation

@@ -1,1 +1,1 @@
-"""What evaluates a suite on a slice: pandas for small ones, Spark for large ones. Read `pandas_engine.py`."""
+"""What evaluates a suite on a sample: pandas for small samples, Spark for large ones. Read `pandas_engine.py`."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from quality.expectations import ORDER, Named
+from quality.expectations import ORDER, NamedExpectation
 from quality.validation import MOST_ROWS
 
 Positions = Callable[[dict[str, Any]], Sequence[int]]
@@ -30,7 +30,7 @@ class Evaluated:
     `result` is Great Expectations' own, for Data Docs.
     """
 
-    named: Named
+    named: NamedExpectation
     passed: bool
     observed: Any = None
     rows: int | None = None
@@ -51,7 +51,7 @@ class Frame:
     positions: Positions
 
 
-def evaluate(frame: Frame, expectations: Sequence[Named]) -> list[Evaluated]:
+def evaluate(frame: Frame, expectations: Sequence[NamedExpectation]) -> list[Evaluated]:
     """Evaluate all of them in one run; if the run itself raises an exception, each of them in one of its own."""
     if not expectations:
         return []
@@ -99,7 +99,7 @@ def _run(frame: Frame, expectations: Sequence[Any]) -> dict[int, Any]:
     return {int(each.expectation_config.meta[ORDER]): each for each in validated.results}
 
 
-def _read_safely(named: Named, result: Any, positions: Positions) -> Evaluated:
+def _read_safely(named: NamedExpectation, result: Any, positions: Positions) -> Evaluated:
     """`_read`, and an error for a result of a form that GX's own expectations do not have."""
     try:
         return _read(named, result, positions)
@@ -107,7 +107,7 @@ def _read_safely(named: Named, result: Any, positions: Positions) -> Evaluated:
         return Evaluated(named, passed=False, error=_text(error))
 
 
-def _read(named: Named, result: Any, positions: Positions) -> Evaluated:
+def _read(named: NamedExpectation, result: Any, positions: Positions) -> Evaluated:
     if result is None:
         return Evaluated(named, passed=False, error="Great Expectations returned no result for it")
     if error := _exception(result.exception_info or {}):

@@ -1,4 +1,4 @@
-"""A slice in this process's memory: Arrow, then pandas, with types that keep integers, decimals and nulls."""
+"""A sample in this process's memory: Arrow, then pandas, with types that keep integers, decimals and nulls."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from quality.engines.great_expectations import Evaluated, Frame, evaluate
-from quality.expectations import SQL_ONLY, Named
-from quality.slice_rows import SliceReader, position
+from quality.expectations import SQL_ONLY, NamedExpectation
+from quality.sample_rows import SampleReader, position
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def evaluate_with_pandas(
-    reader: SliceReader, expectations: Sequence[Named], key: Sequence[str]
+    reader: SampleReader, expectations: Sequence[NamedExpectation], key: Sequence[str]
 ) -> tuple[int, list[Evaluated]]:
     """The number of rows, and the results; raises PreflightRefused for a file that is gone."""
     frame = to_pandas(reader)
@@ -32,7 +32,7 @@ def evaluate_with_pandas(
     return len(frame), [*results, *refused]
 
 
-def to_pandas(reader: SliceReader) -> pd.DataFrame:
+def to_pandas(reader: SampleReader) -> pd.DataFrame:
     """The rows with their positions as the index: a hidden column would be one more for expectations on columns."""
     tables, positions = [], []
     for number, table in reader.tables():

@@ -1,4 +1,4 @@
-"""A slice as a Spark frame, for Great Expectations' Spark engine.
+"""A sample as a Spark frame, for Great Expectations' Spark engine.
 
 The files are read by Arrow in Spark's Python workers, with the code of the other engine, so that both see the same
 rows; one task reads neighbouring files, so that the first failing rows are the first. Then the frame is kept (memory,
@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from quality.engines.great_expectations import Evaluated, Frame, evaluate
 from quality.engines.pandas_engine import to_pandas
-from quality.expectations import SQL_ONLY, Named
-from quality.slice_rows import SliceReader, position
+from quality.expectations import SQL_ONLY, NamedExpectation
+from quality.sample_rows import SampleReader, position
 from quality.validation import MOST_ROWS
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ _UNIQUE = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_u
 
 
 def evaluate_with_spark(
-    spark: SparkSession, reader: SliceReader, expectations: Sequence[Named], key: Sequence[str]
+    spark: SparkSession, reader: SampleReader, expectations: Sequence[NamedExpectation], key: Sequence[str]
 ) -> tuple[int, list[Evaluated]]:
     """The number of rows, and the results; raises Spark's exception if a file cannot be read."""
     about_columns = [each for each in expectations if each.kind.startswith("expect_table_column")]
     others = [each for each in expectations if each not in about_columns]
-    empty = SliceReader(reader.name, reader.version, (), reader.schema, None)
+    empty = SampleReader(reader.name, reader.version, (), reader.schema, None)
     results = evaluate(Frame("pandas", to_pandas(empty), (), whole_rows=False, positions=_positions), about_columns)
     frame = to_spark(spark, reader)
     try:
@@ -53,7 +53,7 @@ def evaluate_with_spark(
         frame.unpersist()
 
 
-def to_spark(spark: SparkSession, reader: SliceReader) -> DataFrame:
+def to_spark(spark: SparkSession, reader: SampleReader) -> DataFrame:
     """The rows with their positions, kept by Spark once they are read."""
     from pyspark import StorageLevel
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -73,7 +73,7 @@ def to_spark(spark: SparkSession, reader: SliceReader) -> DataFrame:
     return frame.persist(StorageLevel.MEMORY_AND_DISK)
 
 
-def _is_bound_of_times(named: Named, schema: pa.Schema) -> bool:
+def _is_bound_of_times(named: NamedExpectation, schema: pa.Schema) -> bool:
     """True for a least or greatest time with a zone: GX compares Spark's, which has none, with one that has it."""
     if named.kind not in _BOUNDS or named.expectation.row_condition is not None:
         return False
@@ -81,7 +81,7 @@ def _is_bound_of_times(named: Named, schema: pa.Schema) -> bool:
     return kind is not None and pa.types.is_timestamp(kind) and kind.tz is not None
 
 
-def _of_bounds(frame: DataFrame, named: Named) -> list[Evaluated]:
+def _of_bounds(frame: DataFrame, named: NamedExpectation) -> list[Evaluated]:
     """The result on the column's least and greatest value alone, which Spark finds and pandas compares."""
     from pyspark.sql import functions as F
 

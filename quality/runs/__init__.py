@@ -1,1 +1,1 @@
-"""One run of a suite: its slice, its engine, its table checks, its first failing batch, its pages. Read `runner.py`."""
+"""One run of a suite: its sample, its table checks, its first failing batch, its page. Read `runner.py`."""

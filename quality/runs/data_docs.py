@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from quality.history import make_quality_folder
-from quality.spelled import instant
 from quality.validation import Validation
 from streaming_jobs.page import colours
 from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
+from streaming_jobs.text.spelling import instant_words
 
 _TEMPLATE = "page.html.j2"
 _ROWS = ("unexpected_rows", "partial_unexpected_list", "partial_unexpected_counts")
@@ -78,7 +78,7 @@ def _facts(validation: Validation) -> dict[str, str]:
         "table": f"{validation.table}, version {validation.version}",
         "rows": f"{validation.rows:,}: {validation.slice}",
         "files": validation.files_read,
-        "time": f"{instant(validation.started_at)} UTC",
+        "time": f"{instant_words(validation.started_at)}",
         "engine": validation.engine,
         "first failing batch": since,
         "code that wrote it": first.code if first else "",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quality.slice_rows import place
-from quality.slices import DataFile, Slice
+from quality.sample import SampleFile, SuiteSample
+from quality.sample_rows import file_and_row
 from quality.validation import FirstFailing
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
@@ -23,35 +23,31 @@ from streaming_jobs.text import commands
 
 @dataclass(frozen=True)
 class FailingRow:
-    """The first failing row of an expectation: its position in the slice, and its key."""
+    """The first failing row of an expectation: its position in the sample, and its key."""
 
     expectation: str
     position: int
     key: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The entry of the batch that wrote a row, or in words why it is not known."""
-
-    entry: LedgerEntry | None
-    note: str = ""
+RowOrigin = tuple[LedgerEntry | None, str]
+"""The entry of the batch that wrote a row, and how sure that is; or None, and why it is not known."""
 
 
 def find_first(
-    settings: Settings, stream: str, chosen: Slice, rows: Iterable[FailingRow], *, upsert: bool = False
+    settings: Settings, stream: str, chosen: SuiteSample, rows: Iterable[FailingRow], *, upsert: bool = False
 ) -> tuple[FirstFailing | None, str]:
     """The earliest batch among those that wrote these rows, and a note: how sure it is, or why there is none."""
     log = TableLog(chosen.table, chosen.version)
     found: list[tuple[LedgerEntry, FailingRow, str]] = []
     notes: list[str] = []
     for row in rows:
-        file = chosen.files[place(row.position)[0]]
-        origin = _origin(settings, stream, log, file, row)
-        if origin.entry is not None:
-            found.append((origin.entry, row, origin.note))
+        file = chosen.files[file_and_row(row.position)[0]]
+        entry, note = _origin(settings, stream, log, file, row)
+        if entry is None:
+            notes.append(note)
         else:
-            notes.append(origin.note)
+            found.append((entry, row, note))
     if not found:
         return None, next(iter(notes), "")
     entry, row, note = min(found, key=lambda each: each[0].txn)
@@ -76,36 +72,35 @@ def newest_code(settings: Settings, stream: str, table: Path, version: int) -> s
     return str(newest[0].code) if newest is not None else ""
 
 
-def _origin(settings: Settings, stream: str, log: TableLog, file: DataFile, row: FailingRow) -> Origin:
+def _origin(settings: Settings, stream: str, log: TableLog, file: SampleFile, row: FailingRow) -> RowOrigin:
     path = str(file.path.relative_to(log.table))
     change = log.adding(path)
     if change is None:
         entry = batch_during(_ledger(settings, stream), stream, file.modified, file.rows)
-        if entry is None:
-            return Origin(None, "the table's log no longer has the version that added its file")
-        return Origin(entry, "by the time at which its file was written; the table's log no longer has it")
+        how = "by the time at which its file was written; the table's log no longer has it"
+        return entry, how if entry is not None else "the table's log no longer has the version that added its file"
     originals = log.originals(path)
     if originals is None:
-        return Origin(None, f"its file was compacted in version {change.version}, of files the log no longer shows")
+        return None, f"its file was compacted in version {change.version}, of files the log no longer shows"
     if path in change.added:
         return _of_commit(change, stream)
-    batches = {entry.txn: entry for _, added in originals if (entry := _of_commit(added, stream).entry) is not None}
+    batches = {entry.txn: entry for _, added in originals if (entry := _of_commit(added, stream)[0]) is not None}
     if len(batches) == 1 and len({added.version for _, added in originals}) == 1:
-        return Origin(next(iter(batches.values())))
+        return next(iter(batches.values())), ""
     for name, added in originals:
         if row.key and _has(log.table / name, row.key):
             return _of_commit(added, stream)
     first, last = (f"{end}" for end in (min(batches, default="?"), max(batches, default="?")))
-    return Origin(None, f"its file was compacted: the row came with one of the batches from {first} to {last}")
+    return None, f"its file was compacted: the row came with one of the batches from {first} to {last}"
 
 
-def _of_commit(change: Change, stream: str) -> Origin:
+def _of_commit(change: Change, stream: str) -> RowOrigin:
     entry = change.entry
     if entry is None or entry.stream != stream:
-        return Origin(None, f"version {change.version} wrote it, and that is no commit of stream {stream}")
+        return None, f"version {change.version} wrote it, and that is no commit of stream {stream}"
     if entry.kind == "batch":
-        return Origin(entry)
-    return Origin(entry, f"version {change.version} is a {entry.kind} up to that batch, not the batch itself")
+        return entry, ""
+    return entry, f"version {change.version} is a {entry.kind} up to that batch, not the batch itself"
 
 
 def _has(file: Path, key: Mapping[str, Any]) -> bool:
@@ -141,5 +136,5 @@ def first_rows(
         for at in positions:
             values = rows.get(at, {})
             row = FailingRow(name, at, {column: values[column] for column in key if column in values})
-            first.setdefault((name, place(at)[0]), row)
+            first.setdefault((name, file_and_row(at)[0]), row)
     return list(first.values())

@@ -8,20 +8,19 @@ from decimal import Decimal
 from typing import Any, SupportsFloat
 
 from quality.engines.great_expectations import Evaluated
-from quality.spelled import percent
-from quality.validation import MOST_ROWS, Outcome
+from quality.validation import MOST_ROWS, CheckOutcome
 
 Rows = Mapping[int, Mapping[str, Any]]
 
 
-def outcome_of(evaluated: Evaluated, rows: Rows, key: Sequence[str], *, rows_in_slice: int) -> Outcome:
+def outcome_of(evaluated: Evaluated, rows: Rows, key: Sequence[str], *, rows_in_sample: int) -> CheckOutcome:
     """The outcome of one expectation; `rows` has failing rows by their positions."""
     named = evaluated.named
     looked_at = evaluated.rows
     if looked_at is None and evaluated.failing is not None:
-        looked_at = rows_in_slice
+        looked_at = rows_in_sample
     number = _number(evaluated, looked_at)
-    return Outcome(
+    return CheckOutcome(
         expectation=named.name,
         kind=named.kind,
         passed=evaluated.passed and not evaluated.error,
@@ -35,9 +34,9 @@ def outcome_of(evaluated: Evaluated, rows: Rows, key: Sequence[str], *, rows_in_
     )
 
 
-def error_outcome(name: str, kind: str, error: Exception) -> Outcome:
+def error_outcome(name: str, kind: str, error: Exception) -> CheckOutcome:
     """The outcome of something that raised an exception: it has not passed."""
-    return Outcome(name, kind, passed=False, error=f"{type(error).__name__}: {error}"[:500])
+    return CheckOutcome(name, kind, passed=False, error=f"{type(error).__name__}: {error}"[:500])
 
 
 def _shown(row: Mapping[str, Any], key: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
@@ -71,8 +70,19 @@ def _observed(evaluated: Evaluated, rows: int | None, number: float | None) -> s
     if evaluated.failing is not None and rows is not None:
         if not evaluated.failing:
             return f"none of {rows:,} rows failed" if rows else "no rows"
-        return f"{evaluated.failing:,} of {rows:,} rows failed ({percent(evaluated.failing, rows)})"
+        return f"{evaluated.failing:,} of {rows:,} rows failed ({_percent(evaluated.failing, rows)})"
     return _value(evaluated.observed, number)
+
+
+def _percent(part: int, whole: int) -> str:
+    """A share that is not rounded to nothing, nor to everything."""
+    if not whole or not part:
+        return "0%"
+    share = 100 * part / whole
+    if share < 0.01:
+        return "under 0.01%"
+    text = f"{share:.2f}".rstrip("0").rstrip(".")
+    return "over 99.99%" if text == "100" and part < whole else f"{text}%"
 
 
 def _value(value: object, number: float | None) -> str:

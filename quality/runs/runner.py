@@ -1,4 +1,4 @@
-"""One run of a suite: choose the slice, evaluate the expectations, find the first failing batch, record the result.
+"""One run of a suite: choose the sample, evaluate the expectations, find the first failing batch, record the result.
 
 The table's version is fixed when the run begins: the stream may keep writing. Reading takes no lease and no lock.
 """
@@ -13,16 +13,14 @@ from uuid import uuid4
 
 from quality import history
 from quality.engines.great_expectations import Evaluated
-from quality.expectations import SQL_ONLY, Named, built
+from quality.expectations import SQL_ONLY, NamedExpectation, built
 from quality.runs.first_failing import find_first, first_rows, newest_code
 from quality.runs.results import error_outcome, outcome_of
-from quality.runs.table_looks import SuitePast, outcomes_of_checks
-from quality.slice_request import SliceRequest, TimeRange
-from quality.slices import Slice, choose_slice, open_newest
-from quality.suite_set import Output, output_of
-from quality.suites import SliceKind, Suite
+from quality.sample import SampleRequest, SuiteSample, TimeRange, choose_sample, open_newest
+from quality.suite_set import output_of
+from quality.suites import SampleKind, Suite
 from quality.table_checks.base import CheckedTable
-from quality.validation import Engine, Outcome, Validation
+from quality.validation import CheckOutcome, Engine, Validation
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
@@ -43,7 +41,7 @@ class RunRequest:
     `record`: the result becomes part of the history. `docs`: an HTML page is written. `spark` is needed for Spark only.
     """
 
-    slice: SliceKind | None = None
+    slice: SampleKind | None = None
     partition: tuple[tuple[str, str], ...] = ()
     times: TimeRange | None = None
     engine: EngineChoice = "auto"
@@ -61,62 +59,61 @@ class _Evaluation:
     rows: int
     results: Sequence[Evaluated] = ()
     sample: dict[int, dict[str, Any]] | None = None
-    raised: Outcome | None = None
+    raised: CheckOutcome | None = None
 
 
 def run_suite(settings: Settings, topology: Topology, suite: Suite, request: RunRequest | None = None) -> Validation:
     """Run a suite and return its validation, which is in the history then.
 
-    Raises UsageError for a table that does not exist yet and a slice that it cannot have, PreflightRefused for a table
+    Raises UsageError for a table that does not exist yet and a sample that it cannot have, PreflightRefused for a table
     or a file that is gone. An expectation or a check that raises an exception is an outcome, not an error.
     """
     request = request or RunRequest()
     started_at, begun = time.time(), time.monotonic()
-    output = output_of(topology, suite)
+    stream, declared = output_of(topology, suite)
     handle = open_newest(
         settings.tables / suite.table,
-        output.stream.name,
+        stream.name,
         seen=lambda: history.validated_before(settings, suite.table),
     )
     expectations, raised = _built(suite)
-    judged = history.judged(settings, suite.name, str(handle.metadata().id))
-    since = judged.since([each.name for each in expectations])
-    asked = SliceRequest(request.slice or suite.slice, since, dict(request.partition), request.times)
-    chosen = choose_slice(handle, settings.tables / suite.table, asked)
-    if not chosen.rows and not chosen.whole and not asked.narrowed and judged.red:
+    progress = history.suite_progress(settings, suite.name, str(handle.metadata().id))
+    since = progress.since([each.name for each in expectations])
+    asked = SampleRequest(request.slice or suite.slice, since, dict(request.partition), request.times)
+    chosen = choose_sample(handle, settings.tables / suite.table, asked)
+    if not chosen.rows and not chosen.whole and not asked.narrowed and progress.red:
         # Without new rows, what the last run has found still stands.
-        again = SliceRequest("all" if judged.red_since is None else "new", judged.red_since)
-        chosen = choose_slice(handle, settings.tables / suite.table, again)
-    evaluation = _evaluate(settings, suite, output, expectations, chosen, request)
-    key = _key(suite, output)
+        again = SampleRequest("all" if progress.red_since is None else "new", progress.red_since)
+        chosen = choose_sample(handle, settings.tables / suite.table, again)
+    key = tuple(suite.key or declared.keys)
+    evaluation = _evaluate(settings, suite, key, expectations, chosen, request)
     sample = evaluation.sample or {}
-    outcomes = [outcome_of(each, sample, key, rows_in_slice=evaluation.rows) for each in evaluation.results]
+    outcomes = [outcome_of(each, sample, key, rows_in_sample=evaluation.rows) for each in evaluation.results]
     outcomes += [each for each in (raised, evaluation.raised) if each is not None]
     look = CheckedTable(
         settings=settings,
-        stream=output.stream,
-        declared=output.declared,
+        stream=stream,
+        declared=declared,
         table=handle,
         version=chosen.version,
-        since=judged.newest,
+        since=progress.newest,
         now=started_at,
-        past=SuitePast(settings, suite.name),
+        past=history.SuiteHistory(settings, suite.name),
         key=key,
     )
-    outcomes += outcomes_of_checks(suite, look)
+    outcomes += _outcomes_of_checks(suite, look)
     red = [each for each in evaluation.results if not each.passed]
     critical = [each for each in red if each.named.severity == "critical"]
     failed = [(each.named.name, each.positions) for each in critical or red if each.positions]
-    upsert = bool(output.declared.keys)
     rows = first_rows(failed, sample, key)
-    first, note = find_first(settings, output.stream.name, chosen, rows, upsert=upsert) if rows else (None, "")
+    first, note = find_first(settings, stream.name, chosen, rows, upsert=bool(declared.keys)) if rows else (None, "")
     if first is not None and not critical:
         first = replace(first, command="")
     validation = Validation(
         id=request.id or uuid4().hex,
         suite=suite.name,
         table=suite.table,
-        stream=output.stream.name,
+        stream=stream.name,
         table_id=chosen.table_id,
         version=chosen.version,
         since=chosen.since,
@@ -131,7 +128,7 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
         first_failing=first,
         first_failing_note=note,
         narrowed=asked.narrowed,
-        code=newest_code(settings, output.stream.name, chosen.table, chosen.version),
+        code=newest_code(settings, stream.name, chosen.table, chosen.version),
     )
     docs = _page(settings, validation, evaluation.results) if request.docs else ""
     validation = replace(validation, docs=docs, seconds=round(time.monotonic() - begun, 3))
@@ -140,7 +137,7 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
     return validation
 
 
-def _built(suite: Suite) -> tuple[list[Named], Outcome | None]:
+def _built(suite: Suite) -> tuple[list[NamedExpectation], CheckOutcome | None]:
     """The expectations, and the outcome of a suite that cannot be built or expects nothing: it has not passed."""
     try:
         expectations = built(suite)
@@ -152,24 +149,31 @@ def _built(suite: Suite) -> tuple[list[Named], Outcome | None]:
     return expectations, None
 
 
-def _key(suite: Suite, output: Output) -> tuple[str, ...]:
-    return tuple(suite.key) or tuple(output.declared.keys)
+def _outcomes_of_checks(suite: Suite, checked: CheckedTable) -> list[CheckOutcome]:
+    """The outcome of each table check; one that raises an exception has not passed and hides no other."""
+    outcomes = []
+    for check in suite.checks:
+        try:
+            outcomes.append(check.look(checked))
+        except Exception as error:  # noqa: BLE001 - of a user's check: its outcome says so
+            outcomes.append(error_outcome(check.name, type(check).__name__, error))
+    return outcomes
 
 
 def _evaluate(
     settings: Settings,
     suite: Suite,
-    output: Output,
-    expectations: Sequence[Named],
-    chosen: Slice,
+    key: tuple[str, ...],
+    expectations: Sequence[NamedExpectation],
+    chosen: SuiteSample,
     request: RunRequest,
 ) -> _Evaluation:
-    """Evaluate the expectations; none of them on a slice without rows, unless it is the whole table."""
-    from quality.slice_rows import SliceReader, rows_at
+    """Evaluate the expectations; none of them on a sample without rows, unless it is the whole table."""
+    from quality.sample_rows import SampleReader, rows_at
 
     if not expectations or (not chosen.rows and not chosen.whole):
         return _Evaluation("none", chosen.rows, _without_rows(expectations))
-    reader, key = SliceReader.of(chosen), _key(suite, output)
+    reader = SampleReader.of(chosen)
     engine = _engine(settings, chosen, expectations, request.engine)
     if engine == "spark":
         from quality.engines.spark_engine import evaluate_with_spark
@@ -191,13 +195,13 @@ def _evaluate(
     return _Evaluation(engine, rows, results, sample, raised)
 
 
-def _without_rows(expectations: Sequence[Named]) -> list[Evaluated]:
-    """An expectation has passed on a slice without rows: it has judged every row up to the version."""
+def _without_rows(expectations: Sequence[NamedExpectation]) -> list[Evaluated]:
+    """An expectation has passed on a sample without rows: every row up to the version was evaluated before."""
     return [Evaluated(each, passed=True, observed="no rows") for each in expectations]
 
 
 def _engine(
-    settings: Settings, chosen: Slice, expectations: Sequence[Named], asked: EngineChoice
+    settings: Settings, chosen: SuiteSample, expectations: Sequence[NamedExpectation], asked: EngineChoice
 ) -> Literal["pandas", "spark"]:
     """Spark for more rows than the setting says and for SQL, if nothing else is asked for."""
     if asked != "auto":

@@ -7,14 +7,14 @@ Importing it needs neither Great Expectations nor Spark's JVM.
 
 from __future__ import annotations
 
-from quality.table_checks.base import Check, CheckedTable, Past, PastOutcomes
+from quality.table_checks.base import Check, CheckedTable, PastOutcomes
 from quality.table_checks.freshness import Freshness, Lag
+from quality.table_checks.keys import References, UniqueKey
 from quality.table_checks.reconciled import Reconciled
-from quality.table_checks.references import References
 from quality.table_checks.same_distribution import SameDistribution
 from quality.table_checks.same_schema import SameSchema
-from quality.table_checks.unique_key import UniqueKey
 from quality.table_checks.usual import UsualRows, UsualTotal
+from quality.validation import Past
 
 __all__ = [
     "Check",

@@ -19,18 +19,19 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
-from quality.validation import Outcome, Severity
+from quality.validation import CheckOutcome, Past, Severity
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
-from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
-from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.state.ledger_file import Entry, LedgerFile, newest_entries
+from streaming_jobs.state.provenance import Change, read_change
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
+from streaming_jobs.text import sql
 from streaming_jobs.text.durations import parse_duration
 from streaming_jobs.text.spelling import instead
 
@@ -42,15 +43,6 @@ _MEMORY = "512M"
 _SEVERITIES = ("critical", "warning", "info")
 
 
-@dataclass(frozen=True)
-class Past:
-    """An earlier outcome of a check: its number, its time in seconds since 1970, and its text."""
-
-    number: float | None
-    at: float
-    observed: str = ""
-
-
 class PastOutcomes(Protocol):
     """The history of a suite's outcomes."""
 
@@ -59,25 +51,6 @@ class PastOutcomes(Protocol):
 
     def passed(self, expectation: str, limit: int) -> Sequence[Past]:
         """The newest outcomes of one check that passed, newest first."""
-
-
-@dataclass(frozen=True)
-class AddedFile:
-    """A data file that a commit added; `rows` is None if its statistics do not say."""
-
-    path: str
-    rows: int | None
-    partition: tuple[tuple[str, str | None], ...]
-    new_rows: bool
-    """False for files that only rewrite rows, as compaction does."""
-
-
-@dataclass(frozen=True)
-class FileChanges:
-    """The files that one commit added and removed; `removed` has path and partition."""
-
-    added: tuple[AddedFile, ...]
-    removed: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -174,28 +147,19 @@ class CheckedTable:
             return entry.rows.get("dead_letters", 0)
         return entry.rows.get(self.declared.name, 0)
 
-    def code_at(self, version: int) -> CodeVersion | None:
-        """The code of the batch that made a version; None if no known batch did."""
-        return next((e.code for c, e in self.batches if c.version == version), None)
-
-    def changes(self, version: int) -> FileChanges:
+    def change(self, version: int) -> Change:
         """The files that a commit of the log added and removed; raises PreflightRefused if it is no longer there."""
-        path = self.settings.tables / self.declared.name / "_delta_log" / f"{version:020d}.json"
-        try:
-            lines = list(actions(path))
-        except FileNotFoundError as error:
+        change = read_change(self.settings.tables / self.declared.name, version)
+        if change is None:
             raise PreflightRefused(
                 f"version {version} of table {self.declared.name} left its log while it was read", "run the check again"
-            ) from error
-        return FileChanges(
-            tuple(_added(line["add"]) for line in lines if line.get("add")),
-            tuple((str(r["path"]), _partition(r)) for line in lines if (r := line.get("remove"))),
-        )
+            )
+        return change
 
 
 @dataclass(frozen=True)
 class Check(ABC):
-    """A check of a table. `look` turns what cannot be evaluated into an outcome with `error`."""
+    """A check of a table; options are validated when it is declared."""
 
     def __post_init__(self) -> None:
         severity = self.severity
@@ -214,20 +178,19 @@ class Check(ABC):
         """The stable word of the check."""
 
     @property
-    @abstractmethod
     def name(self) -> str:
-        """The name of its outcome within a suite."""
+        """The name of its outcome, unique within a suite."""
+        return self.kind
 
-    @abstractmethod
-    def _validate(self) -> None:
+    def _validate(self) -> None:  # noqa: B027 - most checks have options
         """Raise UsageError for options that cannot be used."""
 
     @abstractmethod
-    def _judge(self, checked: CheckedTable) -> Outcome:
+    def _judge(self, checked: CheckedTable) -> CheckOutcome:
         """The outcome; may raise what `look` turns into an error."""
 
     @final
-    def look(self, checked: CheckedTable) -> Outcome:
+    def look(self, checked: CheckedTable) -> CheckOutcome:
         """Evaluate it on one version of a table."""
         try:
             return self._judge(checked)
@@ -237,8 +200,8 @@ class Check(ABC):
             text = f"table {checked.declared.name} cannot be read: {str(error)[:300]}"
         return replace(self.outcome(passed=False), error=text)
 
-    def outcome(self, *, passed: bool, observed: str = "", number: float | None = None, **more: Any) -> Outcome:
-        return Outcome(
+    def outcome(self, *, passed: bool, observed: str = "", number: float | None = None, **more: Any) -> CheckOutcome:
+        return CheckOutcome(
             self.name, self.kind, passed=passed, severity=self.severity, observed=observed, number=number, **more
         )
 
@@ -253,8 +216,8 @@ def type_of(table: DeltaTable, name: str, column: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A column's name in quotes, with quotes in it doubled, for SQL."""
-    return '"' + name.replace('"', '""') + '"'
+    """A column's name in the SQL of `CheckedTable.sql`."""
+    return sql.quoted(name, "datafusion")
 
 
 def checked_column(kind: str, option: str, value: object) -> None:
@@ -286,20 +249,6 @@ def seconds_of(kind: str, option: str, value: object) -> float:
     if seconds <= 0:
         raise UsageError(f"{kind}: {option} is '{value}'", "write a duration above zero, such as '10 minutes'")
     return seconds
-
-
-def _added(add: Mapping[str, Any]) -> AddedFile:
-    try:
-        rows = json.loads(add.get("stats") or "{}").get("numRecords")
-    except ValueError:
-        rows = None
-    return AddedFile(
-        str(add["path"]), None if rows is None else int(rows), _partition(add), bool(add.get("dataChange", True))
-    )
-
-
-def _partition(action: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
-    return tuple(sorted((action.get("partitionValues") or {}).items()))
 
 
 def in_words(values: Sequence[str], most: int = 5) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 from quality.table_checks.base import Check, CheckedTable, checked_column, checked_number, quoted, seconds_of
-from quality.validation import Outcome, Severity
+from quality.validation import CheckOutcome, Severity
 from streaming_jobs.errors import UsageError
 from streaming_jobs.state.status import read_status
 from streaming_jobs.text import commands
@@ -39,7 +39,7 @@ class Freshness(Check):
         if self.column is not None:
             checked_column(self.kind, "column", self.column)
 
-    def _judge(self, checked: CheckedTable) -> Outcome:
+    def _judge(self, checked: CheckedTable) -> CheckOutcome:
         newest, note = self._of_commit(checked) if self.column is None else self._of_column(checked, self.column)
         what = "commit with rows" if self.column is None else f"value of {self.column}"
         if newest is None:
@@ -85,11 +85,6 @@ class Lag(Check):
 
     kind = "lag"
 
-    @property
-    def name(self) -> str:
-        """There is one lag per stream."""
-        return self.kind
-
     def _validate(self) -> None:
         if self.records is None and self.seconds is None:
             raise UsageError("lag: it has no bound", "write Lag(records=...), Lag(seconds=...) or both")
@@ -97,7 +92,7 @@ class Lag(Check):
             if value is not None:
                 checked_number(self.kind, option, value, least=0)
 
-    def _judge(self, checked: CheckedTable) -> Outcome:
+    def _judge(self, checked: CheckedTable) -> CheckOutcome:
         name = checked.stream.name
         status = read_status(checked.settings, name)
         if status is None or status.lag_at is None:

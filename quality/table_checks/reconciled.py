@@ -16,16 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from quality.table_checks.base import Check, CheckedTable, FileChanges, in_words
-from quality.validation import Outcome, Severity
+from quality.table_checks.base import Check, CheckedTable, in_words
+from quality.validation import CheckOutcome, Severity
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, by_place, ends_of, starts_of
 from streaming_jobs.sinks.stored import Commit
+from streaming_jobs.state.provenance import Change, rows_of
 from streaming_jobs.state.stream_record import load
 from streaming_jobs.text.spelling import counted
 
@@ -41,15 +43,7 @@ class Reconciled(Check):
 
     kind = "reconciled"
 
-    @property
-    def name(self) -> str:
-        """There is one ledger per table."""
-        return self.kind
-
-    def _validate(self) -> None:
-        """There are no options."""
-
-    def _judge(self, checked: CheckedTable) -> Outcome:
+    def _judge(self, checked: CheckedTable) -> CheckOutcome:
         record = load(checked.settings, checked.stream.name)
         accepted = record.accepts(checked.declared.name) if record is not None else frozenset()
         rows = _Rows(checked, accepted)
@@ -89,9 +83,9 @@ class _Rows:
             yield from self._sum()
 
     def _fault(self, commit: Commit, entry: LedgerEntry) -> Iterator[str]:
-        changes, said = self.checked.changes(commit.version), self.checked.written(entry)
+        change, said = self.checked.change(commit.version), self.checked.written(entry)
         where = f"{entry.txn} (version {commit.version})"
-        added = _sum(file.rows for file in changes.added)
+        added = _sum(_added_rows(change).values())
         if self.checked.declared.mode == "append":
             if added is None:
                 self.unknown += 1
@@ -99,10 +93,10 @@ class _Rows:
             self.compared += 1
             if added != said:
                 yield f"{where} wrote {said:,} rows by the ledger, its files have {added:,}"
-            if changes.removed and commit.changes_data:
-                yield f"{where} removed {counted(len(changes.removed), 'file')} of a table that only grows"
+            if (removed := change.removed | change.gone) and commit.changes_data:
+                yield f"{where} removed {counted(len(removed), 'file')} of a table that only grows"
             return
-        growth = self._growth(changes)
+        growth = self._growth(change)
         if growth is None:
             self.unknown += 1
             return
@@ -111,8 +105,9 @@ class _Rows:
             grew = "grew" if growth > 0 else "shrank"
             yield f"{where} upserted {said:,} rows by the ledger, the table {grew} by {abs(growth):,}"
 
-    def _growth(self, changes: FileChanges) -> int | None:
-        added, removed = _sum(f.rows for f in changes.added), _sum(self._known.get(path) for path, _ in changes.removed)
+    def _growth(self, change: Change) -> int | None:
+        added = _sum(_added_rows(change).values())
+        removed = _sum(self._known.get(path) for path in change.removed | change.gone)
         return None if added is None or removed is None else added - removed
 
     def _rows_of_files(self) -> Mapping[str, int | None]:
@@ -122,9 +117,10 @@ class _Rows:
             return known
         if (oldest := self._at(self.checked.commits[-1].version)) is not None:
             files = pa.table(oldest.get_add_actions())
-            known.update(zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True))
+            paths = map(unquote, files["path"].to_pylist())
+            known.update(zip(paths, files["num_records"].to_pylist(), strict=True))
         for commit in reversed(self.checked.commits):
-            known.update((file.path, file.rows) for file in self.checked.changes(commit.version).added)
+            known.update(_added_rows(self.checked.change(commit.version)))
         return known
 
     def _sum(self) -> Iterator[str]:
@@ -191,6 +187,11 @@ def _first_logged(checked: CheckedTable) -> tuple[int, int] | None:
 
 def _batches(count: int) -> str:
     return f"{count:,} {'batch' if count == 1 else 'batches'}"
+
+
+def _added_rows(change: Change) -> dict[str, int | None]:
+    """The rows of the files that a commit added, by path; None where the statistics do not say."""
+    return {path: rows_of(add) for path, add in {**change.added, **change.rewritten}.items()}
 
 
 def _table_rows(table: DeltaTable) -> int | None:

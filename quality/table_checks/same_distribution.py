@@ -1,11 +1,16 @@
-"""Whether a new version of the code writes values that are distributed like those of the version before it."""
+"""Whether a new version of the code writes values that are distributed like those of the version before it.
+
+The code of a file is that of its batches (`streaming_jobs/state/provenance.py`). A compaction in the time of an older
+version of the code may have put rows of still older ones beside its own; nothing shows that.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from quality.table_checks.base import Check, CheckedTable, checked_column, checked_number
-from quality.table_checks.code_of_files import CodedFile, code_versions, live_files
-from quality.table_checks.distances import (
+from quality.table_checks.statistics import (
     Numbers,
     index_by_chance,
     kolmogorov_smirnov,
@@ -22,9 +26,11 @@ from quality.table_checks.distances import (
     quantile_counts,
     stability_index,
 )
-from quality.validation import Outcome, Severity
+from quality.validation import CheckOutcome, Severity
 from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.sinks.delta.table_files import on_disk
+from streaming_jobs.state.provenance import Codes, TableLog, codes_by_time
 from streaming_jobs.text.spelling import counted, instead
 
 _METHODS = ("ks", "psi")
@@ -74,7 +80,7 @@ class SameDistribution(Check):
         checked_number(self.kind, "at_least", self.at_least, least=2)
         checked_number(self.kind, "at_most", self.at_most, least=self.at_least)
 
-    def _judge(self, checked: CheckedTable) -> Outcome:
+    def _judge(self, checked: CheckedTable) -> CheckOutcome:
         texts = self._refuse(checked)
         codes = code_versions(checked)
         if len(codes) < 2:
@@ -132,6 +138,49 @@ class SameDistribution(Check):
             if self.column not in parquet.schema_arrow.names:  # added to the table after this file
                 return pa.chunked_array([pa.nulls(parquet.metadata.num_rows, kind)])
             return parquet.read(columns=[self.column])[self.column].cast(kind)
+
+
+@dataclass(frozen=True)
+class CodedFile:
+    """A file of the version that is looked at: its path as the log has it, its rows, and the code that wrote them."""
+
+    path: str
+    rows: int | None
+    partition: Mapping[str, object]
+    codes: Codes
+
+
+def code_versions(checked: CheckedTable) -> Sequence[CodeVersion]:
+    """The versions of the code by their newest batches, the newest first, as far back as the ledger goes."""
+    return list(dict.fromkeys(entry.code for _, entry in checked.batches))
+
+
+def live_files(checked: CheckedTable) -> list[CodedFile]:
+    """Every file of the version, the newest first."""
+    files = pa.table(checked.table.get_add_actions())
+    paths, modified, rows = (files[name].to_pylist() for name in ("path", "modification_time", "num_records"))
+    partitions = files["partition"].to_pylist() if "partition" in files.column_names else [{}] * files.num_rows
+    log = TableLog(checked.settings.tables / checked.declared.name, checked.version)
+    codes = {commit.version: entry.code for commit, entry in checked.batches}
+    by_log = {path: of_file for path in paths if (of_file := _by_log(log, codes, path))}
+    by_time = codes_by_time(
+        [(time, n) for path, time, n in zip(paths, modified, rows, strict=True) if path not in by_log],
+        [(commit.at, entry) for commit, entry in checked.batches],
+        next(iter(code_versions(checked)), None),
+        checked.written,
+    )
+    live = [
+        (time, path, CodedFile(path, n, values, by_log[path] if path in by_log else by_time.get(time, frozenset())))
+        for path, time, n, values in zip(paths, modified, rows, partitions, strict=True)
+    ]
+    return [file for _, _, file in sorted(live, key=lambda each: each[:2], reverse=True)]
+
+
+def _by_log(log: TableLog, codes: Mapping[int, CodeVersion], path: str) -> Codes:
+    """The codes of the commits behind a file; none if the log does not show all, or one of them is of no batch."""
+    originals = log.originals(unquote(path)) or []
+    found = [codes.get(change.version) for _, change in originals]
+    return frozenset() if None in found else frozenset(code for code in found if code is not None)
 
 
 def _of_numbers(old: pa.ChunkedArray, new: pa.ChunkedArray, method: str, bins: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from quality.table_checks.base import Check, CheckedTable, in_words
-from quality.validation import Outcome, Severity
+from quality.validation import CheckOutcome, Severity
 from streaming_jobs.declare.columns import OWN_COLUMN
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.spelling import counted, instead
@@ -35,16 +35,11 @@ class SameSchema(Check):
 
     kind = "same_schema"
 
-    @property
-    def name(self) -> str:
-        """There is one schema per table."""
-        return self.kind
-
     def _validate(self) -> None:
         if self.against is not None and self.against not in _AGAINST:
             raise UsageError(f"same_schema: against is {self.against!r}", instead(str(self.against), _AGAINST))
 
-    def _judge(self, checked: CheckedTable) -> Outcome:
+    def _judge(self, checked: CheckedTable) -> CheckOutcome:
         now = _columns(json.loads(checked.table.schema().to_json()))
         due, whose = self._due(checked)
         listed = f"{_MARK}{json.dumps(now)}"

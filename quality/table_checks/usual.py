@@ -21,10 +21,10 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from quality.table_checks.base import Check, CheckedTable, Past, checked_column, checked_number, quoted, seconds_of
+from quality.table_checks.base import Check, CheckedTable, checked_column, checked_number, quoted, seconds_of
 from quality.table_checks.freshness import span
-from quality.table_checks.robust import usual
-from quality.validation import Outcome, Severity
+from quality.table_checks.statistics import usual
+from quality.validation import CheckOutcome, Past, Severity
 from streaming_jobs.errors import UsageError
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
@@ -74,7 +74,7 @@ class _Against(Check):
         begin, past = self._begin(), checked.past.passed(self.name, limit)
         return [(each.at, each.number) for each in past if each.number is not None and each.at >= begin]
 
-    def _judged(self, number: float, past: Sequence[float], what: str, plotted: float) -> Outcome:
+    def _judged(self, number: float, past: Sequence[float], what: str, plotted: float) -> CheckOutcome:
         """The outcome for a number among earlier ones, newest first."""
         history = [each for each in past if math.isfinite(each)][: self.at_most]
         said = f"{what}: {_short(number)}"
@@ -95,7 +95,7 @@ class _Against(Check):
             text += f"; if that is what is usual from now on, declare it: since='{now}'"
         return self.outcome(passed=passed, observed=text, number=plotted)
 
-    def _by_window(self, checked: CheckedTable, time: str, value: str, noun: str) -> Outcome:
+    def _by_window(self, checked: CheckedTable, time: str, value: str, noun: str) -> CheckOutcome:
         """Judge the newest complete window; `value` is an aggregate in SQL."""
         if (kind := checked.column(time)) not in _TIMES:
             raise UsageError(f"column {time} has the type {kind}, which is no time", "name a timestamp or a date")
@@ -135,7 +135,7 @@ class UsualRows(_Against):
         """One per column of time."""
         return self.kind if self.time is None else f"{self.kind} by {self.time}"
 
-    def _judge(self, checked: CheckedTable) -> Outcome:
+    def _judge(self, checked: CheckedTable) -> CheckOutcome:
         if self.time is not None:
             return self._by_window(checked, self.time, "count(*)", "rows")
         if checked.since is None:
@@ -172,7 +172,7 @@ class UsualTotal(_Against):
         super()._validate()
         checked_column(self.kind, "column", self.column)
 
-    def _judge(self, checked: CheckedTable) -> Outcome:
+    def _judge(self, checked: CheckedTable) -> CheckOutcome:
         kind = checked.column(self.column)
         if kind not in _NUMBERS and not kind.startswith("decimal"):
             raise UsageError(f"column {self.column} has the type {kind}, which has no sum", "name a column of numbers")

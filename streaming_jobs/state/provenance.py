@@ -7,6 +7,7 @@ written: a batch writes its files before its line, and after the line of the bat
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,15 @@ class Change:
     def upkeep(self) -> bool:
         """True if it rewrote files without changing rows."""
         return bool(self.rewritten or self.gone)
+
+
+def rows_of(add: Mapping[str, Any]) -> int | None:
+    """The rows of an added file by its statistics; None if these do not say."""
+    try:
+        count = json.loads(add.get("stats") or "{}").get("numRecords")
+    except (ValueError, AttributeError):
+        return None
+    return None if count is None else int(count)
 
 
 def read_change(table: Path, version: int) -> Change | None:

@@ -1,15 +1,20 @@
-"""Fixtures: a home of its own with the fake streams."""
+"""Fixtures: a home of its own with the fake streams, Dagster's instances, and a worker that looks often."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from orchestration.sessions import child_run
+from orchestration.sessions.ownership import PARENT_VARIABLE
 from streaming_jobs.settings import Settings
 from tests.support import ROOT
+from tests.support.dagster_homes import stored_instance
 
 
 @pytest.fixture
@@ -26,6 +31,27 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     return Settings.load()
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def stored(shop: Settings) -> Iterator[dg.DagsterInstance]:
+    """An instance that another process can use too."""
+    with stored_instance(shop) as instance:
+        yield instance
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run looks often at its child and at its storage, and has no `recourse up` above it."""
+    monkeypatch.setattr(child_run, "POLL", 0.1)
+    monkeypatch.setattr(child_run, "LOOK_AT_RUN_EVERY", 0.2)
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
 
 
 def starts(settings: Settings) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import dagster as dg
 import pytest
 
 from orchestration.definitions import definitions
-from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.definitions import table_assets, topic_assets
 from orchestration.sessions.reporting import table_key, topic_key
 from streaming_jobs.catalog.topology import Topology
@@ -29,6 +28,7 @@ from tests.conftest import SettingsFactory
 from tests.dagster.fakes.flows import ORDER
 from tests.dagster.ticks import Ticks
 from tests.support import ROOT
+from tests.support.dagster_homes import stored_instance
 from tests.support.two_steps import CLEAN
 
 
@@ -127,7 +127,7 @@ def test_a_schedule_of_the_job_yaml_is_a_schedule(shop: Settings, tmp_path: Path
     path.write_text(text)
     defs = definitions(shop.model_copy(update={"jobs": path}))
     (schedule,) = defs.schedules or []
-    with dg.DagsterInstance.from_config(str(prepare(shop))) as instance:
+    with stored_instance(shop) as instance:
         context = dg.build_schedule_context(instance=instance)
         assert isinstance(schedule(context), dg.RunRequest)  # type: ignore[operator]
         job = defs.resolve_job_def("shop")

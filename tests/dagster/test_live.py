@@ -110,7 +110,7 @@ def live(home: Path) -> Iterator[Live]:
     with Broker(settings) as broker:
         broker.start()
         feed(settings, rate=None, share=SHARE)
-        with DagsterProcesses(settings, environment) as processes:
+        with DagsterProcesses(settings, environment, module="tests.dagster.fakes.quick") as processes:
             yield Live(settings, processes)
         assert not processes.pids
     left = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or [])]

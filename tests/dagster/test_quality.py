@@ -17,9 +17,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from orchestration.bundle import job_yaml
-from orchestration.local_dagster.dagster_home import prepare
 from orchestration.location import location
-from orchestration.quality.definitions import Declared
+from orchestration.quality.definitions import QualityDeclarations
 from orchestration.quality.rules import RuleCount, RuledTable
 from orchestration.quality.suites import due_checks, run_config, run_tags
 from orchestration.sessions.definitions import session_assets
@@ -28,10 +27,11 @@ from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
 from orchestration.sessions.supervisor import SessionSpec
 from quality.suites import Suite
-from quality.validation import Outcome, Validation
+from quality.validation import CheckOutcome, Validation
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
+from tests.support.dagster_homes import stored_instance
 from tests.support.receivers import webhook
 from tests.support.validations import validation
 
@@ -44,10 +44,26 @@ def null_customers(settings: Settings, suite: Suite, spark: Callable[[], Any], /
     table = DeltaTable(settings.tables / suite.table)
     rows = table.to_pyarrow_table().to_pylist()
     bad = tuple(row for row in rows if row["customer"] is None)
-    outcome = Outcome(
+    outcome = CheckOutcome(
         "customer_not_null", "not_null", passed=not bad, rows=len(rows), failing=len(bad), sample=bad, number=len(bad)
     )
     return replace(validation(outcome), rows=len(rows), version=table.version(), since=None)
+
+
+def named(of: Any, name: str) -> Any:
+    """The sensor or the schedule of that name."""
+    return next(each for each in of or [] if each.name == name)
+
+
+def session_of(settings: Settings) -> SessionSpec:
+    assert settings.jobs is not None
+    topology = Topology.of_settings(settings)
+    return SessionSpec(job_yaml.load(settings.jobs).jobs[0], (topology["orders"], topology["customers"]), settings)
+
+
+def alerting(url: str) -> Settings:
+    """Settings of which a webhook gets each change at once, whatever the disk says."""
+    return Settings.load({"quality.webhook": url, "quality.alert_after": "0 seconds", "quality.free_disk_mb": 0})
 
 
 def definitions(settings: Settings, **found: Any) -> dg.Definitions:
@@ -61,7 +77,7 @@ def definitions(settings: Settings, **found: Any) -> dg.Definitions:
     }
     bundle = job_yaml.load(settings.jobs) if settings.jobs else None
     assert bundle is not None
-    return location(bundle, Topology.of_settings(settings), settings, suites_and_rules=Declared(**values))
+    return location(bundle, Topology.of_settings(settings), settings, suites_and_rules=QualityDeclarations(**values))
 
 
 def test_a_suite_is_a_check_of_its_table_with_a_job_and_a_schedule(shop: Settings) -> None:
@@ -69,9 +85,9 @@ def test_a_suite_is_a_check_of_its_table_with_a_job_and_a_schedule(shop: Setting
     checks = {key.to_user_string() for key in defs.resolve_asset_graph().asset_check_keys}
     assert {"orders:orders_rows", "customers:rules", "orders:health"} <= checks
     assert "orders:rules" not in checks
-    schedule = next(s for s in defs.schedules or [] if s.name == "schedule_quality")
-    assert schedule.cron_schedule == "*/5 * * * *"  # type: ignore[union-attr]
-    assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING  # type: ignore[union-attr]
+    schedule = named(defs.schedules, "schedule_quality")
+    assert schedule.cron_schedule == "*/5 * * * *"
+    assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
     job = defs.resolve_job_def("quality")
     assert not job.asset_layer.asset_graph.asset_check_keys, "a planned check is shown as being executed"
     assert [node.name for node in job.nodes] == ["run_suites"]
@@ -88,7 +104,7 @@ def test_the_job_of_a_stream_has_no_checks(shop: Settings) -> None:
 
 
 def test_every_second_run_of_suites_waits_in_the_queue(shop: Settings) -> None:
-    with dg.DagsterInstance.from_config(str(prepare(shop))) as instance:
+    with stored_instance(shop) as instance:
         limits = instance.get_concurrency_config().run_queue_config
     assert limits is not None
     assert limits.tag_concurrency_limits == [{"key": KIND_TAG, "value": "quality", "limit": 1}]
@@ -104,9 +120,7 @@ def test_a_job_in_the_yaml_cannot_be_named_as_the_suites_job(shop: Settings, tmp
 
 def test_runs_of_checks_do_not_hide_a_session_that_was_launched_from_a_table_s_page(shop: Settings) -> None:
     defs = definitions(shop)
-    assert shop.jobs is not None
-    topology = Topology.of_settings(shop)
-    session = SessionSpec(job_yaml.load(shop.jobs).jobs[0], (topology["orders"], topology["customers"]), shop)
+    session = session_of(shop)
     with dg.DagsterInstance.ephemeral() as instance:
 
         def run(status: str, selection: frozenset[dg.AssetKey] | None, **tags: str) -> str:
@@ -128,10 +142,7 @@ def test_runs_of_checks_do_not_hide_a_session_that_was_launched_from_a_table_s_p
 
 def test_a_session_launched_from_a_table_s_page_does_not_keep_suites_from_being_run(shop: Settings) -> None:
     defs = definitions(shop)
-    assert shop.jobs is not None
-    topology = Topology.of_settings(shop)
-    session = SessionSpec(job_yaml.load(shop.jobs).jobs[0], (topology["orders"], topology["customers"]), shop)
-    tables = session_assets(session).keys
+    tables = session_assets(session_of(shop)).keys
     job = defs.resolve_implicit_global_asset_job_def().get_subset(asset_selection=tables)
     with dg.DagsterInstance.ephemeral() as instance:
         instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset(tables))
@@ -149,24 +160,22 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
     path = shop.tables / "orders"
     write_deltalake(path, pa.table({"id": [1, 2, 3], "customer": ["a", None, "c"]}))
     with webhook() as hook:
-        settings = Settings.load(
-            {"quality.webhook": hook.url, "quality.alert_after": "0 seconds", "quality.free_disk_mb": 0}
-        )
+        settings = alerting(hook.url)
         defs = definitions(settings)
-        with dg.DagsterInstance.from_config(str(prepare(settings))) as instance:
+        with stored_instance(settings) as instance:
             cursor: str | None = None
 
             def step() -> dg.AssetCheckEvaluation:
                 """A tick of the schedule, the run that it asks for, and a tick of the alerts."""
                 nonlocal cursor
-                schedule = next(s for s in defs.schedules or [] if s.name == "schedule_quality")
+                schedule = named(defs.schedules, "schedule_quality")
                 context = dg.build_schedule_context(instance=instance, scheduled_execution_time=None)
-                request = schedule(context)  # type: ignore[operator]
+                request = schedule(context)
                 assert isinstance(request, dg.RunRequest), request
                 assert request.run_config == run_config(["orders_rows"])
                 job = defs.resolve_job_def("quality")
                 assert job.execute_in_process(request.run_config, instance=instance).success
-                alerts = next(s for s in defs.sensors or [] if s.name == "check_alerts")
+                alerts = named(defs.sensors, "check_alerts")
                 result = alerts(dg.build_sensor_context(instance=instance, definitions=defs, cursor=cursor))
                 assert isinstance(result, dg.SensorResult)
                 cursor = result.cursor
@@ -184,8 +193,8 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
             assert [alert["state"] for alert in hook.alerts] == ["failed"]
             assert instance.has_run(hook.alerts[0]["run"])
 
-            schedule = next(s for s in defs.schedules or [] if s.name == "schedule_quality")
-            again = schedule(dg.build_schedule_context(instance=instance))  # type: ignore[operator]
+            schedule = named(defs.schedules, "schedule_quality")
+            again = schedule(dg.build_schedule_context(instance=instance))
             assert isinstance(again, dg.SkipReason), "it was run just now"
 
             DeltaTable(path).update(predicate="id = 2", updates={"customer": "'b'"})
@@ -198,14 +207,12 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
 
 def test_the_rules_of_a_table_are_reported_and_alerted(shop: Settings) -> None:
     with webhook() as hook:
-        settings = Settings.load(
-            {"quality.webhook": hook.url, "quality.alert_after": "0 seconds", "quality.free_disk_mb": 0}
-        )
+        settings = alerting(hook.url)
         counts = {"id_positive": RuleCount(4, time.time(), "quarantine")}
         defs = definitions(settings, counts=lambda *_: counts)
         with dg.DagsterInstance.ephemeral() as instance:
             for name in ("row_rules", "check_alerts"):
-                sensor = next(s for s in defs.sensors or [] if s.name == name)
+                sensor = named(defs.sensors, name)
                 result = sensor(dg.build_sensor_context(instance=instance, definitions=defs))
                 assert isinstance(result, dg.SensorResult)
                 for event in result.asset_events:
@@ -217,5 +224,5 @@ def test_the_rules_of_a_table_are_reported_and_alerted(shop: Settings) -> None:
 
 def test_the_interval_of_the_settings_is_that_of_the_schedule(shop: Settings) -> None:
     hourly = shop.model_copy(update={"quality": shop.quality.model_copy(update={"every": timedelta(hours=1)})})
-    schedule = next(s for s in definitions(hourly).schedules or [] if s.name == "schedule_quality")
-    assert schedule.cron_schedule == "0 * * * *"  # type: ignore[union-attr]
+    schedule = named(definitions(hourly).schedules, "schedule_quality")
+    assert schedule.cron_schedule == "0 * * * *"

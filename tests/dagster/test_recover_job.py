@@ -7,18 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 import psutil
 import pytest
 
-from orchestration.local_dagster.dagster_home import prepare
-from orchestration.recoveries.definitions import run_config
-from orchestration.recoveries.events import Ended, Event, Failed, OffsetSpan, PlanShown, TableChange, encode
-from orchestration.sessions import child_run
-from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
+from orchestration.recoveries.events import ChangedTable, Ended, Event, Failed, OffsetSpan, PlanShown, encode
+from orchestration.recoveries.launchpad import run_config
+from orchestration.sessions.ownership import KIND_TAG, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
 from reprocessing.plan.journal import journal_of
 from reprocessing.stages.recovery import StageBegun
 from streaming_jobs.settings import Settings
@@ -30,23 +28,12 @@ from tests.support.waiting import wait_for
 PLAN = "orders-0001"
 SHOWN = PlanShown(PLAN, f"Plan {PLAN}: rewind", "batch 3", ["orders"], "/nowhere", 900)
 REPLAY = StageBegun(4, 8, "replay", "orders", "replay 900 records")
-CHANGE = TableChange("orders", 60, 60, 30, 0, 0, ["30 corrected"])
+CHANGE = ChangedTable("orders", 60, 60, 30, 0, 0, ["30 corrected"])
 PUBLISHED = Ended(PLAN, "published", {"orders": 2}, [OffsetSpan("orders", "t", 0, 100, 1000)])
 REFUSED = Failed("REC-030", "3 rows break the rule id > 0", f"give it up: recourse recover abort {PLAN}")
 APPLY = {"do": "apply", "plan": PLAN}
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_run, "POLL", 0.1)
-    monkeypatch.setattr(child_run, "LOOK_AT_RUN_EVERY", 0.2)
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
-
-
-@pytest.fixture
-def stored(shop: Settings) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.from_config(str(prepare(shop))) as instance:
-        yield instance
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def script(settings: Settings, *lines: Event | str) -> None:
@@ -148,9 +135,7 @@ def test_stop_interrupts_the_process_and_the_run_is_canceled(shop: Settings, sto
 
     run = meanwhile(shop, stored, stop)
     assert run.status is dg.DagsterRunStatus.CANCELED
-    (line,) = [
-        e.message for e in stored.all_logs(run.run_id) if e.dagster_event and e.dagster_event.is_run_failure
-    ] or [e.message for e in stored.all_logs(run.run_id) if "stopped on request" in (e.message or "")][-1:]
+    line = [e.message for e in stored.all_logs(run.run_id) if "stopped on request" in (e.message or "")][-1]
     assert line == (
         f"stopped on request; plan {PLAN}, in stage replay; continue it: do: resume, plan: {PLAN}; "
         f"give it up: do: abort, plan: {PLAN}"

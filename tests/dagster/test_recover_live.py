@@ -16,7 +16,7 @@ import pytest
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
 from orchestration.local_dagster.processes import DagsterProcesses
-from orchestration.recoveries.definitions import run_config
+from orchestration.recoveries.launchpad import run_config
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG, WORKER_TAG
 from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import UsageError
@@ -125,7 +125,7 @@ def running(story: Story, batch: int = 100) -> Iterator[Live]:
             if name.startswith("RECOURSE_"):
                 patch.setenv(name, text)
         settings = Settings.load()
-        with DagsterProcesses(settings, flags) as processes:
+        with DagsterProcesses(settings, flags, module="tests.dagster.fakes.quick") as processes:
             yield Live(story, processes, settings)
         assert not processes.pids
 

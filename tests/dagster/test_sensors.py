@@ -12,11 +12,8 @@ import dagster as dg
 import pytest
 from dagster._core.remote_origin import RemoteJobOrigin
 
-from orchestration.bundle import job_yaml
 from orchestration.definitions import definitions
-from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
-from orchestration.sessions.definitions import sessions
 from orchestration.sessions.ownership import (
     FAILURE_TAG,
     FINGERPRINT_TAG,
@@ -28,83 +25,84 @@ from orchestration.sessions.ownership import (
 )
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, runs_by_session, session_runs
-from orchestration.sessions.supervisor import SessionSpec, fingerprint
-from streaming_jobs.catalog.topology import Topology
+from orchestration.sessions.supervisor import fingerprint
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from tests.dagster.fakes.command import fake_command
-from tests.dagster.ticks import REPOSITORY, Ticks
+from tests.dagster.ticks import Ticks
+from tests.support.dagster_homes import REPOSITORY, stored_instance
 
 TABLES = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
 DEAD_WORKER = f"{identity().rsplit(':', 2)[0]}:999999999:gone"
 
 
 @pytest.fixture
-def ticks(shop: Settings) -> Ticks:
-    return Ticks(shop, dg.DagsterInstance.ephemeral())
+def ticks(shop: Settings, instance: dg.DagsterInstance) -> Ticks:
+    return Ticks(shop, instance)
 
 
 def test_keepalive_asks_for_the_first_session_and_not_for_a_second(ticks: Ticks) -> None:
-    first = ticks.tick("keepalive_shop")
-    assert isinstance(first, dg.RunRequest)
+    assert ticks.keepalive() is None
     ticks.run(dg.DagsterRunStatus.STARTING)
-    assert isinstance(ticks.tick("keepalive_shop"), dg.SkipReason)
+    assert ticks.keepalive()
 
 
 def test_keepalive_sees_markers_leases_and_what_recourse_up_stopped(ticks: Ticks) -> None:
-    for name in ("orders", "customers"):
-        folder = ticks.settings.state / name
-        folder.mkdir(parents=True)
-        (folder / "stop").touch()
-    assert "on purpose" in str(ticks.tick("keepalive_shop"))
-    for name in ("orders", "customers"):
-        (ticks.settings.state / name / "stop").unlink()
+    markers = [ticks.settings.state / name / "stop" for name in ("orders", "customers")]
+    for marker in markers:
+        marker.parent.mkdir(parents=True)
+        marker.touch()
+    assert "on purpose" in str(ticks.keepalive())
+    for marker in markers:
+        marker.unlink()
     lease = acquire(ticks.settings, "orders", purpose="by hand")
-    assert "outside this job runs: orders" in str(ticks.tick("keepalive_shop"))
+    assert "outside this job runs: orders" in str(ticks.keepalive())
     lease.release()
-    ticks.run(dg.DagsterRunStatus.CANCELED)
-    assert "operator" in str(ticks.tick("keepalive_shop"))
-    ticks.instance.add_run_tags(ticks.instance.get_runs(limit=1)[0].run_id, {STOPPED_BY_TAG: "shutdown"})
-    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+    canceled = ticks.run(dg.DagsterRunStatus.CANCELED)
+    assert "operator" in str(ticks.keepalive())
+    ticks.instance.add_run_tags(canceled, {STOPPED_BY_TAG: "shutdown"})
+    assert ticks.keepalive() is None
+
+
+def permanent(ticks: Ticks) -> dict[str, str]:
+    """The tags of a session that failed for good, with the code and the settings of now."""
+    session = ticks.session
+    mark = fingerprint(session.job, session.streams, ticks.settings, session.job.arguments())
+    return {FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark}
 
 
 def test_keepalive_gives_up_until_code_settings_or_decisions_change(
     ticks: Ticks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = own_session(ticks.settings)
-    mark = fingerprint(session.job, session.streams, ticks.settings, session.job.arguments())
-    run_id = ticks.run(dg.DagsterRunStatus.FAILURE, **{FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark})
-    assert "gave up" in str(ticks.tick("keepalive_shop"))
+    run_id = ticks.run(dg.DagsterRunStatus.FAILURE, **permanent(ticks))
+    assert "gave up" in str(ticks.keepalive())
     monkeypatch.setenv("RECOURSE_STREAM__MAX_RESTARTS", "9")
-    verdict = ticks.tick("keepalive_shop")
-    assert isinstance(verdict, dg.RunRequest) or f"run {run_id[:8]} ended" in str(verdict)
+    reason = ticks.keepalive()
+    assert reason is None or f"run {run_id[:8]} ended" in reason
 
 
-def failed_beside_a_cancelled_duplicate(ticks: Ticks, **tags: str) -> tuple[str, str]:
+def failed_beside_a_cancelled_duplicate(ticks: Ticks, **tags: str) -> str:
     """A session that failed after a second launch of its job was cancelled in the queue."""
     failed = ticks.run(dg.DagsterRunStatus.STARTING, **tags)
     ticks.happened(failed, dg.DagsterEventType.RUN_START)
     duplicate = ticks.run(dg.DagsterRunStatus.QUEUED)
     ticks.instance.report_run_canceled(ticks.instance.get_run_by_id(duplicate))
     ticks.instance.report_run_failed(ticks.instance.get_run_by_id(failed))
-    return failed, duplicate
+    return failed
 
 
 def test_a_cancelled_duplicate_does_not_start_again_what_was_given_up(ticks: Ticks) -> None:
-    session = own_session(ticks.settings)
-    mark = fingerprint(session.job, session.streams, ticks.settings, session.job.arguments())
-    tags = {FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark}
-    failed, _ = failed_beside_a_cancelled_duplicate(ticks, **tags)
-    assert f"gave up: run {failed[:8]}" in str(ticks.tick("keepalive_shop"))
+    failed = failed_beside_a_cancelled_duplicate(ticks, **permanent(ticks))
+    assert f"gave up: run {failed[:8]}" in str(ticks.keepalive())
 
 
 def test_cancelling_queued_duplicates_does_not_switch_keepalive_off(ticks: Ticks) -> None:
     session = ticks.run(dg.DagsterRunStatus.STARTING)
     ticks.happened(session, dg.DagsterEventType.RUN_START)
     duplicates = [ticks.run(dg.DagsterRunStatus.QUEUED) for _ in range(NEWEST + 1)]
-    assert f"run {session[:8]} is started" in str(ticks.tick("keepalive_shop"))
+    assert f"run {session[:8]} is started" in str(ticks.keepalive())
     ticks.tick("watchdog")
     ticks.tick("watchdog")
     log = [entry.message for entry in ticks.instance.all_logs(duplicates[-1])]
@@ -112,62 +110,43 @@ def test_cancelling_queued_duplicates_does_not_switch_keepalive_off(ticks: Ticks
     assert f"run {session[:8]} is the session of orders, customers" in line
     for run_id in duplicates:
         ticks.instance.report_run_canceled(ticks.instance.get_run_by_id(run_id))
-    verdict = str(ticks.tick("keepalive_shop"))
-    assert f"queued run {duplicates[-1][:8]} was cancelled; session {session[:8]} runs" in verdict
+    reason = f"queued run {duplicates[-1][:8]} was cancelled; session {session[:8]} runs"
+    assert reason in str(ticks.keepalive())
     ticks.instance.report_run_failed(ticks.instance.get_run_by_id(session))
-    assert f"run {session[:8]} ended; the next try is in" in str(ticks.tick("keepalive_shop"))
+    assert f"run {session[:8]} ended; the next try is in" in str(ticks.keepalive())
 
 
-def own_session(settings: Settings) -> SessionSpec:
-    (session,) = sessions(job_yaml.load(job_yaml.find(settings)), Topology.load(settings.flows), settings)
-    return session
-
-
-def test_the_watchdog_fails_a_run_of_which_nothing_lives(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
-    run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
-    ticks.tick("watchdog")
-    run = ticks.instance.get_run_by_id(run_id)
-    assert run is not None
-    assert run.status is dg.DagsterRunStatus.FAILURE
-
-
-def test_the_watchdog_leaves_a_run_alone_whose_driver_holds_a_lease(
-    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("purpose", "by_hand", "status"),
+    [
+        pytest.param("", False, "FAILURE", id="nothing of it lives"),
+        pytest.param("session", False, "STARTED", id="its driver holds a lease"),
+        pytest.param("recovery customers-0001", True, "FAILURE", id="a recovery holds a stream that left the session"),
+        pytest.param("session", True, "FAILURE", id="a session started by hand holds a stream"),
+    ],
+)
+def test_the_watchdog_fails_a_run_of_which_nothing_lives(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch, purpose: str, by_hand: bool, status: str
 ) -> None:
     run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
-    lease = acquire(ticks.settings, "customers", purpose="session")
+    lease = acquire(ticks.settings, "customers", purpose=purpose) if purpose else None
+    if by_hand:
+        theirs = Status(stream="customers", pid=os.getpid(), run_id=None, started_at=1.0, heartbeat=1.0)
+        write_status(ticks.settings, theirs)
     monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
     ticks.tick("watchdog")
-    lease.release()
-    run = ticks.instance.get_run_by_id(run_id)
-    assert run is not None
-    assert run.status is dg.DagsterRunStatus.STARTED
-
-
-@pytest.mark.parametrize("purpose", ["recovery customers-0001", "session"])
-def test_the_watchdog_takes_nobody_elses_lease_for_the_runs_driver(
-    ticks: Ticks, monkeypatch: pytest.MonkeyPatch, purpose: str
-) -> None:
-    """A recovery of a stream that has left the session, or a session of its own that somebody has started by hand."""
-    run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
-    lease = acquire(ticks.settings, "customers", purpose=purpose)
-    by_hand = Status(stream="customers", pid=os.getpid(), run_id=None, started_at=1.0, heartbeat=1.0)
-    write_status(ticks.settings, by_hand)
-    monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
-    ticks.tick("watchdog")
-    lease.release()
-    run = ticks.instance.get_run_by_id(run_id)
-    assert run is not None and run.status is dg.DagsterRunStatus.FAILURE
+    if lease is not None:
+        lease.release()
+    assert ticks.status(run_id) == status
 
 
 def test_keepalive_does_not_wait_for_a_stream_that_a_recovery_holds(ticks: Ticks) -> None:
     """Its session has ended meanwhile: the others are started, that one is left out."""
     stop_request.ask_for(ticks.settings, "customers", "customers-0001")
     lease = acquire(ticks.settings, "customers", purpose="recovery customers-0001")
-    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+    assert ticks.keepalive() is None
     stop_request.ask_for(ticks.settings, "orders", "orders-0001")
-    reason = str(ticks.tick("keepalive_shop"))
+    reason = str(ticks.keepalive())
     assert "stream customers is being recovered by plan customers-0001" in reason
     assert "nobody works on it now: recourse recover resume orders-0001" in reason
     lease.release()
@@ -175,22 +154,24 @@ def test_keepalive_does_not_wait_for_a_stream_that_a_recovery_holds(ticks: Ticks
 
 def test_the_watchdog_fails_a_recovery_whose_process_is_gone(ticks: Ticks) -> None:
     """Also where nothing else would: the code server, which starts a run's process, died with it."""
-    job = definitions(ticks.settings).resolve_job_def("recover")
+    job = ticks.defs.resolve_job_def("recover")
+    tags = {**job.tags, WORKER_TAG: DEAD_WORKER}
     run = ticks.instance.create_run_for_job(
-        job,
-        run_config=job.run_config,
-        status=dg.DagsterRunStatus.STARTED,
-        tags={**job.tags, WORKER_TAG: DEAD_WORKER},
+        job, run_config=job.run_config, status=dg.DagsterRunStatus.STARTED, tags=tags
     )
     assert run.run_id[:8] in str(ticks.tick("watchdog"))
-    ended = ticks.instance.get_run_by_id(run.run_id)
-    assert ended is not None and ended.status is dg.DagsterRunStatus.FAILURE
+    assert ticks.status(run.run_id) == "FAILURE"
 
 
-def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settings) -> None:
+@pytest.fixture
+def short(shop: Settings) -> Settings:
+    """Ended runs are kept for no time."""
     kept = {"keep_runs": timedelta(0), "own_instance": True}
-    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
-    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+    return shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
+
+
+def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(short: Settings) -> None:
+    with stored_instance(short) as instance:
         ticks = Ticks(short, instance)
         old, newest = (ticks.run(dg.DagsterRunStatus.FAILURE) for _ in range(2))
         instance.report_engine_event("so that the run has a file", instance.get_run_by_id(old))
@@ -205,24 +186,21 @@ def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settin
         assert not file.exists()
 
 
-def test_the_run_that_decides_stays_and_not_a_cancelled_duplicate_of_it(shop: Settings) -> None:
-    kept = {"keep_runs": timedelta(0), "own_instance": True}
-    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
-    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+def test_the_run_that_decides_stays_and_not_a_cancelled_duplicate_of_it(short: Settings) -> None:
+    with stored_instance(short) as instance:
         ticks = Ticks(short, instance)
-        failed, _ = failed_beside_a_cancelled_duplicate(ticks)
+        failed = failed_beside_a_cancelled_duplicate(ticks)
         assert "1 old runs deleted" in str(ticks.tick("retention"))
         assert [run.run_id for run in instance.get_runs()] == [failed]
 
 
 def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> None:
-    session = own_session(ticks.settings)
     ticks.instance.create_run_for_job(
         ticks.defs.resolve_implicit_global_asset_job_def(),
         status=dg.DagsterRunStatus.STARTED,
         asset_selection=frozenset(table_key(table) for table in TABLES),
     )
-    (seen,) = session_runs(ticks.instance, session)
+    (seen,) = session_runs(ticks.instance, ticks.session)
     assert seen.status in IN_PROGRESS
 
 
@@ -237,12 +215,12 @@ def test_materialize_all_beside_a_running_session_is_ended_with_the_reason(ticks
     ).run_id
     of_the_job = ticks.run(dg.DagsterRunStatus.QUEUED)
     ticks.tick("watchdog")
-    states = [run and run.status.value for run in map(ticks.instance.get_run_by_id, (session, queued, of_the_job))]
+    states = [ticks.status(run_id) for run_id in (session, queued, of_the_job)]
     assert states == [status, "CANCELED" if status == "STARTED" else "QUEUED", "QUEUED"]
     if status == "STARTED":
         log = [entry.message for entry in ticks.instance.all_logs(queued)]
         assert any(f"run {session[:8]} is the session of orders, customers" in message for message in log)
-        assert session[:8] in str(ticks.tick("keepalive_shop")), "that was no stop of the session"
+        assert session[:8] in str(ticks.keepalive()), "that was no stop of the session"
 
 
 def test_what_another_location_of_the_instance_runs_is_left_alone(
@@ -251,7 +229,7 @@ def test_what_another_location_of_the_instance_runs_is_left_alone(
     """It has a job of the same name and, if it is of Recourse too, the same tags but that of the home."""
     short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
     other = shop.model_copy(update={"home": tmp_path / "other"})
-    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+    with stored_instance(short) as instance:
         ticks = Ticks(short, instance)
 
         @dg.job(name="shop")
@@ -267,7 +245,7 @@ def test_what_another_location_of_the_instance_runs_is_left_alone(
         before = {run_id: instance.get_run_by_id(run_id) for run_id in created}
         monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
         assert "worker" in str(ticks.tick("watchdog"))
-        assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest), "no session of ours has been started"
+        assert ticks.keepalive() is None, "no session of ours has been started"
         assert "0 old runs deleted" in str(ticks.tick("retention"))
         assert {run_id: instance.get_run_by_id(run_id) for run_id in created} == before
 
@@ -299,9 +277,9 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     assert ticks.look() == {"orders": (False, "starting")}, "it has committed nothing since its start"
     at_work = Status("orders", "running", os.getpid(), started_at=now, heartbeat=now, committed_at=time.time(), batch=7)
     write_status(ticks.settings, replace(at_work, lag_records=3))
-    result = ticks.tick("stream_health")
-    assert isinstance(result, dg.SensorResult)
-    (green,) = (event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation))
+    (green,) = (
+        event for event in ticks.result("stream_health").asset_events if isinstance(event, dg.AssetCheckEvaluation)
+    )
     assert green.passed and green.metadata["verdict"].value == "well"
     assert green.metadata["lag_records"].value == 3 and green.metadata["last_committed_batch"].value == "7"
     ticks.instance.report_runless_asset_event(green)
@@ -336,43 +314,31 @@ def test_a_stream_that_fails_in_a_session_is_alerted_once(ticks: Ticks) -> None:
     error = {"code": "REC-021", "found": "wrong table"}
     status = Status("orders", state="failed", started_at=5.0, heartbeat=5.0, error=error)
     write_status(ticks.settings, status)
-    first = ticks.tick("stream_failure")
-    assert isinstance(first, dg.SensorResult)
+    first = ticks.result("stream_failure")
     (event,) = first.asset_events
     assert event.asset_key == table_key("orders")
     assert "REC-021 wrong table" in str(event.metadata["alert"].value)
-    second = ticks.tick("stream_failure", first.cursor)
-    assert isinstance(second, dg.SensorResult)
-    assert not second.asset_events
-
-
-SILENT = 300
-"""Seconds since the heartbeat; longer than `dagster.stale_after`."""
+    assert not ticks.result("stream_failure", first.cursor).asset_events
 
 
 @pytest.mark.parametrize(
-    ("purpose", "alerted"), [("session", True), ("recovery orders-0001", False), ("savepoint", False)]
+    ("purpose", "pid", "alerted"),
+    [
+        ("session", os.getpid(), True),
+        ("recovery orders-0001", os.getpid(), False),
+        ("savepoint", os.getpid(), False),
+        pytest.param("session", 1, False, id="a session that has just begun, after another one"),
+    ],
 )
 def test_only_a_session_that_says_nothing_is_silent_not_who_recovers_a_killed_one(
-    ticks: Ticks, purpose: str, alerted: bool
+    ticks: Ticks, purpose: str, pid: int, alerted: bool
 ) -> None:
-    long_ago = time.time() - SILENT
-    write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=long_ago, heartbeat=long_ago))
+    long_ago = time.time() - 300  # longer than `dagster.stale_after`
+    write_status(ticks.settings, Status("orders", "running", pid, started_at=long_ago, heartbeat=long_ago))
     lease = acquire(ticks.settings, "orders", purpose=purpose)
-    result = ticks.tick("stream_failure")
+    result = ticks.result("stream_failure")
     lease.release()
-    assert isinstance(result, dg.SensorResult)
     assert bool(result.asset_events) is alerted
-
-
-def test_a_session_that_has_just_begun_is_not_silent_because_of_the_one_before(ticks: Ticks) -> None:
-    long_ago = time.time() - SILENT
-    write_status(ticks.settings, Status("orders", "running", 1, started_at=long_ago, heartbeat=long_ago))
-    lease = acquire(ticks.settings, "orders", purpose="session")
-    result = ticks.tick("stream_failure")
-    lease.release()
-    assert isinstance(result, dg.SensorResult)
-    assert not result.asset_events
 
 
 def test_the_sensors_of_all_sessions_ask_once_for_the_runs_in_progress(
@@ -387,7 +353,7 @@ def test_the_sensors_of_all_sessions_ask_once_for_the_runs_in_progress(
         return records(filters, limit)
 
     monkeypatch.setattr(ticks.instance, "get_run_records", counted)
-    session = own_session(ticks.settings)
+    session = ticks.session
     jobs = [replace(session, job=replace(session.job, key=key)) for key in ("a", "b", "c")]
     assert [len(runs) for runs in runs_by_session(ticks.instance, [session]).values()] == [1]
     assert len(asked) == 2, "of runs of this location, and of those launched from a table's page"

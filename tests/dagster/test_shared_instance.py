@@ -9,9 +9,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from orchestration.local_dagster.dagster_home import prepare
 from streaming_jobs.settings import Settings
 from tests.dagster.ticks import Ticks
+from tests.support.dagster_homes import stored_instance
 
 BALANCE, LEDGER = dg.AssetKey(["finance", "balance"]), dg.AssetKey(["finance", "ledger"])
 CHECK = dg.AssetCheckKey(BALANCE, "health")
@@ -52,7 +52,7 @@ def test_runs_events_and_checks_of_a_second_location_are_left_alone(
 ) -> None:
     kept = {"keep_runs": timedelta(0), "own_instance": own_instance}
     settings = shop.model_copy(update={"dagster": shop.dagster.model_copy(update=kept)})
-    with dg.DagsterInstance.from_config(str(prepare(settings))) as instance:
+    with stored_instance(settings) as instance:
         for day in DAYS:
             instance.report_runless_asset_event(dg.AssetMaterialization(LEDGER, partition=day))
         for fails in (False, True, False, True):

@@ -47,7 +47,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def run(defs: dg.Definitions, first: str, last: str) -> dg.ExecuteInProcessResult:
     tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         return defs.resolve_job_def(JOB).execute_in_process(
             instance=instance, asset_selection=[KEY], tags=tags, raise_on_error=False
         )
@@ -80,7 +80,7 @@ def test_the_schedule_is_off_and_asks_for_the_newest_closed_day_of_each_table(tm
     defs = made_of(tmp_path, Rebuilds())
     schedule = defs.resolve_schedule_def(JOB)
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         noon = datetime(2013, 11, 14, 12, tzinfo=UTC)
         context = dg.build_schedule_context(
             instance=instance, repository_def=defs.get_repository_def(), scheduled_execution_time=noon

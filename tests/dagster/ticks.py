@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dagster as dg
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.remote_origin import RemoteJobOrigin
 
+from orchestration.bundle import job_yaml
 from orchestration.definitions import definitions
+from orchestration.sessions.definitions import sessions
+from orchestration.sessions.supervisor import SessionSpec
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
-
-REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("streams"), "__repository__")
+from tests.support.dagster_homes import REPOSITORY
 
 
 class Ticks:
@@ -24,6 +27,11 @@ class Ticks:
         definition = next(s for s in self.defs.sensors or [] if s.name == sensor)
         return definition(context)
 
+    def result(self, sensor: str, cursor: str | None = None) -> dg.SensorResult:
+        result = self.tick(sensor, cursor)
+        assert isinstance(result, dg.SensorResult)
+        return result
+
     def run(self, status: dg.DagsterRunStatus, **tags: str) -> str:
         job = self.defs.resolve_job_def("shop")
         run = self.instance.create_run_for_job(
@@ -34,13 +42,29 @@ class Ticks:
         )
         return run.run_id
 
+    @property
+    def session(self) -> SessionSpec:
+        bundle = job_yaml.load(job_yaml.find(self.settings))
+        (session,) = sessions(bundle, Topology.load(self.settings.flows), self.settings)
+        return session
+
+    def status(self, run_id: str) -> str:
+        run = self.instance.get_run_by_id(run_id)
+        assert run is not None
+        return run.status.value
+
+    def keepalive(self) -> str | None:
+        """The reason why keepalive starts nothing; None if it starts a session."""
+        decision = self.tick("keepalive_shop")
+        assert isinstance(decision, (dg.RunRequest, dg.SkipReason))
+        return decision.skip_message if isinstance(decision, dg.SkipReason) else None
+
     def happened(self, run_id: str, what: dg.DagsterEventType) -> None:
         self.instance.report_dagster_event(dg.DagsterEvent(what.value, "shop"), run_id=run_id)
 
     def look(self) -> dict[str, tuple[bool, str]]:
         """Run one tick of the sensor; returns its verdicts by table."""
-        result = self.tick("stream_health")
-        assert isinstance(result, dg.SensorResult)
+        result = self.result("stream_health")
         for event in result.asset_events:
             self.instance.report_runless_asset_event(event)
         evaluations = [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]

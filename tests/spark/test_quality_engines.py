@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from quality import Suite
 from quality.runs.runner import RunRequest, run_suite
-from quality.validation import Outcome, Validation
+from quality.validation import CheckOutcome, Validation
 from streaming_jobs.settings import Settings
 from tests.support.checked_orders import TOPOLOGY
 
@@ -105,7 +105,7 @@ def run(settings: Settings, spark: SparkSession, engine: Any, *made: Any) -> Val
     return run_suite(settings, TOPOLOGY, suite, RunRequest(engine=engine, docs=False, spark=lambda: spark))
 
 
-def shown(validation: Validation) -> Iterator[Outcome]:
+def shown(validation: Validation) -> Iterator[CheckOutcome]:
     for outcome in validation.outcomes:
         number = None if outcome.number is None else round(outcome.number, 9)
         yield replace(outcome, number=number, error="error" if outcome.error else "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quality.validation import Outcome, Validation
+from quality.validation import CheckOutcome, Validation
 
 
-def validation(*outcomes: Outcome, suite: str = "orders_rows", table: str = "orders") -> Validation:
+def validation(*outcomes: CheckOutcome, suite: str = "orders_rows", table: str = "orders") -> Validation:
     """A run of a suite with these outcomes."""
     return Validation(
         id="v1",

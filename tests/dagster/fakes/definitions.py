@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from orchestration.definitions import definitions
 from streaming_jobs.settings import Settings
-from tests.dagster.fakes.command import fake_command
+from tests.dagster.fakes.command import fake_command, quickened
 
-defs = definitions(Settings.load(), fake_command)
+defs = quickened(definitions(Settings.load(), fake_command))

@@ -7,7 +7,8 @@ import sys
 import dagster as dg
 
 from orchestration.bundle.job import Bundle
-from orchestration.recoveries.definitions import definitions, run_config
+from orchestration.recoveries.definitions import definitions
+from orchestration.recoveries.launchpad import run_config
 from orchestration.sessions.child_run import session_executor
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.execute import execute

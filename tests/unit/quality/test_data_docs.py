@@ -11,13 +11,7 @@ import pytest
 
 from quality import Suite
 from quality.runs.runner import RunRequest, run_suite
-from tests.conftest import SettingsFactory
 from tests.support.checked_orders import TOPOLOGY, OrdersTable, order
-
-
-@pytest.fixture
-def table(settings: SettingsFactory) -> OrdersTable:
-    return OrdersTable(settings())
 
 
 def page_of(table: OrdersTable, *expectations: Any) -> Path:

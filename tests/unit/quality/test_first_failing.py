@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import great_expectations.expectations as gxe
-import pytest
 
 from quality import Suite
 from quality.runs.runner import RunRequest, run_suite
@@ -15,13 +14,7 @@ from quality.validation import Validation
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_folder import StreamFolder
-from tests.conftest import SettingsFactory
 from tests.support.checked_orders import TOPOLOGY, OrdersTable, order
-
-
-@pytest.fixture
-def table(settings: SettingsFactory) -> OrdersTable:
-    return OrdersTable(settings())
 
 
 def run(table: OrdersTable, *more: Any) -> Validation:

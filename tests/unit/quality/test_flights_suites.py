@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from quality.examples import flights as suites
 from quality.runs.runner import RunRequest, run_suite
-from quality.validation import Outcome, Validation
+from quality.validation import CheckOutcome, Validation
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.flights import dataset, streams
 from streaming_jobs.examples.flights.truth import truth
@@ -96,5 +96,5 @@ def test_carriers_that_fail_are_counted_as_the_package_has_them(validations: dic
     assert outcome_of(validations["carrier_totals"], "flights_sum_between").number == flights.sum()
 
 
-def outcome_of(validation: Validation, name: str) -> Outcome:
+def outcome_of(validation: Validation, name: str) -> CheckOutcome:
     return next(outcome for outcome in validation.outcomes if outcome.expectation == name)

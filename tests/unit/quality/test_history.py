@@ -14,12 +14,13 @@ import pytest
 from deltalake import DeltaTable
 
 from quality import history
-from quality.runs.table_looks import SuitePast
-from quality.validation import Outcome, Validation
+from quality.history import SuiteHistory
+from quality.validation import CheckOutcome, Validation
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
+from tests.support import validations
 
-RED = Outcome(
+RED = CheckOutcome(
     "amount_between",
     "expect_column_values_to_be_between",
     passed=False,
@@ -29,34 +30,23 @@ RED = Outcome(
     failing=2,
     sample=({"id": 1, "at": datetime(2026, 1, 1, tzinfo=UTC), "amount": None},),
 )
-GREEN = Outcome(
+GREEN = CheckOutcome(
     "id_not_null", "expect_column_values_to_not_be_null", passed=True, severity="warning", rows=3, failing=0
 )
 
 
 def validation(name: str, *, suite: str = "orders_rows", at: float | None = None, version: int = 3) -> Validation:
-    return Validation(
-        id=name,
-        suite=suite,
-        table="orders",
-        stream="orders",
-        table_id="T1",
-        version=version,
-        since=None,
-        slice="all rows",
-        files=1,
-        files_in_table=2,
-        rows=3,
-        engine="pandas",
-        started_at=time.time() if at is None else at,
-        seconds=0.5,
-        outcomes=(RED, GREEN),
-        code="aaaa (0.1.0)",
-    )
+    started_at = time.time() if at is None else at
+    values = {"table_id": "T1", "since": None, "code": "aaaa (0.1.0)", "version": version, "started_at": started_at}
+    return replace(validations.validation(RED, GREEN, suite=suite), id=name, **values)  # type: ignore[arg-type]
 
 
-def test_an_outcome_comes_back_as_it_was(settings: SettingsFactory) -> None:
-    home = settings()
+@pytest.fixture
+def home(settings: SettingsFactory) -> Settings:
+    return settings()
+
+
+def test_an_outcome_comes_back_as_it_was(home: Settings) -> None:
     now = round(time.time()) + 0.5
     assert history.history(home) == [] and history.record(home, validation("a", at=now))
     red, green = history.history(home)
@@ -69,14 +59,12 @@ def test_an_outcome_comes_back_as_it_was(settings: SettingsFactory) -> None:
     assert (green.passed, green.severity, green.sample) == (True, "warning", ())
 
 
-def test_a_repeated_validation_is_in_it_once(settings: SettingsFactory) -> None:
-    home = settings()
+def test_a_repeated_validation_is_in_it_once(home: Settings) -> None:
     assert [history.record(home, validation("a")) for _ in range(3)] == [True, False, False]
     assert len(history.history(home)) == 2
 
 
-def test_the_newest_come_first_and_last_counts_runs(settings: SettingsFactory) -> None:
-    home = settings()
+def test_the_newest_come_first_and_last_counts_runs(home: Settings) -> None:
     for name, at in (("old", 1.0), ("new", 3.0), ("middle", 2.0)):
         history.record(home, validation(name, at=time.time() + at))
     assert [each.validation for each in history.history(home)] == ["new", "new", "middle", "middle", "old", "old"]
@@ -85,32 +73,29 @@ def test_the_newest_come_first_and_last_counts_runs(settings: SettingsFactory) -
     assert history.history(home, "another") == []
 
 
-def test_the_last_version_is_that_of_the_same_table_and_of_whole_runs(settings: SettingsFactory) -> None:
-    home = settings()
+def test_the_last_version_is_that_of_the_same_table_and_of_whole_runs(home: Settings) -> None:
     history.record(home, validation("a", version=5))
     history.record(home, replace(validation("b", version=9), narrowed=True))
     history.record(home, validation("c", suite="another", version=8))
-    judged = history.judged(home, "orders_rows", "T1")
+    judged = history.suite_progress(home, "orders_rows", "T1")
     assert judged.newest == 5 and judged.since(["amount_between", "id_not_null"]) == 5 and judged.red
     assert judged.since(["amount_between", "new"]) is None
-    assert history.judged(home, "orders_rows", "made anew") == history.Judged()
+    assert history.suite_progress(home, "orders_rows", "made anew") == history.SuiteProgress()
 
 
-def test_what_could_not_be_evaluated_covers_nothing(settings: SettingsFactory) -> None:
-    home = settings()
+def test_what_could_not_be_evaluated_covers_nothing(home: Settings) -> None:
     now = time.time()
     history.record(home, validation("a", version=5, at=now))
     wrong = replace(RED, error="no such column")
     history.record(home, replace(validation("b", version=9, at=now + 1), outcomes=(wrong, GREEN)))
-    judged = history.judged(home, "orders_rows", "T1")
+    judged = history.suite_progress(home, "orders_rows", "T1")
     assert judged.covered == {"amount_between": 5, "id_not_null": 9} and judged.newest == 9
     assert judged.since(["id_not_null", "amount_between"]) == 5 and judged.since([]) == 9
 
 
 def test_a_check_reads_only_the_columns_and_the_outcomes_that_it_asks_for(
-    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+    home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = settings()
     for number in range(4):
         outcomes = (replace(RED, passed=number != 2, number=float(number), error="broken" if number == 3 else ""),)
         history.record(home, replace(validation(f"{number}", at=time.time() + number), outcomes=outcomes))
@@ -122,14 +107,13 @@ def test_a_check_reads_only_the_columns_and_the_outcomes_that_it_asks_for(
         return real(settings, wanted, columns)  # type: ignore[arg-type]
 
     monkeypatch.setattr(history, "_read", noted)
-    past = SuitePast(home, "orders_rows")
+    past = SuiteHistory(home, "orders_rows")
     assert [each.number for each in past.newest("amount_between", 2)] == [2.0, 1.0]
     assert [each.number for each in past.passed("amount_between", 9)] == [1.0, 0.0]
     assert read == [["number", "observed", "started_at"]] * 2
 
 
-def test_nobody_else_can_read_it(settings: SettingsFactory) -> None:
-    home = settings()
+def test_nobody_else_can_read_it(home: Settings) -> None:
     folder = history.quality_folder(home)
     folder.mkdir(parents=True, mode=0o755)
     folder.chmod(0o755)
@@ -146,10 +130,7 @@ def test_old_rows_leave_and_the_number_of_files_stays_small(settings: SettingsFa
     assert len(DeltaTable(history.folder(home)).file_uris()) <= 30
 
 
-def test_the_log_is_cleaned_up_and_transactions_are_forgotten(
-    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = settings()
+def test_the_log_is_cleaned_up_and_transactions_are_forgotten(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2 * history._UPKEEP_EVERY):
         history.record(home, validation(f"v{number}"))
     log = history.folder(home) / "_delta_log"
@@ -163,8 +144,7 @@ def _add(home: str, names: list[str]) -> None:
         history.record(settings, validation(name))
 
 
-def test_two_processes_at_once_both_add_theirs_and_a_shared_one_is_in_it_once(settings: SettingsFactory) -> None:
-    home = settings()
+def test_two_processes_at_once_both_add_theirs_and_a_shared_one_is_in_it_once(home: Settings) -> None:
     spawn = multiprocessing.get_context("spawn")
     names = [[f"p{p}-{n}" if n % 5 else f"both-{n}" for n in range(15)] for p in (0, 1)]
     processes = [spawn.Process(target=_add, args=(str(home.home), each)) for each in names]
@@ -196,10 +176,7 @@ history.record(Settings.load({{"home": {home!r}}}), validation("killed"))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after the commit"])
-def test_a_killed_run_leaves_no_half_history_and_its_repetition_no_double(
-    settings: SettingsFactory, after: bool
-) -> None:
-    home = settings()
+def test_a_killed_run_leaves_no_half_history_and_its_repetition_no_double(home: Settings, after: bool) -> None:
     root = str(__file__).split("/tests/")[0]
     script = KILLED.format(root=root, after=after, home=str(home.home))
     environment = {**os.environ, "PYTHONPATH": root}

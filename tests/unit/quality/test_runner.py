@@ -15,17 +15,13 @@ from great_expectations.expectations.row_conditions import Column
 from quality import Suite, suite_from_json
 from quality.history import history
 from quality.runs.runner import RunRequest, run_suite
-from quality.validation import Outcome, Validation
+from quality.validation import CheckOutcome, Validation
 from streaming_jobs.errors import PreflightRefused, UsageError
-from tests.conftest import SettingsFactory
 from tests.support.checked_orders import TOPOLOGY, OrdersTable, order
 
 QUICK = RunRequest(docs=False)
-
-
-@pytest.fixture
-def table(settings: SettingsFactory) -> OrdersTable:
-    return OrdersTable(settings())
+NOT_NEGATIVE = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
+HAS_ITEM = gxe.ExpectColumnValuesToNotBeNull(column="item")
 
 
 def run(table: OrdersTable, *expectations: Any, request: RunRequest = QUICK, **of_suite: Any) -> Validation:
@@ -33,14 +29,14 @@ def run(table: OrdersTable, *expectations: Any, request: RunRequest = QUICK, **o
     return run_suite(table.settings, TOPOLOGY, suite, request)
 
 
-def only(validation: Validation) -> Outcome:
+def only(validation: Validation) -> CheckOutcome:
     (outcome,) = validation.outcomes
     return outcome
 
 
 PLANTED = [
-    (gxe.ExpectColumnValuesToNotBeNull(column="item"), {"item": None}, "item_not_null"),
-    (gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0), {"amount": -1}, "amount_between"),
+    (HAS_ITEM, {"item": None}, "item_not_null"),
+    (NOT_NEGATIVE, {"amount": -1}, "amount_between"),
     (gxe.ExpectColumnValuesToBeInSet(column="item", value_set=["tea"]), {"item": "tee"}, "item_in_set"),
     (gxe.ExpectColumnValuesToMatchRegex(column="item", regex="^[a-z]+$"), {"item": "T"}, "item_match_regex"),
     (
@@ -91,37 +87,36 @@ def test_a_figure_of_the_whole_table_is_a_number(table: OrdersTable) -> None:
 def test_no_more_than_twenty_failing_rows_are_shown_and_they_are_the_first(table: OrdersTable) -> None:
     table.append(*(order(i, amount=-1) for i in range(15)))
     table.append(*(order(i, amount=-1) for i in range(15, 40)))
-    outcome = only(run(table, gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)))
+    outcome = only(run(table, NOT_NEGATIVE))
     assert outcome.failing == 40 and [row["id"] for row in outcome.sample] == list(range(20))
 
 
-def test_a_missing_column_is_an_error_and_hides_nothing(table: OrdersTable) -> None:
+class Broken(gxe.ExpectColumnValuesToBeBetween):
+    """Raises while it is evaluated."""
+
+    def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name", "error"),
+    [
+        (gxe.ExpectColumnValuesToNotBeNull(column="price"), "price_not_null", "price"),
+        (Broken(column="amount", min_value=0, meta={"name": "broken"}), "broken", "boom"),
+        pytest.param(
+            gxe.ExpectColumnValuesToNotBeNull(column="id", meta={"name": "unreadable", "object": object()}),
+            "unreadable",
+            "",
+            id="one that ends the whole run",
+        ),
+    ],
+)
+def test_an_expectation_that_cannot_be_evaluated_is_an_error_and_hides_nothing(
+    table: OrdersTable, wrong: Any, name: str, error: str
+) -> None:
     table.append(order(1, amount=-1))
-    missing = gxe.ExpectColumnValuesToNotBeNull(column="price")
-    negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
-    first, second = run(table, missing, negative).outcomes
-    assert (first.expectation, first.passed, "price" in first.error) == ("price_not_null", False, True)
-    assert (second.failing, second.error) == (1, "")
-
-
-def test_an_expectation_that_raises_is_an_error_and_hides_nothing(table: OrdersTable) -> None:
-    class Broken(gxe.ExpectColumnValuesToBeBetween):
-        def _validate(self, *args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("boom")
-
-    table.append(order(1))
-    good = gxe.ExpectColumnValuesToNotBeNull(column="id")
-    first, second = run(table, Broken(column="amount", min_value=0, meta={"name": "broken"}), good).outcomes
-    assert (first.expectation, first.passed, "boom" in first.error) == ("broken", False, True)
-    assert second.passed and not second.error
-
-
-def test_an_expectation_that_ends_the_whole_run_hides_nothing(table: OrdersTable) -> None:
-    table.append(order(1, amount=-1))
-    unreadable = gxe.ExpectColumnValuesToNotBeNull(column="id", meta={"name": "unreadable", "object": object()})
-    negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
-    first, second = run(table, unreadable, negative).outcomes
-    assert (first.expectation, first.passed, bool(first.error)) == ("unreadable", False, True)
+    first, second = run(table, wrong, NOT_NEGATIVE).outcomes
+    assert (first.expectation, first.passed) == (name, False) and first.error and error in first.error
     assert (second.failing, second.error) == (1, "")
 
 
@@ -175,13 +170,12 @@ def test_the_second_run_reads_only_the_new_file(table: OrdersTable, monkeypatch:
     import pyarrow.parquet as pq
 
     table.append(order(1))
-    check = gxe.ExpectColumnValuesToNotBeNull(column="item")
-    first = run(table, check)
+    first = run(table, HAS_ITEM)
     table.append(order(2, item=None))
     read: list[str] = []
     real = pq.ParquetFile
     monkeypatch.setattr(pq, "ParquetFile", lambda path: read.append(Path(path).name) or real(path))
-    second = run(table, check)
+    second = run(table, HAS_ITEM)
     assert (first.files, first.since, second.files, second.files_in_table) == (1, None, 1, 2)
     assert second.since == first.version and only(second).failing == 1
     assert len(set(read)) == 1
@@ -189,9 +183,8 @@ def test_the_second_run_reads_only_the_new_file(table: OrdersTable, monkeypatch:
 
 def test_an_empty_slice_is_legal_and_evaluates_nothing(table: OrdersTable) -> None:
     table.append(order(1))
-    check = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
-    run(table, check)
-    validation = run(table, check)
+    run(table, NOT_NEGATIVE)
+    validation = run(table, NOT_NEGATIVE)
     assert (only(validation).observed, validation.engine, validation.rows, validation.files) == (
         "no rows",
         "none",
@@ -202,30 +195,28 @@ def test_an_empty_slice_is_legal_and_evaluates_nothing(table: OrdersTable) -> No
 
 
 def test_what_a_run_has_found_stands_until_new_rows_come(table: OrdersTable) -> None:
-    rule = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
     table.append(order(1, amount=-1))
-    assert run(table, rule).broken
-    again = run(table, rule)
+    assert run(table, NOT_NEGATIVE).broken
+    again = run(table, NOT_NEGATIVE)
     assert again.broken and (again.rows, only(again).failing) == (1, 1) and again.first_failing is not None
     table.append(order(2, amount=-2))
-    run(table, rule)
-    again = run(table, rule)
+    run(table, NOT_NEGATIVE)
+    again = run(table, NOT_NEGATIVE)
     assert again.broken and again.rows == 1 and [row["id"] for row in only(again).sample] == [2]
     table.append(order(3))
-    assert run(table, rule).passed
-    assert run(table, rule).rows == 0
+    assert run(table, NOT_NEGATIVE).passed
+    assert run(table, NOT_NEGATIVE).rows == 0
 
 
 def test_rows_that_came_while_an_expectation_could_not_be_evaluated_are_looked_at_later(table: OrdersTable) -> None:
     negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0, meta={"name": "paid"})
     misspelt = gxe.ExpectColumnValuesToBeBetween(column="amonut", min_value=0, meta={"name": "paid"})
-    item = gxe.ExpectColumnValuesToNotBeNull(column="item")
     table.append(order(1, amount=1))
-    first = run(table, negative, item)
+    first = run(table, negative, HAS_ITEM)
     table.append(order(2, amount=-7))
-    assert "amonut" in run(table, misspelt, item).outcomes[0].error
+    assert "amonut" in run(table, misspelt, HAS_ITEM).outcomes[0].error
     table.append(order(3))
-    validation = run(table, negative, item)
+    validation = run(table, negative, HAS_ITEM)
     assert first.passed and (validation.since, validation.rows) == (first.version, 2)
     assert [row["id"] for row in validation.outcomes[0].sample] == [2]
 
@@ -234,22 +225,19 @@ def test_rows_that_came_while_a_suite_could_not_be_built_are_looked_at_later(tab
     def build() -> Sequence[Any]:
         raise KeyError("typo")
 
-    negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
     table.append(order(1, amount=-7))
     broken = run_suite(table.settings, TOPOLOGY, Suite("orders_rows", "orders", build), QUICK)
     assert not broken.passed and broken.rows == 1
     table.append(order(2))
-    assert only(run(table, negative)).failing == 1
+    assert only(run(table, NOT_NEGATIVE)).failing == 1
 
 
 def test_an_expectation_that_was_added_looks_at_every_row_once(table: OrdersTable) -> None:
-    item = gxe.ExpectColumnValuesToNotBeNull(column="item")
-    negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
     table.append(order(1, amount=-7))
-    assert run(table, item).passed
-    assert [outcome.failing for outcome in run(table, item, negative).outcomes] == [0, 1]
+    assert run(table, HAS_ITEM).passed
+    assert [outcome.failing for outcome in run(table, HAS_ITEM, NOT_NEGATIVE).outcomes] == [0, 1]
     table.append(order(2))
-    assert run(table, item, negative).rows == 1
+    assert run(table, HAS_ITEM, NOT_NEGATIVE).rows == 1
 
 
 def test_a_suite_that_expects_nothing_has_not_passed(table: OrdersTable) -> None:
@@ -268,45 +256,43 @@ def test_an_empty_table_is_looked_at_as_a_whole(table: OrdersTable) -> None:
 
 
 def test_a_range_does_not_count_as_the_last_run(table: OrdersTable) -> None:
-    from quality.slice_request import TimeRange
+    from quality.sample import TimeRange
 
     table.append(order(1, day=1), order(2, day=9))
-    check = gxe.ExpectColumnValuesToNotBeNull(column="item")
-    part = run(table, check, request=replace(QUICK, times=TimeRange.parse("at", "2026-01-05", None)))
+    part = run(table, HAS_ITEM, request=replace(QUICK, times=TimeRange.parse("at", "2026-01-05", None)))
     assert (part.rows, part.narrowed) == (1, True)
-    assert run(table, check).rows == 2
+    assert run(table, HAS_ITEM).rows == 2
 
 
 def test_a_table_that_does_not_exist_or_has_vanished_is_an_error(table: OrdersTable) -> None:
-    check = gxe.ExpectColumnValuesToNotBeNull(column="item")
     with pytest.raises(UsageError, match="does not exist yet"):
-        run(table, check)
+        run(table, HAS_ITEM)
     table.append(order(1))
-    run(table, check)
+    run(table, HAS_ITEM)
     shutil.rmtree(table.path)
     with pytest.raises(PreflightRefused, match="is gone"):
-        run(table, check)
+        run(table, HAS_ITEM)
 
 
 def during(table: OrdersTable, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something to the table after the slice is chosen and before it is read."""
     import quality.runs.runner
 
-    real = quality.runs.runner.choose_slice
+    real = quality.runs.runner.choose_sample
 
     def choose(*args: Any) -> Any:
         chosen = real(*args)
         act()
         return chosen
 
-    monkeypatch.setattr(quality.runs.runner, "choose_slice", choose)
+    monkeypatch.setattr(quality.runs.runner, "choose_sample", choose)
 
 
 def test_a_compaction_in_the_middle_changes_nothing(table: OrdersTable, monkeypatch: pytest.MonkeyPatch) -> None:
     table.append(order(1))
     version = table.append(order(2, item=None))
     during(table, monkeypatch, lambda: (table.append(order(3, item=None)), table.compact()))
-    validation = run(table, gxe.ExpectColumnValuesToNotBeNull(column="item"))
+    validation = run(table, HAS_ITEM)
     assert (validation.version, validation.rows, only(validation).failing) == (version, 2, 1)
 
 
@@ -317,7 +303,7 @@ def test_a_vacuum_in_the_middle_is_an_error_and_leaves_no_history(
     table.append(order(2))
     during(table, monkeypatch, lambda: (table.compact(), table.vacuum()))
     with pytest.raises(PreflightRefused, match="was removed while it was read"):
-        run(table, gxe.ExpectColumnValuesToNotBeNull(column="item"))
+        run(table, HAS_ITEM)
     assert history(table.settings) == []
 
 
@@ -326,10 +312,10 @@ class Check:
     name: str
     error: str = ""
 
-    def look(self, checked: Any) -> Outcome:
+    def look(self, checked: Any) -> CheckOutcome:
         if self.error:
             raise RuntimeError(self.error)
-        return Outcome(self.name, "test", passed=checked.version > 0, number=float(checked.version))
+        return CheckOutcome(self.name, "test", passed=checked.version > 0, number=float(checked.version))
 
 
 def test_checks_of_the_table_are_evaluated_and_one_that_raises_hides_no_other(table: OrdersTable) -> None:
@@ -341,9 +327,8 @@ def test_checks_of_the_table_are_evaluated_and_one_that_raises_hides_no_other(ta
 
 def test_checks_are_evaluated_on_an_empty_slice_too(table: OrdersTable) -> None:
     table.append(order(1))
-    check = gxe.ExpectColumnValuesToNotBeNull(column="item")
-    run(table, check)
-    assert [o.expectation for o in run(table, check, checks=[Check("works")]).outcomes] == ["item_not_null", "works"]
+    run(table, HAS_ITEM)
+    assert [o.expectation for o in run(table, HAS_ITEM, checks=[Check("works")]).outcomes] == ["item_not_null", "works"]
 
 
 def test_a_suite_of_a_json_file_is_read_when_it_runs(table: OrdersTable, tmp_path: Path) -> None:

@@ -8,19 +8,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import dagster as dg
-import psutil
 import pytest
 import yaml
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.remote_origin import RemoteJobOrigin
 
 from orchestration.quality import spark_session, suites
 from orchestration.quality.spark_session import CORES, HEAP_MB, QualitySpark, small
@@ -39,19 +39,20 @@ from orchestration.quality.suites import (
     run_tags,
     table,
 )
-from orchestration.recoveries.definitions import JOB as RECOVER
-from orchestration.recoveries.definitions import STEP, schema
-from orchestration.recoveries.request import launch_of
+from orchestration.recoveries.launchpad import JOB as RECOVER
+from orchestration.recoveries.launchpad import STEP, launch_of, schema
 from orchestration.sessions.ownership import WORKER_TAG
 from orchestration.sessions.reporting import NO_RUN
 from quality.suites import Suite
-from quality.validation import MOST_ROWS, FirstFailing, Outcome, Severity, Validation
+from quality.validation import MOST_ROWS, CheckOutcome, FirstFailing, Severity, Validation
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings import Settings
+from streaming_jobs.testing import MemoryRuntime
+from tests.support.dagster_homes import REPOSITORY, planned
 from tests.support.validations import validation
 
 ROWS, STOCK = Suite("orders_rows", "orders", list), Suite("stock_rows", "stock", list)
-GOOD, BAD = Outcome("id", "unique", passed=True), Outcome("total", "between", passed=False, failing=2, rows=9)
+GOOD, BAD = CheckOutcome("id", "unique", passed=True), CheckOutcome("total", "between", passed=False, failing=2, rows=9)
 
 
 @pytest.fixture
@@ -103,27 +104,35 @@ class Runs:
         return {name: (one.passed, one.severity.value) for name, one in self.outcomes.items()}
 
 
-def test_a_run_evaluates_each_suite_as_a_check_of_its_table(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    runs = Runs(tmp_path, instance, lambda suite, _: validation(BAD if suite is ROWS else GOOD))
+Make = Callable[[Callable[[Suite, Any], Validation]], Runs]
+
+
+@pytest.fixture
+def runs_of(tmp_path: Path, instance: dg.DagsterInstance) -> Make:
+    return partial(Runs, tmp_path, instance)
+
+
+def test_a_run_evaluates_each_suite_as_a_check_of_its_table(runs_of: Make) -> None:
+    runs = runs_of(lambda suite, _: validation(BAD if suite is ROWS else GOOD))
     done = runs.execute()
     assert done.success, "a failed check does not fail its run"
     assert runs.passed == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
     assert {each.asset_key.to_user_string() for each in runs.outcomes.values()} == {"orders", "stock"}
     assert runs.begun == 1
     assert run_tags(runs.checks.settings).items() <= done.dagster_run.tags.items()
-    run = instance.get_run_by_id(done.run_id)
+    run = runs.instance.get_run_by_id(done.run_id)
     assert run is not None
     assert f":{os.getpid()}:" in run.tags[WORKER_TAG]
 
 
-def test_one_suite_can_be_run_alone(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    runs = Runs(tmp_path, instance, lambda *_: validation(GOOD))
+def test_one_suite_can_be_run_alone(runs_of: Make) -> None:
+    runs = runs_of(lambda *_: validation(GOOD))
     assert runs.execute("stock_rows").success
     assert (runs.asked, list(runs.passed)) == (["stock_rows"], ["stock_rows"])
     assert not runs.execute("stock_row").success, "no suite has that name"
 
 
-def test_what_was_red_stays_red_while_it_is_evaluated_again(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+def test_what_was_red_stays_red_while_it_is_evaluated_again(runs_of: Make) -> None:
     """Dagster shows a check that a run plans as being executed, whatever its last outcome was."""
     shown: list[dict[str, tuple[bool, str]]] = []
 
@@ -133,22 +142,20 @@ def test_what_was_red_stays_red_while_it_is_evaluated_again(tmp_path: Path, inst
         shown.append(runs.passed)
         return validation(GOOD)
 
-    runs = Runs(tmp_path, instance, outcome)
+    runs = runs_of(outcome)
     assert runs.execute("stock_rows").success
     assert runs.execute("stock_rows").success
     assert shown == [{"stock_rows": (False, "ERROR")}]
     assert runs.passed == {"stock_rows": (True, "ERROR")}
 
 
-def test_an_exception_of_one_suite_is_red_and_the_others_are_evaluated(
-    tmp_path: Path, instance: dg.DagsterInstance
-) -> None:
+def test_an_exception_of_one_suite_is_red_and_the_others_are_evaluated(runs_of: Make) -> None:
     def outcome(suite: Suite, _: Any) -> Validation:
         if suite is ROWS:
             raise RuntimeError("the table's log is damaged")
         return validation(GOOD)
 
-    runs = Runs(tmp_path, instance, outcome)
+    runs = runs_of(outcome)
     runs.execute()
     assert runs.passed == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
     assert "the table's log is damaged" in str(runs.outcomes["orders_rows"].description)
@@ -156,10 +163,10 @@ def test_an_exception_of_one_suite_is_red_and_the_others_are_evaluated(
 
 @pytest.mark.parametrize("from_page", [False, True])
 def test_the_outcome_counts_for_the_table_also_after_its_next_materialisation(
-    tmp_path: Path, instance: dg.DagsterInstance, from_page: bool
+    runs_of: Make, instance: dg.DagsterInstance, from_page: bool
 ) -> None:
     instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
-    runs = Runs(tmp_path, instance, lambda *_: validation(BAD))
+    runs = runs_of(lambda *_: validation(BAD))
     done = runs.execute_from_page(ROWS) if from_page else runs.execute("orders_rows")
     instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
     key = check_key(ROWS)
@@ -172,49 +179,23 @@ def test_the_outcome_counts_for_the_table_also_after_its_next_materialisation(
     assert newest.evaluation.metadata["run"] == dg.MetadataValue.dagster_run(done.run_id)
 
 
-class FakeRuntime:
-    """Starts nothing."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-        self.stopped = 0
-
-    def start(self, name: str, inherited: Sequence[int] = ()) -> Any:
-        self.started.append(name)
-        return "session"
-
-    def stop(self) -> None:
-        self.stopped += 1
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_run_has_one_session_and_ends_it_however_it_ends(
-    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, fails: bool
+@pytest.mark.parametrize(("needs_spark", "fails"), [(True, False), (True, True), (False, False)])
+def test_a_run_starts_at_most_one_session_and_ends_it_however_it_ends(
+    runs_of: Make, monkeypatch: pytest.MonkeyPatch, needs_spark: bool, fails: bool
 ) -> None:
-    runtime = FakeRuntime()
+    runtime, sessions = MemoryRuntime(), []
     monkeypatch.setattr(spark_session, "LocalSpark", lambda _: runtime)
 
     def outcome(_: Suite, spark: Callable[[], Any]) -> Validation:
-        assert spark() == "session"
+        if needs_spark:
+            sessions.append(spark())
         if fails:
             raise KeyboardInterrupt
         return validation(GOOD)
 
-    assert Runs(tmp_path, instance, outcome).execute().success is not fails
-    assert (runtime.started, runtime.stopped) == (["quality"], 1)
-
-
-def test_without_a_suite_that_needs_spark_no_java_process_is_started(
-    tmp_path: Path, instance: dg.DagsterInstance
-) -> None:
-    seen: list[list[str]] = []
-
-    def outcome(*_: object) -> Validation:
-        seen.append([p.name() for p in psutil.Process().children(recursive=True) if "java" in p.name()])
-        return validation(GOOD)
-
-    assert Runs(tmp_path, instance, outcome).execute().success
-    assert seen == [[], []]
+    assert runs_of(outcome).execute().success is not fails
+    assert all(session is sessions[0] for session in sessions)
+    assert (runtime.names, runtime.ends) == ((["quality"], ["stop"]) if needs_spark else ([], []))
 
 
 def test_the_session_is_smaller_than_a_streams() -> None:
@@ -274,7 +255,6 @@ def test_without_suites_there_is_nothing(tmp_path: Path) -> None:
     assert none.definitions() == dg.Definitions()
 
 
-REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("streams"), "__repository__")
 EVERY = timedelta(minutes=5)
 KEY = dg.AssetCheckKey(dg.AssetKey(["orders"]), "orders_rows")
 TAGS = {"recourse/location": "ours"}
@@ -301,20 +281,6 @@ def test_a_duration_as_cron_is_never_longer_than_a_day_and_never_shorter_than_a_
     assert cron_of_interval(every) == cron
 
 
-def plan(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> None:
-    """A run that is to execute the check."""
-
-    @dg.asset_check(asset="orders", name="orders_rows")
-    def rows() -> dg.AssetCheckResult:
-        return dg.AssetCheckResult(passed=True)
-
-    defs = dg.Definitions(asset_checks=[rows], jobs=[dg.define_asset_job("q", dg.AssetSelection.checks(rows))])
-    run = instance.create_run_for_job(
-        defs.resolve_job_def("q"), status=status, remote_job_origin=RemoteJobOrigin(REPOSITORY, "q")
-    )
-    assert instance.event_log_storage.get_latest_asset_check_execution_by_key([KEY])[KEY].run_id == run.run_id
-
-
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
     """A folder with the table, as a stream makes it."""
@@ -322,30 +288,38 @@ def tables(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def is_due(instance: dg.DagsterInstance, tables: Path, *, after: float = 0, tags: Mapping[str, str] = TAGS) -> bool:
+    due = due_checks(instance, [KEY], EVERY, tables, tags, time.time() + after)
+    assert due in ([], [KEY])
+    return bool(due)
+
+
+def executed(instance: dg.DagsterInstance) -> None:
+    """Report that the check was executed just now."""
+    done = dg.AssetCheckEvaluation(asset_key=KEY.asset_key, check_name=KEY.name, passed=True)
+    instance.report_runless_asset_event(done)
+
+
 def test_a_suite_that_has_never_been_run_is_due_as_soon_as_its_table_is_there(
     instance: dg.DagsterInstance, tables: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert due_checks(instance, [KEY], EVERY, tmp_path_factory.mktemp("empty"), TAGS, time.time()) == []
-    assert due_checks(instance, [KEY], EVERY, tables, TAGS, time.time()) == [KEY]
+    assert not is_due(instance, tmp_path_factory.mktemp("empty"))
+    assert is_due(instance, tables)
 
 
 def test_a_suite_whose_table_has_gone_since_its_last_execution_is_due(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(asset_key=KEY.asset_key, check_name=KEY.name, passed=True)
-    )
-    assert due_checks(instance, [KEY], EVERY, tmp_path, TAGS, time.time() + 900) == [KEY]
+    executed(instance)
+    assert is_due(instance, tmp_path, after=900)
 
 
 @pytest.mark.parametrize(("ago", "due"), [(60, False), (269, False), (271, True), (900, True)])
 def test_a_suite_is_due_about_every_after_its_last_execution(
     instance: dg.DagsterInstance, tables: Path, ago: float, due: bool
 ) -> None:
-    instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(asset_key=KEY.asset_key, check_name=KEY.name, passed=True)
-    )
-    assert bool(due_checks(instance, [KEY], EVERY, tables, TAGS, time.time() + ago)) is due
+    executed(instance)
+    assert is_due(instance, tables, after=ago) is due
 
 
 @pytest.mark.parametrize(
@@ -360,8 +334,8 @@ def test_a_suite_is_due_about_every_after_its_last_execution(
 def test_a_suite_that_waits_or_runs_is_not_doubled_however_long_it_takes(
     instance: dg.DagsterInstance, tables: Path, status: dg.DagsterRunStatus, due: bool
 ) -> None:
-    plan(instance, status)
-    assert bool(due_checks(instance, [KEY], EVERY, tables, TAGS, time.time() + 86_400)) is due
+    planned(instance, status, KEY)
+    assert is_due(instance, tables, after=86_400) is due
 
 
 @pytest.mark.parametrize(
@@ -379,8 +353,8 @@ def test_a_suite_that_a_run_of_the_job_evaluates_is_not_doubled(
     origin = RemoteJobOrigin(REPOSITORY, JOB)
     config = run_config(suites)
     instance.create_run_for_job(job_of_suites(), run_config=config, tags=TAGS, status=status, remote_job_origin=origin)
-    assert bool(due_checks(instance, [KEY], EVERY, tables, TAGS, time.time())) is due
-    assert due_checks(instance, [KEY], EVERY, tables, {"recourse/location": "another"}, time.time()) == [KEY]
+    assert is_due(instance, tables) is due
+    assert is_due(instance, tables, tags={"recourse/location": "another"})
 
 
 def job_of_suites() -> dg.JobDefinition:
@@ -396,11 +370,11 @@ def job_of_suites() -> dg.JobDefinition:
     return quality
 
 
-def outcome(name: str = "customer_not_null", **values: Any) -> Outcome:
-    return Outcome(name, "expect_column_values_to_not_be_null", **{"passed": True, **values})
+def outcome(name: str = "customer_not_null", **values: Any) -> CheckOutcome:
+    return CheckOutcome(name, "expect_column_values_to_not_be_null", **{"passed": True, **values})
 
 
-def failed(name: str = "customer_not_null", severity: Severity = "critical", **values: Any) -> Outcome:
+def failed(name: str = "customer_not_null", severity: Severity = "critical", **values: Any) -> CheckOutcome:
     return outcome(name, passed=False, severity=severity, **{"rows": 3120, "failing": 17, **values})
 
 
@@ -416,7 +390,7 @@ def failed(name: str = "customer_not_null", severity: Severity = "critical", **v
     ],
 )
 def test_a_check_is_an_error_unless_only_warnings_failed(
-    outcomes: tuple[Outcome, ...], passed: bool, severity: str
+    outcomes: tuple[CheckOutcome, ...], passed: bool, severity: str
 ) -> None:
     verdict = of_validation(validation(*outcomes))
     assert (verdict.passed, verdict.severity.value) == (passed, severity)
@@ -495,11 +469,14 @@ def test_every_number_is_plotted_and_the_rest_is_what_an_operator_looks_for() ->
         < rows
     )
     assert metadata["data docs"] == dg.MetadataValue.path("/home/docs/orders.html")
-    assert metadata["stream"].value == "orders"
-    assert metadata["slice"].value == "rows of versions 41 to 44"
-    assert metadata["version"].value == "44, rows that came after version 40"
-    assert metadata["files"].value == "3 of 120 files"
-    assert metadata["engine"].value == "pandas"
+    looked_at = {
+        "stream": "orders",
+        "slice": "rows of versions 41 to 44",
+        "files": "3 of 120 files",
+        "engine": "pandas",
+    }
+    expected = {**looked_at, "version": "44, rows that came after version 40"}
+    assert {name: metadata[name].value for name in expected} == expected
 
 
 def test_a_click_on_a_red_check_fills_the_launchpad_with_the_plan_that_its_command_makes() -> None:

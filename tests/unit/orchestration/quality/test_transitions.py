@@ -13,8 +13,8 @@ from orchestration.quality.transitions import (
     MOST_BYTES,
     MOST_WAITING,
     Alerts,
+    ObservedCheck,
     Receiver,
-    Seen,
     State,
     Timing,
     by_stream,
@@ -24,8 +24,8 @@ NOW = 1_000_000.0
 BOTH: dict[str, State] = {"webhook": "warning"}
 
 
-def seen(state: State, record: int = 1, check: str = "health", text: str = "...") -> Seen:
-    return Seen(check, "orders", record, state, text, NOW, "run", "orders")
+def seen(state: State, record: int = 1, check: str = "health", text: str = "...") -> ObservedCheck:
+    return ObservedCheck(check, "orders", record, state, text, NOW, "run", "orders")
 
 
 def told(*states: State) -> list[tuple[str, str]]:
@@ -151,9 +151,9 @@ def test_a_receiver_is_told_of_changes_to_and_from_its_least_severity() -> None:
 
 def test_a_stream_is_told_once_for_all_its_tables() -> None:
     tables = [
-        Seen("health", "orders", 1, "passed", "...", NOW, stream="shop"),
-        Seen("health", "customers", 2, "failed", "dead", NOW, stream="shop"),
-        Seen("rows", "orders", 3, "failed", "...", NOW, stream="shop"),
+        ObservedCheck("health", "orders", 1, "passed", "...", NOW, stream="shop"),
+        ObservedCheck("health", "customers", 2, "failed", "dead", NOW, stream="shop"),
+        ObservedCheck("rows", "orders", 3, "failed", "...", NOW, stream="shop"),
     ]
     alerts, found = Alerts().look(by_stream(tables, "health"), BOTH, NOW)
     assert [(each.table, each.check, each.state) for each in found] == [
@@ -166,10 +166,10 @@ def test_a_stream_is_told_once_for_all_its_tables() -> None:
 def test_a_request_is_bounded_and_begins_with_what_is_critical_now_the_newest_first() -> None:
     changes = []
     for number, state in enumerate(["failed", "warning", "failed", "failed"]):
-        one = Seen(f"c{number}", "orders", number, state, "x" * 900, NOW + number)  # type: ignore[arg-type]
+        one = ObservedCheck(f"c{number}", "orders", number, state, "x" * 900, NOW + number)  # type: ignore[arg-type]
         changes += Alerts().look([one], BOTH, NOW)[1]
-    green = Alerts().look([Seen("c2", "orders", 9, "failed", "", NOW)], BOTH, NOW)[0]
-    changes += green.look([Seen("c2", "orders", 10, "passed", "", NOW + 9)], BOTH, NOW)[1]
+    green = Alerts().look([ObservedCheck("c2", "orders", 9, "failed", "", NOW)], BOTH, NOW)[0]
+    changes += green.look([ObservedCheck("c2", "orders", 10, "passed", "", NOW + 9)], BOTH, NOW)[1]
     receiver = Receiver(tuple(changes))
     assert [(each.check, each.state) for each in receiver.chunk()] == [
         ("c3", "failed"),

@@ -12,11 +12,14 @@ import pytest
 import yaml
 
 from orchestration.bundle.job import Bundle, Job, Task
-from orchestration.recoveries.definitions import STEP, definitions, link, run_config
-from orchestration.recoveries.request import Launch, PlanRequest, launch_of, share_of
+from orchestration.recoveries.definitions import definitions
+from orchestration.recoveries.launchpad import STEP, launch_of, link, run_config
+from orchestration.recoveries.request import Launch, PlanRequest, share_of
 from orchestration.sessions.reporting import table_key
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings import Settings
+
+TO_BATCH = {"streams": ["orders"], "target": {"to_batch": 2}}
 
 
 @pytest.fixture
@@ -58,13 +61,6 @@ def test_each_target_is_that_of_the_command_line(
     assert launch.request is not None and launch.request.target == (kind, value)
 
 
-def test_the_end_of_a_bounded_recovery_is_that_of_the_command_line(job: dg.JobDefinition) -> None:
-    fields = {"streams": ["orders"], "target": {"to_batch": 2}, "until": "batch 5"}
-    launch = launch_of(checked(job, fields))
-    assert launch.request is not None and launch.request.until == "batch 5"
-    assert Launch.decode(launch.encode()) == launch
-
-
 @pytest.mark.parametrize("share", ["5%", 0.05])
 def test_a_share_may_be_a_number_or_a_text_as_the_launchpad_reads_it(job: dg.JobDefinition, share: object) -> None:
     launch = launch_of(checked(job, {"streams": ["orders"], "target": {"to_batch": 1}, "max_changed": share}))
@@ -98,14 +94,12 @@ def test_the_launchpad_refuses_what_has_the_wrong_type(job: dg.JobDefinition, fi
         ({"do": "apply"}, "do: apply needs a plan's id"),
         ({"do": "apply", "plan": "orders-0001", "same_code": True}, "same_code cannot be changed any more"),
         ({"do": "apply", "plan": "orders-0001", "until": "batch 5"}, "until cannot be changed any more"),
+        ({"do": "apply", "plan": "orders-0001", "leave": ["customers"]}, "leave cannot be changed any more"),
         ({"do": "undo", "plan": "orders-0001", "target": {"to_batch": 1}}, "target cannot be changed any more"),
         ({"do": "abort", "plan": "orders-0001", "pause_before_publishing": True}, "do: abort publishes nothing"),
         ({"do": "apply", "plan": "orders-0001", "confirm": "orders"}, "confirm goes with do: plan_and_apply"),
-        ({"do": "plan_and_apply", "streams": ["orders"], "target": {"to_batch": 1}}, "was not confirmed"),
-        (
-            {"do": "plan_and_apply", "streams": ["orders"], "target": {"to_batch": 1}, "confirm": "customers"},
-            "was not confirmed",
-        ),
+        ({**TO_BATCH, "do": "plan_and_apply"}, "was not confirmed"),
+        ({**TO_BATCH, "do": "plan_and_apply", "confirm": "customers"}, "was not confirmed"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused_in_words(
@@ -116,18 +110,31 @@ def test_fields_that_do_not_go_together_are_refused_in_words(
     assert refused.value.next_step
 
 
-def test_a_launch_reaches_its_process_as_it_was(job: dg.JobDefinition) -> None:
-    fields = {
-        "do": "plan_and_apply",
-        "streams": ["orders", "customers"],
-        "target": {"by_duration": "2 hours"},
-        "require": ["id > 0"],
-        "suites": False,
-        "confirm": "customers, orders",
-        "pause_before_publishing": True,
-    }
+@pytest.mark.parametrize(
+    ("fields", "chosen"),
+    [
+        ({**TO_BATCH, "until": "batch 5"}, {"until": "batch 5"}),
+        ({**TO_BATCH, "rebuild": ["customers"]}, {"rebuild": ("customers",), "leave": ()}),
+        (
+            {
+                "do": "plan_and_apply",
+                "streams": ["orders", "customers"],
+                "target": {"by_duration": "2 hours"},
+                "require": ["id > 0"],
+                "suites": False,
+                "confirm": "customers, orders",
+                "pause_before_publishing": True,
+            },
+            {"streams": ("orders", "customers"), "require": ("id > 0",), "suites": False},
+        ),
+    ],
+)
+def test_a_launch_has_the_options_of_the_command_line_and_reaches_its_process_as_it_was(
+    job: dg.JobDefinition, fields: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> None:
     launch = launch_of(checked(job, fields))
-    assert launch.pause and launch.request is not None and launch.request.streams == ("orders", "customers")
+    assert launch.request is not None and chosen.items() <= vars(launch.request).items()
+    assert launch.pause is fields.get("pause_before_publishing", False)
     assert Launch.decode(launch.encode()) == launch
 
 
@@ -143,12 +150,3 @@ def test_the_names_of_the_job_and_its_step_cannot_be_a_job_of_the_yaml(tmp_path:
     named = Job(name, name, "", {}, (), None, 0, Task("session", "", "", ()), tmp_path)
     with pytest.raises(ConfigurationError, match=name):
         definitions(Settings.load({"home": tmp_path}), {"orders": []}, Bundle("shop", "default", (named,), tmp_path))
-
-
-def test_choices_for_streams_that_go_along_are_those_of_the_command_line(job: dg.JobDefinition) -> None:
-    fields = {"streams": ["orders"], "target": {"to_batch": 2}, "rebuild": ["customers"]}
-    launch = launch_of(checked(job, fields))
-    assert launch.request is not None and launch.request.rebuild == ("customers",) and launch.request.leave == ()
-    assert Launch.decode(launch.encode()) == launch
-    with pytest.raises(UsageError, match="leave cannot be changed any more"):
-        launch_of(checked(job, {"do": "apply", "plan": "orders-0001", "leave": ["customers"]}))

@@ -11,6 +11,7 @@ import pytest
 
 from orchestration.recoveries import run_page as made
 from orchestration.recoveries.events import (
+    ChangedTable,
     Ended,
     Event,
     Failed,
@@ -18,7 +19,6 @@ from orchestration.recoveries.events import (
     PlanShown,
     Progress,
     Said,
-    TableChange,
     decode,
     encode,
 )
@@ -28,7 +28,7 @@ from reprocessing.stages.recovery import StageBegun
 
 SHOWN = PlanShown("orders-0001", "Plan orders-0001: rewind\n", "batch 3", ["orders"], "/nowhere", 900)
 REPLAY = StageBegun(4, 8, "replay", "orders", "replay 900 records")
-CHANGE = TableChange("orders", 60, 60, 30, 0, 0, ["orders: 60 rows published, 60 rebuilt; 30 corrected"])
+CHANGE = ChangedTable("orders", 60, 60, 30, 0, 0, ["orders: 60 rows published, 60 rebuilt; 30 corrected"])
 PUBLISHED = Ended("orders-0001", "published", {"orders": 2}, [OffsetSpan("orders", "t", 0, 100, 1000)])
 EVENTS: list[Event] = [
     SHOWN,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -67,34 +68,34 @@ def test_names_that_stand_for_no_row_are_refused(settings: Settings, topology: T
     assert refused.value.next_step == "did you mean 'departed_has_arrival'?"
 
 
-def test_critical_expectations_that_fail_on_the_rebuilt_table_are_told_with_rows(
-    settings: Settings, topology: Topology, tmp_path: Path
-) -> None:
-    staging = settings.model_copy(update={"tables_dir": tmp_path / "staging", "state_dir": tmp_path / "staged"})
-    write_deltalake(staging.tables / "carrier_totals", pa.table(ROWS))
+def refusals(settings: Settings, topology: Topology, rows: Mapping[str, Any] | None = None) -> list[str]:
+    """What the suite of `carrier_totals` says against a rebuilt table with these rows; without rows there is none."""
+    staged = settings.home / "staging"
+    staging = settings.model_copy(update={"tables_dir": staged, "state_dir": settings.home / "staged"})
+    if rows is not None:
+        write_deltalake(staging.tables / "carrier_totals", pa.table(dict(rows)))
     context = cast("Any", SimpleNamespace(replay_settings=staging, stream=topology["carrier_totals"]))
     with suite_runner(settings, topology) as run:
-        told = list(run(context, "carrier_totals_rows"))
+        return list(run(context, "carrier_totals_rows"))
+
+
+def test_critical_expectations_that_fail_on_the_rebuilt_table_are_told_with_rows(
+    settings: Settings, topology: Topology
+) -> None:
+    told = refusals(settings, topology, ROWS)
     assert any("no_more_cancelled_than_flights fails, 1 row of 2" in each and "carrier AA" in each for each in told)
     assert not any("enough_flights" in each for each in told), "what only warns refuses nothing"
     assert not (settings.home / "quality").exists(), "rebuilt rows are no part of the history"
 
 
 def test_a_rebuilt_table_that_is_not_there_is_a_refusal(settings: Settings, topology: Topology) -> None:
-    context = cast("Any", SimpleNamespace(replay_settings=settings, stream=topology["carrier_totals"]))
-    with suite_runner(settings, topology) as run:
-        assert "could not be run" in next(iter(run(context, "carrier_totals_rows")))
+    assert "could not be run" in refusals(settings, topology)[0]
 
 
 def test_an_expectation_that_cannot_be_evaluated_refuses_whatever_its_severity(
-    settings: Settings, topology: Topology, tmp_path: Path
+    settings: Settings, topology: Topology
 ) -> None:
-    staging = settings.model_copy(update={"tables_dir": tmp_path / "staging", "state_dir": tmp_path / "staged"})
-    rows = {name: values for name, values in ROWS.items() if name != "flights"}
-    write_deltalake(staging.tables / "carrier_totals", pa.table(rows))
-    context = cast("Any", SimpleNamespace(replay_settings=staging, stream=topology["carrier_totals"]))
-    with suite_runner(settings, topology) as run:
-        told = list(run(context, "carrier_totals_rows"))
+    told = refusals(settings, topology, {name: values for name, values in ROWS.items() if name != "flights"})
     assert any(each.startswith("enough_flights_for_a_mean could not be evaluated") for each in told)
 
 

@@ -12,11 +12,11 @@ from orchestration.sessions.decisions import (
     IN_PROGRESS,
     LONGEST_DELAY,
     JobSeen,
+    KeepWaiting,
     RunSeen,
     SessionSeen,
-    Start,
+    StartSession,
     StreamSeen,
-    Wait,
     alert_of,
     back_off,
     keepalive,
@@ -45,99 +45,101 @@ def seen(*runs: RunSeen, **more: object) -> JobSeen:
     return replace(JobSeen(runs, STREAMS), **more)  # type: ignore[arg-type]
 
 
-def waits(verdict: Start | Wait) -> str:
-    assert isinstance(verdict, Wait)
-    return verdict.reason
-
-
-def test_the_first_session_is_started() -> None:
-    assert keepalive(seen(), NOW) == Start("first")
-
-
-@pytest.mark.parametrize("status", IN_PROGRESS)
-def test_one_run_in_progress_is_enough(status: str) -> None:
-    assert status.lower() in waits(keepalive(seen(run(status)), NOW))
-
-
-def test_a_failed_session_is_started_again_once_for_each_run() -> None:
-    assert keepalive(seen(run("FAILURE", run_id="r7")), NOW) == Start("after-r7")
-
-
-def test_a_session_that_ended_by_itself_is_started_again() -> None:
-    assert keepalive(seen(run("SUCCESS", run_id="r7")), NOW) == Start("after-r7")
-
-
-def test_a_session_that_an_operator_stopped_stays_stopped() -> None:
-    assert "operator" in waits(keepalive(seen(run("CANCELED"), run("SUCCESS")), NOW))
-
-
-def duplicate(run_id: str, *, ago: float, waited: float) -> RunSeen:
+def duplicate(run_id: str, *, ago: float = 100, waited: float = 20) -> RunSeen:
     """A run that was cancelled in the queue: it never started."""
     return RunSeen(run_id, "CANCELED", created=NOW - ago - waited, started=None, ended=NOW - ago, updated=NOW - ago)
 
 
-def test_a_queued_duplicate_that_was_cancelled_is_no_stop_of_the_session() -> None:
-    running = run("STARTED", ago=0, lasted=300, run_id="session-of-now")
-    cancelled = duplicate("duplicate", ago=100, waited=20)
-    reason = waits(keepalive(seen(cancelled, running), NOW))
-    assert reason == "queued run duplicat was cancelled; session session- runs"
-    ended = run("FAILURE", ago=50, lasted=250, run_id="session-of-now")
-    assert keepalive(seen(cancelled, ended), NOW) == Start("after-session-of-now")
+SESSION = run("STARTED", ago=0, lasted=300, run_id="session-of-now")
+ALL = frozenset(STREAMS)
+RECOVERING = {"a": "is being recovered by plan a-0001"}
+GAVE_UP = run("FAILURE", run_id="r", **{FAILURE_TAG: "permanent", FINGERPRINT_TAG: "f1"})
 
 
-def test_a_duplicate_cancelled_together_with_the_session_leaves_it_stopped() -> None:
-    stopped = run("CANCELED", ago=99, lasted=300, run_id="session-of-then")
-    reason = waits(keepalive(seen(duplicate("duplicate", ago=100, waited=20), stopped), NOW))
-    assert "an operator stopped run session-" in reason
-
-
-def test_the_only_session_cancelled_before_it_began_stays_stopped() -> None:
-    failed = run("FAILURE", ago=300, lasted=10, run_id="before")
-    reason = waits(keepalive(seen(duplicate("the-next", ago=100, waited=20), failed), NOW))
-    assert "an operator cancelled run the-next before it began" in reason
-
-
-def test_a_queued_run_says_what_it_waits_for() -> None:
-    running = run("STARTED", ago=0, lasted=300, run_id="session-of-now")
-    queued = replace(run("QUEUED", ago=9, run_id="duplicate"), started=None)
-    reason = waits(keepalive(seen(queued, running), NOW))
-    assert reason == "run session- is started; run duplicat waits in the queue for its end"
-
-
-def test_a_session_that_recourse_up_ended_is_started_again_at_once() -> None:
-    stopped = run("CANCELED", ago=0.1, run_id="r3", **{STOPPED_BY_TAG: "shutdown"})
-    assert keepalive(seen(stopped, run("FAILURE")), NOW) == Start("after-r3")
-
-
-def test_streams_stopped_on_purpose_are_left_alone_when_it_is_all_of_them() -> None:
-    all_of_them = seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS))
-    assert "on purpose" in waits(keepalive(all_of_them, NOW))
-    one = seen(run("SUCCESS", run_id="r"), stopped_on_purpose=frozenset({"a"}))
-    assert keepalive(one, NOW) == Start("after-r")
+@pytest.mark.parametrize(
+    ("job", "decision"),
+    [
+        pytest.param(seen(), StartSession("first"), id="the first session"),
+        pytest.param(seen(run("FAILURE", run_id="r7")), StartSession("after-r7"), id="once for each failed run"),
+        pytest.param(seen(run("SUCCESS", run_id="r7")), StartSession("after-r7"), id="it ended by itself"),
+        pytest.param(seen(run("CANCELED"), run("SUCCESS")), "an operator stopped run run-1", id="an operator's stop"),
+        pytest.param(
+            seen(duplicate("duplicate"), SESSION),
+            "queued run duplicat was cancelled; session session- runs",
+            id="a cancelled duplicate is no stop of the session",
+        ),
+        pytest.param(
+            seen(duplicate("duplicate"), run("FAILURE", ago=50, lasted=250, run_id="session-of-now")),
+            StartSession("after-session-of-now"),
+            id="nor of the next one",
+        ),
+        pytest.param(
+            seen(duplicate("duplicate"), run("CANCELED", ago=99, lasted=300, run_id="session-of-then")),
+            "an operator stopped run session-",
+            id="a duplicate cancelled together with the session",
+        ),
+        pytest.param(
+            seen(duplicate("the-next"), run("FAILURE", ago=300, lasted=10, run_id="before")),
+            "an operator cancelled run the-next before it began",
+            id="the only session cancelled before it began",
+        ),
+        pytest.param(
+            seen(replace(run("QUEUED", ago=9, run_id="duplicate"), started=None), SESSION),
+            "run session- is started; run duplicat waits in the queue for its end",
+            id="a queued run says what it waits for",
+        ),
+        pytest.param(
+            seen(run("CANCELED", ago=0.1, run_id="r3", **{STOPPED_BY_TAG: "shutdown"}), run("FAILURE")),
+            StartSession("after-r3"),
+            id="a session that recourse up ended, at once",
+        ),
+        pytest.param(seen(run("SUCCESS"), stopped_on_purpose=ALL), "on purpose", id="all streams stopped on purpose"),
+        pytest.param(
+            seen(run("SUCCESS", run_id="r"), stopped_on_purpose=frozenset({"a"})),
+            StartSession("after-r"),
+            id="one stream stopped on purpose",
+        ),
+        pytest.param(
+            seen(run("SUCCESS"), stopped_on_purpose=ALL, recovering=RECOVERING),
+            "stream a is being recovered by plan a-0001; the session starts when that is over",
+            id="a recovery of all that is left",
+        ),
+        pytest.param(
+            seen(run("FAILURE"), held_by={"a": "process 7"}), "a by process 7", id="beside somebody else's driver"
+        ),
+        pytest.param(seen(GAVE_UP, fingerprint="f1"), "gave up", id="a permanent failure"),
+        pytest.param(seen(GAVE_UP, fingerprint="f2"), StartSession("after-r"), id="until something changes"),
+        pytest.param(
+            seen(run("FAILURE", run_id="r2"), GAVE_UP, fingerprint="f1"),
+            StartSession("after-r2"),
+            id="or a person launches it again",
+        ),
+        pytest.param(seen(run("FAILURE", ago=1.0)), "next try is in 4 s", id="a failed session rests"),
+        pytest.param(
+            seen(run("FAILURE", ago=FIRST_DELAY, run_id="r")), StartSession("after-r"), id="and is started again"
+        ),
+        pytest.param(
+            seen(run("FAILURE", ago=-7200, run_id="r")),
+            StartSession("after-r"),
+            id="an end of before the clock was set back keeps nothing waiting",
+        ),
+        *(pytest.param(seen(run(status)), status.lower(), id=f"one run {status}") for status in IN_PROGRESS),
+    ],
+)
+def test_keepalive_starts_one_session_unless_there_is_a_reason_not_to(
+    job: JobSeen, decision: StartSession | str
+) -> None:
+    made = keepalive(job, NOW)
+    if isinstance(decision, StartSession):
+        assert made == decision
+    else:
+        assert isinstance(made, KeepWaiting) and decision in made.reason
 
 
 def test_a_recovery_is_named_by_every_tick_that_starts_nothing() -> None:
-    recovering = {"a": "is being recovered by plan a-0001"}
-    beside = seen(run("STARTED"), stopped_on_purpose=frozenset({"a"}), recovering=recovering)
-    waiting = keepalive(beside, NOW)
-    assert isinstance(waiting, Wait) and waiting.reason == "run run-1 is started"
+    waiting = keepalive(seen(run("STARTED"), stopped_on_purpose=frozenset({"a"}), recovering=RECOVERING), NOW)
+    assert isinstance(waiting, KeepWaiting) and waiting.reason == "run run-1 is started"
     assert waiting.words == "run run-1 is started; stream a is being recovered by plan a-0001"
-    all_of_them = seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS), recovering=recovering)
-    words = waits(keepalive(all_of_them, NOW))
-    assert words == "stream a is being recovered by plan a-0001; the session starts when that is over"
-
-
-def test_nothing_is_started_beside_a_driver_that_somebody_else_runs() -> None:
-    assert "a by process 7" in waits(keepalive(seen(run("FAILURE"), held_by={"a": "process 7"}), NOW))
-
-
-def test_a_permanent_failure_is_given_up_until_something_changes() -> None:
-    tags = {FAILURE_TAG: "permanent", FINGERPRINT_TAG: "f1"}
-    failed = run("FAILURE", run_id="r", **tags)
-    assert "gave up" in waits(keepalive(seen(failed, fingerprint="f1"), NOW))
-    assert keepalive(seen(failed, fingerprint="f2"), NOW) == Start("after-r")
-    launched_again = (run("FAILURE", run_id="r2"), failed)
-    assert keepalive(seen(*launched_again, fingerprint="f1"), NOW) == Start("after-r2")
 
 
 @pytest.mark.parametrize(
@@ -163,27 +165,25 @@ def test_a_session_that_lasted_resets_the_delay() -> None:
     assert back_off([quick, healthy, quick, quick]) == 2 * FIRST_DELAY
 
 
-def test_a_failed_session_rests_before_it_is_started_again() -> None:
-    assert "next try is in 4 s" in waits(keepalive(seen(run("FAILURE", ago=1.0)), NOW))
-    assert isinstance(keepalive(seen(run("FAILURE", ago=FIRST_DELAY)), NOW), Start)
-
-
-def test_an_end_of_before_the_clock_was_set_back_keeps_nothing_waiting() -> None:
-    assert isinstance(keepalive(seen(run("FAILURE", ago=-7200)), NOW), Start)
+def test_a_run_of_before_the_clock_was_set_back_can_be_dead() -> None:
     ended = replace(run("STARTED", ago=0), started=NOW + 7200)
     lost = SessionSeen(ended, worker_lives=False, held=False, heartbeat=NOW + 7000)
-    assert presumed_dead(lost, NOW, stale_after=60, patience=45) is not None
     begins = replace(run("STARTING", ago=-7200), started=None)
-    assert presumed_dead(replace(lost, run=begins), NOW, stale_after=60, patience=45) is not None
+    for each in (lost, replace(lost, run=begins)):
+        assert presumed_dead(each, NOW, stale_after=60, patience=45) is not None
 
 
 def test_a_wait_until_a_person_acts_is_told_from_one_that_ends() -> None:
-    for_good = seen(run("CANCELED")), seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS))
-    assert all(getattr(keepalive(each, NOW), "for_good", False) for each in for_good)
-    assert not getattr(keepalive(seen(run("FAILURE", ago=1.0)), NOW), "for_good", True)
+    for_good = seen(run("CANCELED")), seen(run("SUCCESS"), stopped_on_purpose=ALL)
+    assert all(keepalive(each, NOW).for_good for each in for_good)
+    waiting = keepalive(seen(run("FAILURE", ago=1.0)), NOW)
+    assert isinstance(waiting, KeepWaiting) and not waiting.for_good
 
 
 DEAD = SessionSeen(run("STARTED", ago=500), worker_lives=False, held=False, heartbeat=NOW - 400)
+
+
+ELSEWHERE = replace(DEAD, worker_lives=None, elsewhere=True, heartbeat=None, reported=NOW - 20)
 
 
 @pytest.mark.parametrize(
@@ -201,19 +201,7 @@ DEAD = SessionSeen(run("STARTED", ago=500), worker_lives=False, held=False, hear
         (replace(DEAD, run=run("CANCELING", ago=119)), True),
         (replace(DEAD, run=run("CANCELING", ago=100)), False),
         (replace(DEAD, run=run("QUEUED", ago=5000)), False),
-    ],
-)
-def test_a_run_is_declared_dead_only_when_nothing_of_it_lives(session: SessionSeen, dead: bool) -> None:
-    verdict = presumed_dead(session, NOW, stale_after=60, patience=45)
-    assert (verdict is not None) is dead
-
-
-ELSEWHERE = replace(DEAD, worker_lives=None, elsewhere=True, heartbeat=None, reported=NOW - 20)
-
-
-@pytest.mark.parametrize(
-    ("session", "dead"),
-    [
+        # a worker that cannot be seen from here is judged by its own reports alone
         (ELSEWHERE, False),
         (replace(ELSEWHERE, reported=None), False),
         (replace(ELSEWHERE, reported=NOW + 7200), False),
@@ -224,11 +212,8 @@ ELSEWHERE = replace(DEAD, worker_lives=None, elsewhere=True, heartbeat=None, rep
         (replace(ELSEWHERE, elsewhere=False), True),
     ],
 )
-def test_a_worker_that_cannot_be_seen_from_here_is_judged_by_its_own_reports_alone(
-    session: SessionSeen, dead: bool
-) -> None:
-    verdict = presumed_dead(session, NOW, stale_after=60, patience=45)
-    assert (verdict is not None) is dead
+def test_a_run_is_declared_dead_only_when_nothing_of_it_lives(session: SessionSeen, dead: bool) -> None:
+    assert (presumed_dead(session, NOW, stale_after=60, patience=45) is not None) is dead
 
 
 def test_a_worker_that_starts_has_at_least_the_time_that_dagster_gives_it() -> None:
@@ -240,32 +225,30 @@ def test_a_worker_that_starts_has_at_least_the_time_that_dagster_gives_it() -> N
 LIVE = StreamSeen("a", "running", started_at=NOW - 100)
 
 
-def test_a_healthy_stream_raises_no_alert() -> None:
-    assert alert_of(LIVE) is None
-    assert alert_of(replace(LIVE, state="stopped")) is None
+ERROR: ErrorReport = {"code": "REC-012", "found": "no broker"}
+
+
+@pytest.mark.parametrize(
+    ("stream", "text"),
+    [
+        (LIVE, None),
+        (replace(LIVE, state="stopped"), None),
+        (replace(LIVE, state="failed", error=ERROR), "stream a failed: REC-012 no broker"),
+        (replace(LIVE, silent="process 7 lives"), "stream a is silent: process 7 lives"),
+        (replace(LIVE, state="failing", error={**ERROR, "lasting": True}), "stream a failed: REC-012 no broker"),
+        (replace(LIVE, state="failing", error={**ERROR, "lasting": False}), None),
+    ],
+)
+def test_a_stream_that_failed_or_says_nothing_is_an_alert(stream: StreamSeen, text: str | None) -> None:
+    alert = alert_of(stream)
+    assert (alert and alert.text) == text
 
 
 def test_a_failed_stream_raises_one_alert_a_session() -> None:
-    failed = replace(LIVE, state="failed", error={"code": "REC-021", "found": "wrong table"})
-    first = alert_of(failed)
-    assert first is not None
-    assert "REC-021 wrong table" in first.text
-    next_session = alert_of(replace(failed, started_at=NOW))
-    assert next_session is not None
-    assert next_session.key != first.key
-
-
-def test_a_session_that_lives_and_says_nothing_raises_an_alert() -> None:
-    silent = alert_of(replace(LIVE, silent="process 7 lives and has not written its status"))
-    assert silent is not None
-    assert silent.text == "stream a is silent: process 7 lives and has not written its status"
-
-
-def test_a_stream_that_is_tried_again_every_ten_minutes_is_an_alert_and_one_that_failed_once_is_none() -> None:
-    error: ErrorReport = {"code": "REC-012", "found": "no broker", "lasting": True}
-    alert = alert_of(replace(LIVE, state="failing", error=error))
-    assert alert is not None and "REC-012 no broker" in alert.text
-    assert alert_of(replace(LIVE, state="failing", error={**error, "lasting": False})) is None
+    failed = replace(LIVE, state="failed", error=ERROR)
+    first, next_session = alert_of(failed), alert_of(replace(failed, started_at=NOW))
+    assert first == alert_of(failed)
+    assert first is not None and next_session is not None and next_session.key != first.key
 
 
 def test_a_start_that_somebody_asked_for_ends_a_stop_a_rest_and_a_failure_for_good() -> None:
@@ -277,13 +260,13 @@ def test_a_start_that_somebody_asked_for_ends_a_stop_a_rest_and_a_failure_for_go
         replace(ended, ended=NOW),
     ):
         before = JobSeen([run], STREAMS)
-        assert isinstance(keepalive(before, NOW), Wait)
+        assert isinstance(keepalive(before, NOW), KeepWaiting)
         asked = NOW + 0.5 if run.ended == NOW else NOW - 10
-        assert keepalive(replace(before, asked_to_start=asked), NOW) == Start(f"asked-{asked:.3f}")
-        assert isinstance(keepalive(replace(before, asked_to_start=NOW - 95), NOW), Wait), "that session had it"
+        assert keepalive(replace(before, asked_to_start=asked), NOW) == StartSession(f"asked-{asked:.3f}")
+        assert isinstance(keepalive(replace(before, asked_to_start=NOW - 95), NOW), KeepWaiting), "that session had it"
         while_it_ended = replace(before, asked_to_start=NOW - 51)
-        assert isinstance(keepalive(while_it_ended, NOW), Start) == (run.status == "FAILURE")
+        assert isinstance(keepalive(while_it_ended, NOW), StartSession) == (run.status == "FAILURE")
     held = JobSeen([ended], STREAMS, held_by={STREAMS[0]: "process 7"}, asked_to_start=NOW - 10)
-    assert isinstance(keepalive(held, NOW), Wait)
+    assert isinstance(keepalive(held, NOW), KeepWaiting)
     all_stopped = JobSeen([ended], STREAMS, stopped_on_purpose=frozenset(STREAMS), asked_to_start=NOW - 10)
-    assert isinstance(keepalive(all_stopped, NOW), Wait)
+    assert isinstance(keepalive(all_stopped, NOW), KeepWaiting)

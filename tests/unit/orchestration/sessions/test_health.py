@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,10 +11,9 @@ import dagster as dg
 import pytest
 
 from orchestration.bundle.job import Continuous
-from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import RunSeen, missed, should_run
 from orchestration.sessions.health import (
-    NOT_TOLD,
+    NO_ALERT,
     HealthChecks,
     check_key,
     left_behind,
@@ -25,8 +22,7 @@ from orchestration.sessions.health import (
 )
 from orchestration.sessions.ownership import STOPPED_BY_TAG
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.verdicts import AGAIN_AFTER, OTHER_WORDS_AFTER, Verdict, to_report
-from streaming_jobs.settings import Settings
+from orchestration.sessions.verdicts import AGAIN_AFTER, OTHER_WORDS_AFTER, CheckVerdict, to_report
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status
 from tests.conftest import SettingsFactory
@@ -39,8 +35,8 @@ def found(state: str, *reasons: Reason, notes: tuple[str, ...] = ()) -> Health:
     return Health("orders", NOW, state, reasons, notes)
 
 
-WELL = Verdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
-RED = Verdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
+WELL = CheckVerdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
+RED = CheckVerdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
 DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so"))
 
 
@@ -141,7 +137,7 @@ def test_green_again_only_after_the_stream_has_shown_that_it_works() -> None:
     assert settling(WELL, starting.evaluation(KEY)) == starting, "however often it is looked at"
     assert settling(WELL, WELL.evaluation(KEY)) is WELL and settling(WELL, None) is WELL
     assert settling(RED, starting.evaluation(KEY)) is RED
-    assert starting.mark in NOT_TOLD, "or each try of a stream that never works is an alert, and an all-clear"
+    assert starting.mark in NO_ALERT, "or each try of a stream that never works is an alert, and an all-clear"
 
 
 STOPPED = Status("orders", "stopped", 7, heartbeat=NOW - 200, trigger="continuous")
@@ -169,14 +165,7 @@ def test_a_stream_that_ended_while_its_session_goes_on_is_left_behind(
     assert not left_behind([replace(session, status="SUCCESS")], status, NOW, patience=100), "should_run tells"
 
 
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """One with SQLite files, as at home."""
-    with dg.DagsterInstance.from_config(str(prepare(Settings(home=tmp_path)))) as instance:
-        yield instance
-
-
-def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = None) -> int:
+def tell(instance: dg.DagsterInstance, verdict: CheckVerdict, now: float | None = None) -> int:
     """Report what is to be told; how much it was."""
     reported = to_report(instance, {KEY: verdict}, now or time.time())
     for evaluation in reported:
@@ -185,7 +174,7 @@ def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = Non
 
 
 def test_each_change_is_told_once_and_the_rest_now_and_then(instance: dg.DagsterInstance) -> None:
-    assert tell(instance, Verdict(True, dg.AssetCheckSeverity.ERROR, "never started", "orders never started")) == 0
+    assert tell(instance, CheckVerdict(True, dg.AssetCheckSeverity.ERROR, "never started", "orders never started")) == 0
     assert [tell(instance, v) for v in (WELL, WELL, RED, RED, RED, WELL)] == [1, 0, 1, 0, 0, 1]
     assert tell(instance, WELL, time.time() + AGAIN_AFTER + 1) == 1
     other = replace(WELL, text="orders is idle")

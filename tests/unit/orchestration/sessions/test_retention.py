@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.ownership import KIND_TAG, SESSION_TAG, job_tags
 from orchestration.sessions.reporting import not_being_made
 from orchestration.sessions.retention import RUNS_AT_ONCE, Owned, delete_events, delete_runs
@@ -21,13 +19,6 @@ HEALTH = dg.AssetCheckKey(ORDERS, "health")
 OWNED = Owned([ORDERS], [HEALTH])
 LEDGER = dg.AssetKey(["finance", "ledger"])
 BALANCE = dg.AssetCheckKey(LEDGER, "health")
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """One with SQLite files, as at home."""
-    with dg.DagsterInstance.from_config(str(prepare(Settings(home=tmp_path)))) as instance:
-        yield instance
 
 
 def home(path: Path, *, own: bool) -> Settings:

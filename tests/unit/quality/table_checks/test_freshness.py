@@ -11,14 +11,12 @@ import pyarrow as pa
 import pytest
 
 from quality.table_checks import Freshness, Lag
-from streaming_jobs.errors import UsageError
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.checked_tables import AT, Orders, row, rows
 
 
-def test_a_fresh_table_passes_and_an_old_one_fails(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_fresh_table_passes_and_an_old_one_fails(orders: Orders) -> None:
     orders.batch(0)
     fresh = Freshness("10 minutes").look(orders.checked())
     assert fresh.passed and fresh.number is not None and fresh.number < 60
@@ -27,8 +25,7 @@ def test_a_fresh_table_passes_and_an_old_one_fails(tmp_path: Path) -> None:
     assert "10 minutes" in old.observed and not old.error
 
 
-def test_a_batch_without_rows_and_a_compaction_make_nothing_fresh(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_batch_without_rows_and_a_compaction_make_nothing_fresh(orders: Orders) -> None:
     orders.batch(0)
     orders.batch(1)
     last = orders.checked().commits[0].at / 1000
@@ -38,8 +35,7 @@ def test_a_batch_without_rows_and_a_compaction_make_nothing_fresh(tmp_path: Path
     assert Freshness("1 hour").look(orders.checked(now=last + 100)).number == pytest.approx(100)
 
 
-def test_rows_of_another_program_and_a_shortened_log_count(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_rows_of_another_program_and_a_shortened_log_count(orders: Orders) -> None:
     orders.batch(0)
     line = next(iter(orders.ledger_file.days("orders")))[-1].read().at
     orders.batch(1, [])
@@ -49,15 +45,13 @@ def test_rows_of_another_program_and_a_shortened_log_count(tmp_path: Path) -> No
     assert Freshness("1 hour").look(orders.checked(now=time.time() + 1000)).number == pytest.approx(1000, abs=30)
 
 
-def test_a_table_that_never_had_a_row_fails(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_table_that_never_had_a_row_fails(orders: Orders) -> None:
     for check in (Freshness("1 day"), Freshness("1 day", "at")):
         outcome = check.look(orders.checked())
         assert not outcome.passed and "there is no" in outcome.observed and not outcome.error
 
 
-def test_the_newest_value_of_a_column_is_judged(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_the_newest_value_of_a_column_is_judged(orders: Orders) -> None:
     orders.batch(0, rows(0, 10))
     check = Freshness("1 minute", column="at")
     assert check.look(orders.checked(now=AT + 9 + 59)).passed
@@ -65,8 +59,7 @@ def test_the_newest_value_of_a_column_is_judged(tmp_path: Path) -> None:
     assert not outcome.passed and outcome.number == pytest.approx(61)
 
 
-def test_values_of_the_future_hide_nothing(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_values_of_the_future_hide_nothing(orders: Orders) -> None:
     orders.batch(0, [row(0), row(1, at=datetime(2999, 1, 1, tzinfo=UTC)), row(2, at=None)])
     outcome = Freshness("1 minute", "at").look(orders.checked(now=AT + 100))
     assert not outcome.passed and outcome.number == pytest.approx(100)
@@ -74,8 +67,7 @@ def test_values_of_the_future_hide_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us")])
-def test_a_date_is_its_midnight_and_a_time_without_a_zone_is_utc(tmp_path: Path, kind: pa.DataType) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_date_is_its_midnight_and_a_time_without_a_zone_is_utc(orders: Orders, kind: pa.DataType) -> None:
     value = date(2026, 1, 1) if kind == pa.date32() else datetime(2026, 1, 1)
     orders.other("days", pa.table({"day": pa.array([value, None], kind)}))
     now = datetime(2026, 1, 1, 1, tzinfo=UTC).timestamp()
@@ -83,15 +75,13 @@ def test_a_date_is_its_midnight_and_a_time_without_a_zone_is_utc(tmp_path: Path,
     assert outcome.passed and outcome.number == 3600
 
 
-def test_a_column_that_is_not_there_or_no_time_is_an_error(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_column_that_is_not_there_or_no_time_is_an_error(orders: Orders) -> None:
     misspelt = Freshness("1 minute", "att").look(orders.checked())
     assert not misspelt.passed and "did you mean 'at'?" in misspelt.error
     assert "no time" in Freshness("1 minute", "id").look(orders.checked()).error
 
 
-def test_a_damaged_log_is_an_error_and_not_a_pass(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_damaged_log_is_an_error_and_not_a_pass(orders: Orders) -> None:
     orders.batch(0)
     checked = orders.checked()
     (orders.path / "_delta_log" / f"{1:020d}.json").write_text("{")
@@ -123,26 +113,3 @@ def test_lag_in_seconds_grows_while_nothing_runs_and_in_records_is_unknown(tmp_p
 
 def test_a_stream_that_never_ran_has_no_lag(tmp_path: Path) -> None:
     assert Lag(records=5).look(Orders.begin(tmp_path).checked()).error
-
-
-@pytest.mark.parametrize(
-    "declare",
-    [
-        lambda: Freshness("soon"),
-        lambda: Freshness("0 s"),
-        lambda: Freshness(10),  # type: ignore[arg-type]
-        lambda: Freshness("1 s", column=""),
-        lambda: Freshness("1 s", severity="fatal"),  # type: ignore[arg-type]
-        Lag,
-        lambda: Lag(records=-1),
-    ],
-)
-def test_options_are_checked_when_it_is_declared(declare: Any) -> None:
-    with pytest.raises(UsageError):
-        declare()
-
-
-def test_a_misspelt_severity_names_the_right_one() -> None:
-    with pytest.raises(UsageError) as error:
-        Freshness("1 s", severity="warnin")  # type: ignore[arg-type]
-    assert "warning" in str(error.value)

@@ -51,8 +51,7 @@ def test_a_sound_table_passes_also_compacted_and_with_a_short_log(tmp_path: Path
 
 
 @pytest.mark.parametrize("said", [9, 11])
-def test_a_commit_with_other_rows_than_the_ledger_says_is_named(tmp_path: Path, said: int) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_commit_with_other_rows_than_the_ledger_says_is_named(orders: Orders, said: int) -> None:
     orders.batch(0)
     orders.batch(1, said=said)
     text = looked(orders)
@@ -60,8 +59,7 @@ def test_a_commit_with_other_rows_than_the_ledger_says_is_named(tmp_path: Path, 
     assert "the table has 20 rows more than in version 0" in text
 
 
-def test_rows_without_statistics_are_not_compared_and_it_says_so(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_rows_without_statistics_are_not_compared_and_it_says_so(orders: Orders) -> None:
     orders.batch(0, said=99)
     log = orders.path / "_delta_log" / f"{1:020d}.json"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -73,8 +71,7 @@ def test_rows_without_statistics_are_not_compared_and_it_says_so(tmp_path: Path)
     assert "1 commit without row counts" in outcome.observed
 
 
-def test_rows_that_left_the_table_break_the_sum(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_rows_that_left_the_table_break_the_sum(orders: Orders) -> None:
     orders.batch(0)
     orders.batch(1)
     entry = replace(orders.entry(2), rows={"written": 0})
@@ -88,22 +85,19 @@ def test_rows_that_left_the_table_break_the_sum(tmp_path: Path) -> None:
     assert "the table has 19 rows more than in version 0, the ledger says 20" in text
 
 
-def test_an_upsert_that_grew_by_more_than_its_batch_is_named(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path, UPSERT)
-    orders.batch(0)
-    orders.batch(1, rows(5, 25), said=14)
-    assert "g0001 batch 1 (version 2) upserted 14 rows by the ledger, the table grew by 15" in looked(orders)
+def test_an_upsert_that_grew_by_more_than_its_batch_is_named(upsert: Orders) -> None:
+    upsert.batch(0)
+    upsert.batch(1, rows(5, 25), said=14)
+    assert "g0001 batch 1 (version 2) upserted 14 rows by the ledger, the table grew by 15" in looked(upsert)
 
 
-def test_an_upsert_may_grow_by_less_than_its_batch(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path, UPSERT)
+def test_an_upsert_may_grow_by_less_than_its_batch(upsert: Orders) -> None:
     for number in range(3):
-        orders.batch(number, rows(0, 10))
-    assert looked(orders) == ""
+        upsert.batch(number, rows(0, 10))
+    assert looked(upsert) == ""
 
 
-def test_a_commit_of_another_program_is_named_unless_a_person_accepted_it(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_commit_of_another_program_is_named_unless_a_person_accepted_it(orders: Orders) -> None:
     orders.batch(0)
     orders.foreign(rows(90, 93))
     orders.batch(1)
@@ -113,23 +107,20 @@ def test_a_commit_of_another_program_is_named_unless_a_person_accepted_it(tmp_pa
     assert looked(orders) == ""
 
 
-def test_a_batch_that_is_missing_in_the_log_is_named(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_batch_that_is_missing_in_the_log_is_named(orders: Orders) -> None:
     orders.batch(0)
     orders.batch(2)
     assert "1 batch missing between g0001 batch 0 and g0001 batch 2" in looked(orders)
 
 
-def test_a_line_that_a_crash_lost_is_no_fault(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_line_that_a_crash_lost_is_no_fault(orders: Orders) -> None:
     for number in range(4):
         orders.batch(number, line=number != 1)
     orders.shorten()
     assert looked(orders) == ""
 
 
-def test_gaps_and_overlaps_of_older_batches_are_found_in_the_ledger_file(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_gaps_and_overlaps_of_older_batches_are_found_in_the_ledger_file(orders: Orders) -> None:
     orders.batch(0)
     orders.batch(1, offsets=(OffsetRange("orders", "topic-1", {0: 8}, {0: 20}),))
     orders.batch(2, offsets=(OffsetRange("orders", "topic-1", {0: 23}, {0: 30}),))
@@ -140,16 +131,14 @@ def test_gaps_and_overlaps_of_older_batches_are_found_in_the_ledger_file(tmp_pat
     assert "g0001 batch 2 leaves out orders-0 20 to 22, after g0001 batch 1" in text
 
 
-def test_only_batches_of_the_fixed_version_are_compared(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_only_batches_of_the_fixed_version_are_compared(orders: Orders) -> None:
     orders.batch(0)
     orders.batch(1, said=5, offsets=(OffsetRange("orders", "topic-1", {0: 0}, {0: 20}),))
     assert looked(orders, version=1) == ""
     assert looked(orders, version=2) != ""
 
 
-def test_batches_after_the_fixed_version_are_left_out_also_if_the_log_left_it_behind(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_batches_after_the_fixed_version_are_left_out_also_if_the_log_left_it_behind(orders: Orders) -> None:
     for number in range(4):
         orders.batch(number)
     checked = orders.checked(version=2)
@@ -171,8 +160,7 @@ def test_a_secondary_table_is_compared_with_its_own_entries(tmp_path: Path) -> N
     assert "g0001 batch 3 (version 3) wrote 4 rows by the ledger, its files have 3" in looked(orders, declared=others)
 
 
-def test_after_a_publish_sums_begin_anew_and_offsets_too(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_after_a_publish_sums_begin_anew_and_offsets_too(orders: Orders) -> None:
     for number in range(3):
         orders.batch(number)
     table = orders.stored()
@@ -213,12 +201,3 @@ def test_a_new_partition_begins_at_its_first_offset_and_none_may_vanish() -> Non
 
 def test_generations_are_not_compared() -> None:
     assert not list(offset_faults([entry(5, {0: 50}, {0: 60}), entry(3, {0: 30}, {0: 40}, generation=2)]))
-
-
-def test_the_code_of_a_version_is_that_of_its_batch(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
-    orders.batch(0)
-    orders.batch(1, code="b")
-    checked = orders.checked()
-    codes = [code and code.hash for code in (checked.code_at(v) for v in range(checked.version + 1))]
-    assert codes == [None, "a", "b"]

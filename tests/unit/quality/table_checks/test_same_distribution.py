@@ -15,8 +15,7 @@ from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
 
 from quality.table_checks import SameDistribution
-from quality.table_checks.code_of_files import live_files
-from streaming_jobs.errors import UsageError
+from quality.table_checks.same_distribution import live_files
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.checked_tables import AT, Orders, Row, row
 
@@ -123,8 +122,7 @@ def test_a_file_that_mixes_codes_is_left_out_and_named(tmp_path: Path) -> None:
     assert "300 rows of code b and 0 of a" in outcome.observed
 
 
-def test_a_compaction_of_one_code_keeps_it(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_compaction_of_one_code_keeps_it(orders: Orders) -> None:
     for number in range(2):
         orders.batch(number, normal(count=150))
     orders.compact()
@@ -140,8 +138,7 @@ def test_a_compaction_mixes_no_partitions(tmp_path: Path) -> None:
     assert sorted(codes_of(orders)) == [["a"], ["b"]]
 
 
-def test_with_a_short_log_files_are_told_by_the_times_of_the_ledger(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_with_a_short_log_files_are_told_by_the_times_of_the_ledger(orders: Orders) -> None:
     orders.batch(0, normal(count=10), code="z")
     for number in range(1, 5):
         time.sleep(0.01)
@@ -156,9 +153,8 @@ def test_with_a_short_log_files_are_told_by_the_times_of_the_ledger(tmp_path: Pa
     assert not outcome.passed and "700 rows of code b and 400 of a" in outcome.observed
 
 
-def test_a_compaction_at_the_change_of_the_code_is_not_taken_for_the_new_code(tmp_path: Path) -> None:
+def test_a_compaction_at_the_change_of_the_code_is_not_taken_for_the_new_code(orders: Orders) -> None:
     """The first batch of the new code was committed after it; nothing but the number of rows tells them apart."""
-    orders = Orders.begin(tmp_path)
     for number in range(3):
         orders.batch(number, normal(count=20))
         time.sleep(0.01)
@@ -171,8 +167,7 @@ def test_a_compaction_at_the_change_of_the_code_is_not_taken_for_the_new_code(tm
     assert codes_of(orders) == [["b"], ["a", "b"], ["a", "b"]]
 
 
-def test_a_compaction_in_the_time_of_the_newest_code_is_of_no_known_code(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_compaction_in_the_time_of_the_newest_code_is_of_no_known_code(orders: Orders) -> None:
     for number, code in enumerate("zabb"):
         orders.batch(number, normal(count=20), code=code)
         time.sleep(0.01)
@@ -218,19 +213,3 @@ def test_what_cannot_be_compared_is_an_error(tmp_path: Path) -> None:
     for file in orders.path.glob("*.parquet"):
         file.unlink()
     assert "is gone" in SameDistribution("value").look(checked).error
-
-
-@pytest.mark.parametrize(
-    "declare",
-    [
-        lambda: SameDistribution(""),
-        lambda: SameDistribution("x", method="kss"),  # type: ignore[arg-type]
-        lambda: SameDistribution("x", threshold=0),
-        lambda: SameDistribution("x", bins=1),
-        lambda: SameDistribution("x", at_least=1),
-        lambda: SameDistribution("x", at_least=10, at_most=9),
-    ],
-)
-def test_options_are_checked_when_it_is_declared(declare: Any) -> None:
-    with pytest.raises(UsageError):
-        declare()

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from quality.table_checks import Past, UsualRows, UsualTotal
-from quality.validation import Outcome
-from streaming_jobs.errors import UsageError
-from streaming_jobs.stream import DeltaTable as Declared
+from quality.validation import CheckOutcome
 from tests.support.checked_tables import AT, Orders, Row, row, rows
 
 HOUR = 3600.0
@@ -42,9 +40,8 @@ AFTER = AT + 1000 * HOUR
 
 @pytest.mark.parametrize(("count", "passed"), [(100, True), (97, True), (10, False), (1000, False), (0, False)])
 def test_the_rows_since_the_last_validation_are_compared_with_earlier_ones(
-    tmp_path: Path, count: int, passed: bool
+    orders: Orders, count: int, passed: bool
 ) -> None:
-    orders = Orders.begin(tmp_path)
     orders.batch(0)
     orders.batch(1, rows(0, count))
     now = time.time()
@@ -65,7 +62,7 @@ class Growing:
     def passed(self, expectation: str, limit: int) -> Sequence[Past]:
         return [past for past, passed in self.outcomes if passed][:limit]
 
-    def look(self, check: UsualRows | UsualTotal, orders: Orders, since: int) -> Outcome:
+    def look(self, check: UsualRows | UsualTotal, orders: Orders, since: int) -> CheckOutcome:
         outcome = check.look(replace(orders.checked(since=since, now=self.now), past=self))
         self.outcomes.insert(0, (Past(outcome.number, self.now, outcome.observed), outcome.passed))
         self.now += HOUR
@@ -73,8 +70,7 @@ class Growing:
 
 
 @pytest.mark.parametrize("check", [UsualRows(at_most=10), UsualTotal("value", at_most=10)])
-def test_an_outage_stays_red_until_rows_come_as_usual(tmp_path: Path, check: UsualRows | UsualTotal) -> None:
-    orders = Orders.begin(tmp_path)
+def test_an_outage_stays_red_until_rows_come_as_usual(orders: Orders, check: UsualRows | UsualTotal) -> None:
     seen = Growing(time.time() - 100 * HOUR)
     orders.batch(0, rows(0, 100, value=1.0))
     for number in range(1, 14):
@@ -86,8 +82,7 @@ def test_an_outage_stays_red_until_rows_come_as_usual(tmp_path: Path, check: Usu
     assert seen.look(check, orders, since=14).passed
 
 
-def test_a_change_that_is_declared_is_what_later_numbers_are_compared_with(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_change_that_is_declared_is_what_later_numbers_are_compared_with(orders: Orders) -> None:
     orders.batch(0, rows(0, 10))
     now = time.time()
     past = history(now, *[10.0] * 8, *[100.0] * 30)
@@ -98,8 +93,7 @@ def test_a_change_that_is_declared_is_what_later_numbers_are_compared_with(tmp_p
     assert outcome.passed and "usually 10 (median of 8)" in outcome.observed
 
 
-def test_an_outcome_of_a_run_on_a_part_of_the_table_does_not_shorten_the_time(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_an_outcome_of_a_run_on_a_part_of_the_table_does_not_shorten_the_time(orders: Orders) -> None:
     orders.batch(0)
     began = time.time() - 1800
     orders.batch(1)
@@ -108,16 +102,14 @@ def test_an_outcome_of_a_run_on_a_part_of_the_table_does_not_shorten_the_time(tm
     assert outcome.number == pytest.approx(5)
 
 
-def test_an_upsert_counts_the_rows_that_batches_brought(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path, Declared("orders", keys=["id"]))
-    orders.batch(0)
-    orders.batch(1, rows(0, 10))
+def test_an_upsert_counts_the_rows_that_batches_brought(upsert: Orders) -> None:
+    upsert.batch(0)
+    upsert.batch(1, rows(0, 10))
     now = time.time()
-    assert UsualRows().look(orders.checked(since=1, now=now, past=history(now, 1.0))).number == pytest.approx(10)
+    assert UsualRows().look(upsert.checked(since=1, now=now, past=history(now, 1.0))).number == pytest.approx(10)
 
 
-def test_a_short_history_passes_and_is_recorded(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_short_history_passes_and_is_recorded(orders: Orders) -> None:
     orders.batch(0)
     now = time.time()
     outcome = UsualRows().look(orders.checked(since=0, now=now, past=history(now, *STEADY[:7])))
@@ -125,8 +117,7 @@ def test_a_short_history_passes_and_is_recorded(tmp_path: Path) -> None:
     assert "no earlier validation" in UsualRows().look(orders.checked()).observed
 
 
-def test_rows_are_counted_from_the_ledger_file_once_the_log_is_shorter(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_rows_are_counted_from_the_ledger_file_once_the_log_is_shorter(orders: Orders) -> None:
     for number in range(4):
         orders.batch(number)
     orders.shorten()
@@ -134,8 +125,7 @@ def test_rows_are_counted_from_the_ledger_file_once_the_log_is_shorter(tmp_path:
     assert UsualRows().look(orders.checked(since=1, now=now, past=history(now, 1.0))).number == pytest.approx(30)
 
 
-def test_rows_that_neither_log_nor_ledger_knows_are_an_error(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_rows_that_neither_log_nor_ledger_knows_are_an_error(orders: Orders) -> None:
     for number in range(4):
         orders.batch(number, line=number > 2)
     orders.shorten()
@@ -144,8 +134,7 @@ def test_rows_that_neither_log_nor_ledger_knows_are_an_error(tmp_path: Path) -> 
     assert not outcome.passed and "cannot be counted" in outcome.error
 
 
-def test_after_a_recovery_nothing_is_judged(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_after_a_recovery_nothing_is_judged(orders: Orders) -> None:
     orders.batch(0)
     table = orders.stored()
     table.mark(replace(orders.entry(0, 2), kind="publish", plan="p"))
@@ -168,22 +157,19 @@ def test_after_a_recovery_nothing_is_judged(tmp_path: Path) -> None:
     ],
 )
 def test_the_newest_whole_window_is_compared_with_those_before_it(
-    tmp_path: Path, counts: list[int], passed: bool
+    orders: Orders, counts: list[int], passed: bool
 ) -> None:
-    orders = Orders.begin(tmp_path)
     orders.batch(0, hours(counts))
     outcome = UsualRows(time="at").look(orders.checked(now=AFTER))
     assert outcome.passed is passed and outcome.number == counts[-2]
 
 
-def test_rows_of_the_future_are_no_window(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_rows_of_the_future_are_no_window(orders: Orders) -> None:
     orders.batch(0, [*hours([10] * 12), row(1, at=datetime(2999, 1, 1, tzinfo=UTC)), row(2, at=None)])
     assert UsualRows(time="at").look(orders.checked(now=AFTER)).number == 10
 
 
-def test_a_table_without_rows_or_with_one_is_not_judged(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_table_without_rows_or_with_one_is_not_judged(orders: Orders) -> None:
     for content in ([], [row(1)], [row(2, at=None)]):
         orders.batch(len(orders.checked().commits), content)
         for check in (UsualRows(time="at"), UsualTotal("value", time="at")):
@@ -199,49 +185,29 @@ def test_a_total_per_window_is_judged_whatever_the_type(tmp_path: Path, column: 
         assert UsualTotal(column, time="at").look(orders.checked(now=AFTER)).passed is passed
 
 
-def test_the_growth_of_a_total_is_compared_with_earlier_growth(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path, Declared("orders", keys=["id"]))
-    orders.batch(0, [row(0, value=1100.0), row(1, value=None)])
+def test_the_growth_of_a_total_is_compared_with_earlier_growth(upsert: Orders) -> None:
+    upsert.batch(0, [row(0, value=1100.0), row(1, value=None)])
     now = time.time()
     steady = history(now, *[1000.0 - 100 * place for place in range(10)])
-    assert UsualTotal("value").look(orders.checked(now=now, past=steady)).passed
-    orders.batch(1, [row(0, value=9000.0)])
-    outcome = UsualTotal("value").look(orders.checked(now=now, past=steady))
+    assert UsualTotal("value").look(upsert.checked(now=now, past=steady)).passed
+    upsert.batch(1, [row(0, value=9000.0)])
+    outcome = UsualTotal("value").look(upsert.checked(now=now, past=steady))
     assert not outcome.passed and outcome.number == 9000
 
 
-def test_a_sum_that_is_no_number_fails(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_sum_that_is_no_number_fails(orders: Orders) -> None:
     orders.batch(0, [row(0, value=float("nan")), row(1)])
     outcome = UsualTotal("value").look(orders.checked())
     assert not outcome.passed and outcome.number is None
 
 
-def test_nulls_only_are_a_total_of_zero(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_nulls_only_are_a_total_of_zero(orders: Orders) -> None:
     orders.batch(0, rows(0, 3, value=None))
     outcome = UsualTotal("value").look(orders.checked())
     assert outcome.passed and outcome.number == 0
 
 
-def test_a_column_without_a_sum_is_an_error(tmp_path: Path) -> None:
-    orders = Orders.begin(tmp_path)
+def test_a_column_without_a_sum_is_an_error(orders: Orders) -> None:
     assert "no sum" in UsualTotal("place").look(orders.checked()).error
     assert "no time" in UsualTotal("id", time="place").look(orders.checked()).error
     assert "did you mean 'price'" in UsualTotal("prise").look(orders.checked()).error
-
-
-@pytest.mark.parametrize(
-    "declare",
-    [
-        lambda: UsualRows(threshold=0),
-        lambda: UsualRows(threshold=float("nan")),
-        lambda: UsualRows(at_least=1),
-        lambda: UsualRows(at_least=9, at_most=8),
-        lambda: UsualRows(window="often"),
-        lambda: UsualTotal(""),
-    ],
-)
-def test_options_are_checked_when_it_is_declared(declare: Any) -> None:
-    with pytest.raises(UsageError):
-        declare()

@@ -1,9 +1,11 @@
-"""The files of one fixed version of a table that a run reads.
+"""The rows that a run of a suite reads: those that are new, or all; of a partition, or of a range of times.
+
+A sample has the files of one fixed version of the table.
 
 New rows are in the files that commits after a version have added with `dataChange`. A commit that changes rows and
 removes such a file again (an upsert, a delete, a recovery) adds the rows that are left of it in other files. A
 compaction changes no rows: of a file that it has rewritten, the rows are read as they were written, from the file
-itself as long as it is on disk. Where the log or such a file is gone, the slice is the whole table.
+itself as long as it is on disk. Where the log or such a file is gone, the sample is the whole table.
 
 File statistics only leave files out: a file without them, or without bounds of the column, is read.
 """
@@ -13,13 +15,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from quality.slice_request import SliceRequest, TimeRange
+from quality.suites import SampleKind
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.state.provenance import Change, changes
 from streaming_jobs.text import commands
@@ -34,17 +36,80 @@ _ROUNDING = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
-class DataFile:
+class TimeRange:
+    """Rows whose `column`, a date or a time, is at or after `begin` and before `end`; None is open."""
+
+    column: str
+    begin: datetime | None = None
+    end: datetime | None = None
+
+    @classmethod
+    def parse(cls, column: str | None, begin: str | None, end: str | None) -> TimeRange | None:
+        """The range of a command's options, None without any; times without a zone are UTC."""
+        if begin is None and end is None and column is None:
+            return None
+        if column is None or (begin is None and end is None):
+            raise UsageError("a time range needs a column and an end", "--column sched_dep --from 2013-01-01")
+        first, last = (_time(text) if text is not None else None for text in (begin, end))
+        if first is not None and last is not None and first >= last:
+            raise UsageError(f"the range from {begin} to {end} is empty", "`to` is exclusive, and after `from`")
+        return cls(column, first, last)
+
+    @property
+    def words(self) -> str:
+        begin = f" from {self.begin:%Y-%m-%d %H:%M:%S}" if self.begin else ""
+        end = f" to before {self.end:%Y-%m-%d %H:%M:%S}" if self.end else ""
+        return f"{self.column}{begin}{end} UTC"
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """The rows that a run is asked to look at; a partition and a range of times leave others out.
+
+    `since`: the version after which rows are new, None for the first run.
+    """
+
+    kind: SampleKind = "new"
+    since: int | None = None
+    partition: Mapping[str, str] = field(default_factory=dict)
+    times: TimeRange | None = None
+
+    @property
+    def narrowed(self) -> bool:
+        """True if new rows may be left out; the next run then begins where the run before began."""
+        return bool(self.partition) or self.times is not None
+
+
+def parse_partition(texts: list[str]) -> dict[str, str]:
+    """The values of partition columns from `column=value` texts."""
+    values = {}
+    for text in texts:
+        column, equals, value = text.partition("=")
+        if not column or not equals:
+            raise UsageError(f"--partition {text} is not column=value", "such as --partition month=2013-01")
+        values[column] = value
+    return values
+
+
+def _time(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"'{text}' is not a time", "write 2013-01-31, or 2013-01-31T08:00:00+00:00") from None
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+@dataclass(frozen=True)
+class SampleFile:
     """One file: its path on disk, the text of its partition values, its statistics as the log has them.
 
-    `added`: the version that added it, where the slice had to find out. `modified`: milliseconds since 1970.
+    `modified`: milliseconds since 1970.
     """
 
     path: Path
     partition: Mapping[str, str | None]
     stats: Mapping[str, Any]
     modified: int
-    added: int | None = None
 
     @property
     def rows(self) -> int:
@@ -59,7 +124,7 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Slice:
+class SuiteSample:
     """The files to read of a version, oldest first, with the version's columns; `rows` is before the filter by time.
 
     `since`: the version after which its rows came, None for all. `whole`: every row of the version is in it.
@@ -69,7 +134,7 @@ class Slice:
     table_id: str
     version: int
     since: int | None
-    files: tuple[DataFile, ...]
+    files: tuple[SampleFile, ...]
     files_in_table: int
     rows: int
     words: str
@@ -78,19 +143,21 @@ class Slice:
     whole: bool = False
 
 
-def choose_slice(handle: DeltaTable, table: Path, request: SliceRequest) -> Slice:
-    """The slice of the version that the handle has loaded, which then no longer moves; `table` is its folder.
+def choose_sample(handle: DeltaTable, table: Path, request: SampleRequest) -> SuiteSample:
+    """The sample of the version that the handle has loaded; `table` is the table's folder.
 
     Raises UsageError for a partition or a range that the table cannot have, and for a table whose rows are not those of
     its files (deletion vectors, column mapping).
     """
+    import pyarrow as pa
+
     _refuse_indirect(handle, table)
     version, live = int(handle.version()), _live(table, int(handle.version()))
     files, since, words = list(live.values()), None, "all rows"
     if request.kind == "new":
         files, since, words = _new_files(table, request.since, version, live)
     parts = list(handle.metadata().partition_columns)
-    schema = _schema(handle)
+    schema: pa.Schema = pa.schema(handle.schema().to_arrow())
     if request.partition:
         files = _of_partition(table, parts, files, request.partition)
         words += "".join(f", {column}={value}" for column, value in request.partition.items())
@@ -98,7 +165,7 @@ def choose_slice(handle: DeltaTable, table: Path, request: SliceRequest) -> Slic
         _check_range(table, schema, request.times)
         files = [file for file in files if request.times.column in parts or _may_hold(file, request.times)]
         words += f", {request.times.words}"
-    return Slice(
+    return SuiteSample(
         table=table,
         table_id=str(handle.metadata().id),
         version=version,
@@ -114,8 +181,8 @@ def choose_slice(handle: DeltaTable, table: Path, request: SliceRequest) -> Slic
 
 
 def _new_files(
-    table: Path, since: int | None, version: int, live: Mapping[str, DataFile]
-) -> tuple[list[DataFile], int | None, str]:
+    table: Path, since: int | None, version: int, live: Mapping[str, SampleFile]
+) -> tuple[list[SampleFile], int | None, str]:
     """The files with the rows after a version, that version, and words; the whole table where they are not known."""
     everything = list(live.values())
     if since is None:
@@ -136,39 +203,39 @@ def _new_files(
     return list(files.values()), since, words
 
 
-def _replayed(table: Path, commits: Sequence[Change]) -> tuple[dict[str, DataFile], bool]:
+def _replayed(table: Path, commits: Sequence[Change]) -> tuple[dict[str, SampleFile], bool]:
     """The files with new rows after these commits; and True if some of them have older rows too."""
-    files: dict[str, DataFile] = {}
+    files: dict[str, SampleFile] = {}
     into: dict[str, tuple[str, ...]] = {}  # a rewritten file, and the files of the commit that rewrote it
-    outputs: dict[str, DataFile] = {}
+    outputs: dict[str, SampleFile] = {}
     doubted = False
     for commit in commits:
         for path in commit.gone & files.keys():
             into[path] = tuple(commit.rewritten)
         if commit.gone & files.keys() or commit.gone & outputs.keys():
-            outputs.update({p: _file(table, a, commit.version) for p, a in commit.rewritten.items()})
+            outputs.update({p: _file(table, a) for p, a in commit.rewritten.items()})
         for path in commit.removed:
             files.pop(path, None)
         if commit.removed & outputs.keys():
             files, more = _without(files, into, outputs, commit)
             doubted = doubted or more
-        files.update({p: _file(table, a, commit.version) for p, a in commit.added.items()})
+        files.update({p: _file(table, a) for p, a in commit.added.items()})
     return files, doubted
 
 
 def _without(
-    files: Mapping[str, DataFile],
+    files: Mapping[str, SampleFile],
     into: Mapping[str, tuple[str, ...]],
-    outputs: Mapping[str, DataFile],
+    outputs: Mapping[str, SampleFile],
     commit: Change,
-) -> tuple[dict[str, DataFile], bool]:
+) -> tuple[dict[str, SampleFile], bool]:
     """The files without the rows of compacted ones that a commit removes; the other files of that compaction stay.
 
     What is left of a removed file's rows, the commit has added. Which of a compaction's files has the rows of one that
     it rewrote is not known, so the others are read instead.
     """
-    left: dict[str, DataFile] = {}
-    instead_of: dict[str, DataFile] = {}
+    left: dict[str, SampleFile] = {}
+    instead_of: dict[str, SampleFile] = {}
     for path, file in files.items():
         ends = _ends(path, into)
         if not commit.removed & ends:
@@ -185,23 +252,22 @@ def _ends(path: str, into: Mapping[str, tuple[str, ...]]) -> set[str]:
     return {end for each in into[path] for end in _ends(each, into)}
 
 
-def _live(table: Path, version: int) -> dict[str, DataFile]:
+def _live(table: Path, version: int) -> dict[str, SampleFile]:
     from streaming_jobs.sinks.delta.table_files import table_files
 
     listed = table_files(table, version)
     return {
-        unquote(path): DataFile(_on_disk(table, path), f.partition, _stats(f.stats), f.modified)
+        unquote(path): SampleFile(_on_disk(table, path), f.partition, _stats(f.stats), f.modified)
         for path, f in listed.items()
     }
 
 
-def _file(table: Path, add: Mapping[str, Any], version: int) -> DataFile:
-    return DataFile(
+def _file(table: Path, add: Mapping[str, Any]) -> SampleFile:
+    return SampleFile(
         _on_disk(table, add["path"]),
         dict(add.get("partitionValues") or {}),
         _stats(add.get("stats")),
         int(add.get("modificationTime") or 0),
-        version,
     )
 
 
@@ -219,8 +285,8 @@ def _stats(text: str | None) -> Mapping[str, Any]:
 
 
 def _of_partition(
-    table: Path, columns: Sequence[str], files: Sequence[DataFile], wanted: Mapping[str, str]
-) -> list[DataFile]:
+    table: Path, columns: Sequence[str], files: Sequence[SampleFile], wanted: Mapping[str, str]
+) -> list[SampleFile]:
     for column in wanted:
         if column not in columns:
             by = f"is partitioned by {', '.join(columns)}" if columns else "has no partitions; give a range of times"
@@ -238,10 +304,10 @@ def _check_range(table: Path, schema: pa.Schema, times: TimeRange) -> None:
         raise UsageError(f"column {times.column} of table {table.name} is {kind}", "name a column of dates or times")
 
 
-def _may_hold(file: DataFile, times: TimeRange) -> bool:
+def _may_hold(file: SampleFile, times: TimeRange) -> bool:
     """False only if the statistics prove that no row of the file is in the range."""
-    least = _instant((file.stats.get("minValues") or {}).get(times.column))
-    greatest = _instant((file.stats.get("maxValues") or {}).get(times.column))
+    least = _bound((file.stats.get("minValues") or {}).get(times.column))
+    greatest = _bound((file.stats.get("maxValues") or {}).get(times.column))
     if least is None or greatest is None:
         return True
     after = times.end is not None and least - _ROUNDING >= times.end
@@ -249,20 +315,13 @@ def _may_hold(file: DataFile, times: TimeRange) -> bool:
     return not (after or before)
 
 
-def _instant(bound: object) -> datetime | None:
+def _bound(bound: object) -> datetime | None:
     """A bound of the statistics; None for one that is missing or not a time of Python's years."""
     try:
         at = datetime.fromisoformat(str(bound)) if isinstance(bound, str) else None
         return None if at is None else at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-
-
-def _schema(handle: DeltaTable) -> pa.Schema:
-    import pyarrow as pa
-
-    schema: pa.Schema = pa.schema(handle.schema().to_arrow())
-    return schema
 
 
 def _refuse_indirect(handle: DeltaTable, table: Path) -> None:

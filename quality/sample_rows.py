@@ -1,8 +1,8 @@
-"""The rows of a slice's files as Arrow, the same for both engines.
+"""The rows of a sample's files as Arrow, the same for both engines.
 
-A column that a file does not have is null in its rows, a partition column comes from the log. NaN is null: it stands
+A column that a file lacks is null in its rows; a partition column has the value of the log. NaN is null: it stands
 for a value that is missing, and pandas and Spark compare it differently. A row's position is `file << 40 | row`, by its
-place in the slice; so a failing row leads to the file that it was read from.
+place in the sample; so a failing row leads to the file that it was read from.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from quality.slice_request import TimeRange
-from quality.slices import DataFile, Slice
+from quality.sample import SampleFile, SuiteSample, TimeRange
 from streaming_jobs.errors import PreflightRefused
 
 _BITS = 40
 
 
 @dataclass(frozen=True)
-class SliceReader:
-    """Reads the files of a slice one by one; small enough to be sent to Spark's executors."""
+class SampleReader:
+    """Reads the files of a sample one by one; small enough to be sent to Spark's executors."""
 
     name: str
     version: int
-    files: tuple[DataFile, ...]
+    files: tuple[SampleFile, ...]
     schema: pa.Schema
     times: TimeRange | None
 
     @classmethod
-    def of(cls, chosen: Slice) -> SliceReader:
+    def of(cls, chosen: SuiteSample) -> SampleReader:
         return cls(chosen.table.name, chosen.version, chosen.files, plain(chosen.schema), chosen.times)
 
     def file(self, number: int) -> pa.Table:
@@ -49,7 +48,7 @@ class SliceReader:
         table = pa.table(columns, schema=self.schema)
         return table if self.times is None else table.filter(_in_range(table[self.times.column], self.times))
 
-    def _column(self, rows: pa.Table, file: DataFile, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    def _column(self, rows: pa.Table, file: SampleFile, field: pa.Field) -> pa.ChunkedArray | pa.Array:
         if field.name in file.partition:
             return _repeated(file.partition[field.name], field.type, rows.num_rows)
         if field.name not in rows.column_names:
@@ -73,20 +72,21 @@ def plain(schema: pa.Schema) -> pa.Schema:
 
 
 def position(file: int, row: int) -> int:
-    """The position of a row, of its file's place in the slice and its own among the rows read of it."""
+    """The position of the row number `row` of the file number `file` of the sample."""
     return file << _BITS | row
 
 
-def place(at: int) -> tuple[int, int]:
-    """The place of a position's file in the slice, and the row's own."""
+def file_and_row(at: int) -> tuple[int, int]:
+    """The numbers of a position's file and row."""
     return at >> _BITS, at & ((1 << _BITS) - 1)
 
 
-def rows_at(reader: SliceReader, positions: Sequence[int]) -> dict[int, dict[str, object]]:
+def rows_at(reader: SampleReader, positions: Sequence[int]) -> dict[int, dict[str, object]]:
     """The rows at these positions, read again from their files."""
     wanted: dict[int, list[int]] = {}
     for at in sorted(set(positions)):
-        wanted.setdefault(place(at)[0], []).append(place(at)[1])
+        file, row = file_and_row(at)
+        wanted.setdefault(file, []).append(row)
     rows: dict[int, dict[str, object]] = {}
     for number, table in reader.tables(list(wanted)):
         for row, values in zip(wanted[number], table.take(wanted[number]).to_pylist(), strict=True):

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quality.table_checks.distances import (
+from quality.table_checks.statistics import (
     index_by_chance,
     kolmogorov_smirnov,
     ks_by_chance,
     quantile_counts,
     stability_index,
+    usual,
 )
-from quality.table_checks.robust import usual
 
 NUMBERS = st.lists(st.integers(-1000, 1000).map(float), min_size=1, max_size=60)
 COUNTS = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=12)

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 
-from quality.slice_request import SliceRequest, TimeRange, parse_partition
-from quality.slice_rows import SliceReader
-from quality.slices import Slice, choose_slice, open_newest
+from quality.sample import SampleRequest, SuiteSample, TimeRange, choose_sample, open_newest, parse_partition
+from quality.sample_rows import SampleReader
 from streaming_jobs.errors import PreflightRefused, UsageError
-from tests.conftest import SettingsFactory
 from tests.support.checked_orders import SCHEMA, OrdersTable, order
 
 
-@pytest.fixture
-def table(settings: SettingsFactory) -> OrdersTable:
-    return OrdersTable(settings())
+def chosen(table: OrdersTable, request: SampleRequest) -> SuiteSample:
+    return choose_sample(table.handle, table.path, request)
 
 
-def chosen(table: OrdersTable, request: SliceRequest) -> Slice:
-    return choose_slice(table.handle, table.path, request)
-
-
-def ids(slice_: Slice) -> list[int]:
-    reader = SliceReader.of(slice_)
+def ids(sample: SuiteSample) -> list[int]:
+    reader = SampleReader.of(sample)
     return sorted(i for _, rows in reader.tables() for i in rows["id"].to_pylist())
 
 
-def new(table: OrdersTable, since: int | None) -> Slice:
-    return chosen(table, SliceRequest("new", since))
+def new(table: OrdersTable, since: int | None) -> SuiteSample:
+    return chosen(table, SampleRequest("new", since))
 
 
 def test_new_rows_are_those_of_later_versions_and_only_their_files_are_read(table: OrdersTable) -> None:
@@ -38,22 +32,22 @@ def test_new_rows_are_those_of_later_versions_and_only_their_files_are_read(tabl
     since = table.append(order(2))
     table.append(order(3))
     table.append(order(4), order(5, month=2))
-    slice_ = new(table, since)
-    assert (ids(slice_), len(slice_.files), slice_.files_in_table) == ([3, 4, 5], 3, 5)
-    assert slice_.since == since and f"after version {since}" in slice_.words
+    sample = new(table, since)
+    assert (ids(sample), len(sample.files), sample.files_in_table) == ([3, 4, 5], 3, 5)
+    assert sample.since == since and f"after version {since}" in sample.words
 
 
 def test_the_first_run_reads_everything_and_says_so(table: OrdersTable) -> None:
     table.append(order(1))
-    slice_ = new(table, None)
-    assert (ids(slice_), slice_.since, slice_.whole) == ([1], None, True)
-    assert "no run of this suite" in slice_.words
+    sample = new(table, None)
+    assert (ids(sample), sample.since, sample.whole) == ([1], None, True)
+    assert "no run of this suite" in sample.words
 
 
 def test_nothing_new_is_an_empty_slice(table: OrdersTable) -> None:
     since = table.append(order(1))
-    slice_ = new(table, since)
-    assert (slice_.files, slice_.rows) == ((), 0) and "nothing came" in slice_.words
+    sample = new(table, since)
+    assert (sample.files, sample.rows) == ((), 0) and "nothing came" in sample.words
 
 
 def test_the_version_is_fixed_while_the_table_goes_on(table: OrdersTable) -> None:
@@ -61,8 +55,8 @@ def test_the_version_is_fixed_while_the_table_goes_on(table: OrdersTable) -> Non
     handle = table.handle
     table.append(order(2))
     table.compact()
-    slice_ = choose_slice(handle, table.path, SliceRequest("all"))
-    assert ids(slice_) == [1]
+    sample = choose_sample(handle, table.path, SampleRequest("all"))
+    assert ids(sample) == [1]
 
 
 def test_a_new_file_that_compaction_rewrote_is_read_as_it_was(table: OrdersTable) -> None:
@@ -70,29 +64,29 @@ def test_a_new_file_that_compaction_rewrote_is_read_as_it_was(table: OrdersTable
     table.append(order(2))
     table.append(order(3))
     assert table.compact() > since + 2
-    slice_ = new(table, since)
-    assert ids(slice_) == [2, 3] and slice_.files_in_table == 1
+    sample = new(table, since)
+    assert ids(sample) == [2, 3] and sample.files_in_table == 1
 
 
-def test_a_compacted_new_file_that_is_gone_makes_the_slice_the_whole_table(table: OrdersTable) -> None:
+def test_a_compacted_new_file_that_is_gone_makes_the_samplethe_whole_table(table: OrdersTable) -> None:
     since = table.append(order(1))
     table.append(order(2))
     table.compact()
     table.vacuum()
-    slice_ = new(table, since)
-    assert ids(slice_) == [1, 2] and slice_.since is None
-    assert "gone" in slice_.words
+    sample = new(table, since)
+    assert ids(sample) == [1, 2] and sample.since is None
+    assert "gone" in sample.words
 
 
-def test_a_log_without_the_versions_makes_the_slice_the_whole_table(table: OrdersTable) -> None:
+def test_a_log_without_the_versions_makes_the_samplethe_whole_table(table: OrdersTable) -> None:
     since = table.append(order(1))
     table.append(order(2))
     table.append(order(3))
     table.handle.create_checkpoint()
     for version in range(since + 2):
         (table.path / "_delta_log" / f"{version:020d}.json").unlink()
-    slice_ = new(table, since)
-    assert ids(slice_) == [1, 2, 3] and "no longer holds" in slice_.words
+    sample = new(table, since)
+    assert ids(sample) == [1, 2, 3] and "no longer holds" in sample.words
 
 
 def test_rows_that_a_later_commit_removed_are_not_read(table: OrdersTable) -> None:
@@ -107,8 +101,8 @@ def test_a_delete_after_a_compaction_loses_no_new_row_and_keeps_no_deleted_one(t
     table.append(order(2), order(3), order(4))
     table.compact()
     table.delete("id = 3")
-    slice_ = new(table, since)
-    assert set(ids(slice_)) == {1, 2, 4}  # 1 came into the same file: read again, never lost
+    sample = new(table, since)
+    assert set(ids(sample)) == {1, 2, 4}  # 1 came into the same file: read again, never lost
 
 
 def test_the_other_file_of_a_compaction_is_read_when_one_is_removed(table: OrdersTable) -> None:
@@ -117,80 +111,75 @@ def test_the_other_file_of_a_compaction_is_read_when_one_is_removed(table: Order
     table.append(order(4), order(5, month=2))
     table.compact()
     table.delete("month = '2026-02' AND id = 3")
-    slice_ = new(table, since)
-    assert {2, 4, 5} <= set(ids(slice_)) and 3 not in ids(slice_)
+    sample = new(table, since)
+    assert {2, 4, 5} <= set(ids(sample)) and 3 not in ids(sample)
 
 
 def test_a_table_that_went_back_is_read_whole(table: OrdersTable) -> None:
     version = table.append(order(1))
-    slice_ = new(table, version + 7)
-    assert ids(slice_) == [1] and "the table is at" in slice_.words
+    sample = new(table, version + 7)
+    assert ids(sample) == [1] and "the table is at" in sample.words
 
 
 def test_a_partition_reads_its_files_only(table: OrdersTable) -> None:
     table.append(order(1), order(2, month=2))
-    slice_ = chosen(table, SliceRequest("all", partition=parse_partition(["month=2026-02"])))
-    assert (ids(slice_), len(slice_.files)) == ([2], 1)
+    sample = chosen(table, SampleRequest("all", partition=parse_partition(["month=2026-02"])))
+    assert (ids(sample), len(sample.files)) == ([2], 1)
 
 
 def test_an_unknown_partition_column_is_a_usage_error(table: OrdersTable) -> None:
     table.append(order(1))
     with pytest.raises(UsageError, match="no partition column 'week'"):
-        chosen(table, SliceRequest("all", partition={"week": "1"}))
+        chosen(table, SampleRequest("all", partition={"week": "1"}))
 
 
 def test_a_range_skips_files_by_their_statistics_and_filters_rows(table: OrdersTable) -> None:
     table.append(order(1, day=1), order(2, day=10))
     table.append(order(3, day=20))
-    slice_ = chosen(table, SliceRequest("all", times=TimeRange.parse("at", "2026-01-05", "2026-01-15")))
-    assert (ids(slice_), len(slice_.files)) == ([2], 1)
+    sample = chosen(table, SampleRequest("all", times=TimeRange.parse("at", "2026-01-05", "2026-01-15")))
+    assert (ids(sample), len(sample.files)) == ([2], 1)
 
 
 def test_a_range_is_inclusive_at_its_begin_and_exclusive_at_its_end(table: OrdersTable) -> None:
     table.append(order(1, day=5), order(2, day=6))
     times = TimeRange.parse("at", "2026-01-05T00:00:00Z", "2026-01-06")
-    assert ids(chosen(table, SliceRequest("all", times=times))) == [1]
+    assert ids(chosen(table, SampleRequest("all", times=times))) == [1]
+
+
+def with_statistics(table: OrdersTable, version: int, stats: str) -> None:
+    """Put other statistics into the log of a version."""
+    commit = table.path / "_delta_log" / f"{version:020d}.json"
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    for line in lines:
+        if "add" in line:
+            line["add"]["stats"] = stats
+    commit.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
 
 
 @pytest.mark.parametrize(
     "bounds", ['{"numRecords":1}', "not json", '{"numRecords":1,"maxValues":{"at":"+10000-01-01"}}']
 )
 def test_a_file_with_missing_or_strange_statistics_is_read(table: OrdersTable, bounds: str) -> None:
-    import json
-
-    version = table.append(order(1, day=20))
-    commit = table.path / "_delta_log" / f"{version:020d}.json"
-    lines = [json.loads(line) for line in commit.read_text().splitlines()]
-    for line in lines:
-        if "add" in line:
-            line["add"]["stats"] = bounds
-    commit.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    with_statistics(table, table.append(order(1, day=20)), bounds)
     times = TimeRange("at", datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 1, 21, tzinfo=UTC))
-    slice_ = chosen(table, SliceRequest("all", times=times))
-    assert (ids(slice_), slice_.rows) == ([1], 1)
+    sample = chosen(table, SampleRequest("all", times=times))
+    assert (ids(sample), sample.rows) == ([1], 1)
 
 
 def test_statistics_in_milliseconds_lose_no_row_of_the_last_one(table: OrdersTable) -> None:
-    import json
-
     row = {**order(1), "at": datetime(2026, 1, 1, 0, 0, 0, 999, tzinfo=UTC)}
-    version = table.append(row)
-    commit = table.path / "_delta_log" / f"{version:020d}.json"
-    lines = [json.loads(line) for line in commit.read_text().splitlines()]
-    for line in lines:
-        if "add" in line:  # as delta-spark writes them
-            bound = {"at": "2026-01-01T00:00:00.000Z"}
-            line["add"]["stats"] = json.dumps({"numRecords": 1, "minValues": bound, "maxValues": bound})
-    commit.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    bound = {"at": "2026-01-01T00:00:00.000Z"}  # as delta-spark writes it
+    bounds = json.dumps({"numRecords": 1, "minValues": bound, "maxValues": bound})
+    with_statistics(table, table.append(row), bounds)
     times = TimeRange("at", datetime(2026, 1, 1, 0, 0, 0, 500, tzinfo=UTC), None)
-    assert ids(chosen(table, SliceRequest("all", times=times))) == [1]
+    assert ids(chosen(table, SampleRequest("all", times=times))) == [1]
 
 
 @pytest.mark.parametrize(("column", "words"), [("att", "no column 'att'"), ("item", "name a column of dates or times")])
 def test_a_range_of_a_wrong_column_is_a_usage_error(table: OrdersTable, column: str, words: str) -> None:
     table.append(order(1))
     with pytest.raises(UsageError) as raised:
-        chosen(table, SliceRequest("all", times=TimeRange(column, datetime(2026, 1, 1, tzinfo=UTC))))
+        chosen(table, SampleRequest("all", times=TimeRange(column, datetime(2026, 1, 1, tzinfo=UTC))))
     assert words in str(raised.value)
 
 
@@ -198,29 +187,27 @@ def test_a_column_that_came_later_is_null_in_older_files_and_partitions_come_fro
     table.append(order(1))
     wider = pa.schema([*SCHEMA, ("note", pa.string())])
     table.append({**order(2), "note": "n"}, schema=wider)
-    reader = SliceReader.of(chosen(table, SliceRequest("all")))
+    reader = SampleReader.of(chosen(table, SampleRequest("all")))
     rows = sorted((r["id"], r["note"], r["month"]) for _, t in reader.tables() for r in t.to_pylist())
     assert rows == [(1, None, "2026-01"), (2, "n", "2026-01")]
 
 
 def test_a_file_removed_while_it_is_read_is_an_error_and_no_shorter_slice(table: OrdersTable) -> None:
     table.append(order(1))
-    slice_ = chosen(table, SliceRequest("all"))
+    sample = chosen(table, SampleRequest("all"))
     table.delete("id = 1")
     table.vacuum()
     with pytest.raises(PreflightRefused, match="was removed while it was read"):
-        ids(slice_)
+        ids(sample)
 
 
 def test_a_table_with_deletion_vectors_is_refused(table: OrdersTable) -> None:
-    import json
-
     version = table.append(order(1))
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}
     line = json.dumps({"protocol": {**protocol, "writerFeatures": ["deletionVectors"]}})
     (table.path / "_delta_log" / f"{version + 1:020d}.json").write_text(line + "\n")
     with pytest.raises(UsageError, match="deletion vectors"):
-        chosen(table, SliceRequest("all"))
+        chosen(table, SampleRequest("all"))
 
 
 def test_no_table_yet_and_a_table_that_is_gone_are_two_errors(table: OrdersTable) -> None:
