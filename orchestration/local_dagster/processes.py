@@ -28,6 +28,7 @@ from orchestration.local_dagster.dagster_home import (
     code_server_port,
     free_port,
     is_free,
+    longest_stop,
     prepare,
     write_workspace,
 )
@@ -114,7 +115,7 @@ class _DagsterProcess:
 
 @dataclass
 class DagsterProcesses:
-    """The three processes, as a context manager or by `start`, `supervise` each second, and `stop`.
+    """The three processes, as a context manager or by `start`, by `supervise` each second, and by `stop`.
 
     Start and supervise from a thread that lives as long as the process: the children end with that thread
     (`terminated_with_parent`). `environment` is added to theirs, `module` is what the code server loads.
@@ -193,8 +194,8 @@ class DagsterProcesses:
     def stop(self) -> None:
         """End the sessions at a batch border, then the three processes.
 
-        Each of the three is asked as early as it can be spared, and killed when it takes its time: what they know is
-        in Dagster's storage.
+        Each process is asked to end as soon as nothing needs it, and killed if it is slow: their state is in Dagster's
+        storage.
         """
         for name in (DAEMON, WEBSERVER):
             if name in self._children:
@@ -269,9 +270,7 @@ class DagsterProcesses:
 
     def _await_runs(self, instance: dg.DagsterInstance) -> None:
         runs = instance.get_runs(_IN_PROGRESS)
-        names = ["", *self.settings.streams]
-        longest = max(self.settings.for_stream(name).stop_deadline.total_seconds() for name in names)
-        deadline = time.monotonic() + longest + 2 * GRACE
+        deadline = time.monotonic() + longest_stop(self.settings) + 2 * GRACE
         while runs and time.monotonic() < deadline:
             runs = [run for run in runs if not _finished(instance, run.run_id)]
             time.sleep(0.2)
