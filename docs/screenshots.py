@@ -59,7 +59,9 @@ def main() -> None:
 
 def newest_run(url: str) -> str:
     """The job's newest run."""
-    runs = DagsterClient(url).runs(JOB, limit=1)
+    query = """query($job: String!) { runsOrError(filter: {pipelineName: $job}, limit: 1) {
+      ... on Runs { results { runId } } } }"""
+    runs = DagsterClient(url).query(query, {"job": JOB})["runsOrError"]["results"]
     if not runs:
         raise SystemExit(f"job {JOB} has no run yet at {url}; wait until the streams are at work")
     return str(runs[0]["runId"])

@@ -23,7 +23,7 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
     """The code location; raises RecourseError where streams or job YAML cannot be used."""
     topology = Topology.of_settings(settings)
     make = partial(location, topology=topology, settings=settings, command=command)
-    fault = last_good.FaultOfNow(settings, topology, make)
+    fault = last_good.PresentFault(settings, topology, make)
     return last_good.use(settings, topology, partial(make, fault=fault))
 
 

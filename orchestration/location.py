@@ -8,7 +8,7 @@ import dagster as dg
 
 from orchestration import preview, topic_sensor
 from orchestration.bundle.job import Bundle
-from orchestration.bundle.last_good import Fault
+from orchestration.bundle.last_good import JobYamlFault
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
 from orchestration.sessions import definitions as sessions
@@ -27,7 +27,7 @@ def location(
     topology: Topology,
     settings: Settings,
     command: Command = session_command,
-    fault: Callable[[], Fault | None] = lambda: None,
+    fault: Callable[[], JobYamlFault | None] = lambda: None,
     suites_and_rules: quality.QualityDeclarations | None = None,
 ) -> dg.Definitions:
     """The definitions of a bundle; raises ConfigurationError, or Dagster's own error for what Dagster refuses.

@@ -20,8 +20,8 @@ _PART = re.compile(r"[^.\[\]]+")
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which also refuses a key written twice (YAML would silently take the last), and names the line
-    of a value that it cannot make."""
+    """The safe loader. It refuses a key written twice (YAML would silently take the last), and names the line of a
+    value that cannot be converted."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -48,24 +48,24 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """The file's content; raises ConfigurationError, with the line where there is one, for all that cannot be read."""
+    """The file's content; raises ConfigurationError, with the line if it is known, for a file that cannot be read."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}", "correct its path") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        told = [getattr(error, "context", None), getattr(error, "problem", None)]  # str(error) repeats the place
-        what = ", ".join(each for each in told if each) or " ".join(str(error).split())
+        location = f"{path}:{mark.line + 1}" if mark else str(path)
+        texts = [getattr(error, "context", None), getattr(error, "problem", None)]  # str(error) repeats the location
+        what = ", ".join(text for text in texts if text) or " ".join(str(error).split())
         if isinstance(error, RecursionError):
             what = "is nested too deeply"
         raise ConfigurationError(
-            f"{place}: {what}", "look at that line and the one above: indent with spaces, `key: value`, close quotes"
+            f"{location}: {what}", "look at that line and the one above: indent with spaces, `key: value`, close quotes"
         ) from error
 
 
-def place(file: Path, path: str) -> str:
+def location_of(file: Path, path: str) -> str:
     """File and line of a field, such as `databricks.yml:12`; the file alone where it has no such line."""
     line = _line(file, path)
     return f"{file}:{line}" if line else str(file)
@@ -147,13 +147,13 @@ Scalar = BeforeValidator(_scalar)
 """For a choice of words, which YAML may take for something else: OFF is false."""
 
 Section = BeforeValidator(lambda value: {} if value is None else value)
-"""For fields that may be left out: one that is written with nothing below it is there."""
+"""For optional fields: a field that is written with nothing below it is present."""
 
 T = TypeVar("T")
 
 
 def validated(kind: type[T], value: Any, file: Path, path: str = "") -> T:
-    """The value at `path` of a file as this type; raises ConfigurationError for the first that is wrong with it."""
+    """The value at `path` of a file as this type; raises ConfigurationError for its first error."""
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
@@ -174,11 +174,11 @@ def validated(kind: type[T], value: Any, file: Path, path: str = "") -> T:
 
 def refused(file: Path, path: str, found: str, next_step: str = "") -> ConfigurationError:
     """An error that names file, line and field."""
-    return ConfigurationError(f"{place(file, path)}: {path + ': ' if path else ''}{found}", next_step)
+    return ConfigurationError(f"{location_of(file, path)}: {path + ': ' if path else ''}{found}", next_step)
 
 
 _FOUND = {"missing": "is missing", "list_type": "is not a list", "dict_type": "is not a mapping of fields"}
-"""What a kind of pydantic's errors means here."""
+"""Texts for the kinds of pydantic's errors."""
 
 
 def _instead(name: str, allowed: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ class Continuous:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class CronSchedule:
     """The job runs at these times; `quartz` as written, `cron` the same for Dagster."""
 
     quartz: str
@@ -58,7 +58,7 @@ class Job:
     description: str
     tags: Mapping[str, str]
     parameters: tuple[Parameter, ...]
-    trigger: Continuous | Schedule | None
+    trigger: Continuous | CronSchedule | None
     timeout_seconds: int
     task: Task
     file: Path
@@ -81,7 +81,7 @@ class Job:
         """The session's arguments with every job parameter resolved; a scheduled job ends when it has caught up."""
         chosen = {**self.defaults, **(values or {})}
         arguments = [RUN_REFERENCE.sub(lambda m: chosen[parameter_of(m[1])], text) for text in self.task.parameters]
-        if isinstance(self.trigger, Schedule) and not _option(arguments, "--trigger"):
+        if isinstance(self.trigger, CronSchedule) and not _option(arguments, "--trigger"):
             arguments += ["--trigger", "available-now"]
         return arguments
 

@@ -29,7 +29,7 @@ from orchestration.bundle.fields import (
     refused,
     validated,
 )
-from orchestration.bundle.job import RUN_REFERENCE, Bundle, Continuous, Job, Parameter, Schedule, Task, parameter_of
+from orchestration.bundle.job import RUN_REFERENCE, Bundle, Continuous, CronSchedule, Job, Parameter, Task, parameter_of
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings, project_folder
@@ -188,12 +188,12 @@ class _Job(Fields):
         return self
 
     def job(self, key: str, file: Path) -> Job:
-        trigger: Continuous | Schedule | None = None
+        trigger: Continuous | CronSchedule | None = None
         if self.continuous:
             trigger = Continuous(self.continuous.paused)
         elif when := self.schedule:
             quartz = when.quartz_cron_expression
-            trigger = Schedule(quartz, cron_of(quartz), when.timezone_id, when.paused)
+            trigger = CronSchedule(quartz, cron_of(quartz), when.timezone_id, when.paused)
         wheel = self.tasks[0].python_wheel_task
         return Job(
             key=key,

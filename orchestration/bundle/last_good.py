@@ -31,8 +31,8 @@ CORRECT = "correct it, then reload the code location"
 
 
 @dataclass(frozen=True)
-class Fault:
-    """The reason why the job YAML cannot be used: where, what, and what to do next."""
+class JobYamlFault:
+    """Why the job YAML cannot be used: location, problem and next step."""
 
     found: str
     next_step: str
@@ -95,25 +95,25 @@ def use(settings: Settings, topology: Topology, make: Callable[[Bundle], T]) -> 
     return made
 
 
-def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], object]) -> Fault | None:
+def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], object]) -> JobYamlFault | None:
     """The fault of the present job YAML; None if it can be used. Raises nothing."""
     try:
         made_of_now(settings, topology, make)
     except ConfigurationError as error:
-        return Fault(error.found, error.next_step or CORRECT)
+        return JobYamlFault(error.found, error.next_step or CORRECT)
     return None
 
 
 @dataclass
-class FaultOfNow:
-    """`fault`, as sensors ask for it: the definitions are built anew only when the jobs have changed."""
+class PresentFault:
+    """`fault` for sensors: the definitions are rebuilt only when the jobs have changed."""
 
     settings: Settings
     topology: Topology
     make: Callable[[Bundle], object]
-    _known: tuple[Bundle, Fault | None] | None = None
+    _known: tuple[Bundle, JobYamlFault | None] | None = None
 
-    def __call__(self) -> Fault | None:
+    def __call__(self) -> JobYamlFault | None:
         with suppress(Exception):  # `fault` says what it is
             bundle = read(self.settings, self.topology)
             if self._known is None or self._known[0] != bundle:

@@ -3,7 +3,7 @@
 Rules that hold for every command:
 - data is printed on stdout, messages and progress on stderr; `-o json` prints one JSON document with stable keys;
 - exit code 0 is ok, 1 failed, 2 a usage error, 3 our own bug, 130 interrupted;
-- whatever is heavy (Spark, Kafka, Dagster, pandas) is imported inside the command that needs it.
+- heavy modules (Spark, Kafka, Dagster, pandas) are imported inside the command that needs them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestration.cli.text import BUG, FAILED, INTERRUPTED, USAGE
 from streaming_jobs.errors import RecourseError, UsageError, setup_error
-
-FAILED, USAGE, BUG, INTERRUPTED = 1, 2, 3, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -55,35 +55,38 @@ def _version(show: bool) -> None:
 def recourse(
     context: typer.Context,
     config_file: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Instead of ./recourse.toml.")
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="A file instead of ./recourse.toml."),
     ] = None,
     values: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be given again.")
     ] = None,
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")] = False,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
-    """Kafka to Delta streams that can be put right.
+    """Kafka to Delta streams whose effects can be recovered.
 
-    Data on stdout, talk on stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 a bug of ours.
+    Data on stdout, messages on stderr. Exit codes: 0 ok, 1 failed, 2 usage error, 3 a bug in Recourse.
     """
     log_to_stderr()
     context.obj = Invocation(config_file, parse_set(values or []))
 
 
-app.command("up", short_help="Start everything, say what to open; Ctrl-C ends all of it.")(up.up)
+app.command("up", short_help="Start everything and print the addresses to open; Ctrl-C ends all of it.")(up.up)
 app.command("doctor", short_help="Check this machine: one line per check, with the fix.")(doctor.doctor)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.feed)
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
-app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
+app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
-app.command("preview", short_help="What the code on disk would change in a stream's newest rows.")(preview.preview)
+app.command("preview", short_help="Show what the code on disk would change in a stream's newest rows.")(preview.preview)
 streams.app.command("describe", short_help="Print the topology: sources, stream, sinks.")(describe.describe)
-streams.app.command("history", short_help="Print what happened to a stream, in the order of time.")(history.history)
+streams.app.command("history", short_help="Print the history of a stream, oldest first.")(history.history)
 streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)
 app.command("deploy", short_help="Bring the code on disk to the streams that run.")(deploy.deploy)
 app.add_typer(demo.app, name="demo")
-streams.app.command("start", short_help="Start streams, and wait until they run.")(streams.start)
-streams.app.command("restart", short_help="Stop streams at a batch border, and start them again.")(streams.restart)
+streams.app.command("start", short_help="Start streams and wait until they run.")(streams.start)
+streams.app.command("restart", short_help="Stop streams at a batch border and start them again.")(streams.restart)
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
 app.add_typer(slices.app, name="slices")

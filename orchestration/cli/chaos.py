@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli import FAILED
 from orchestration.cli.options import invocation
-from orchestration.cli.text import Output, OutputOption, number, print_json, print_table, say
+from orchestration.cli.text import FAILED, Output, OutputOption, number, print_json, print_table, say
 from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
 from streaming_jobs.text import commands
 

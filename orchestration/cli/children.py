@@ -43,6 +43,11 @@ def session_driver(
     return ChildCommand(supervised_command(streams, *options), {**os.environ, **environment}, stdin=subprocess.PIPE)
 
 
+def stop_patience(settings: Settings, streams: Sequence[str]) -> float:
+    """Seconds that a session with these streams may take to stop: the last batch, and its JVM."""
+    return max(settings.for_stream(name).stop_deadline.total_seconds() for name in streams) + 15
+
+
 def end(driver: ChildProcess, patience: float) -> None:
     """Stop the driver at a batch border; kill it after `patience` seconds, or at another Ctrl-C."""
     try:
@@ -155,13 +160,13 @@ class Steps:
 def awaited(name: str, action: Callable[[], _Result], settings: Settings) -> _Result:
     """The result of `action`, retried until it succeeds; raises an error that retries cannot cure.
 
-    Errors pass that say so, and all that come while the disk is full: what fails then seldom says why.
+    An error is retried if it says that it may pass, and every error while the disk is full: it seldom names the cause.
     """
     from streaming_jobs.state.health import disk_space
 
     def passes(error: RecourseError) -> bool:
-        told = isinstance(error, TransientError) or (isinstance(error, SetupError) and error.may_pass)
-        return told or disk_space(settings).colour == "red"
+        transient = isinstance(error, TransientError) or (isinstance(error, SetupError) and error.may_pass)
+        return transient or disk_space(settings).colour == "red"
 
     results: list[_Result] = []
     part = Retried(name, lambda: results.append(action()), settings.home, passes=passes)
@@ -173,7 +178,7 @@ def awaited(name: str, action: Callable[[], _Result], settings: Settings) -> _Re
 
 
 class Retried:
-    """Calls `action`; after a failure again in 1, 2, 4, ... 60 seconds, for as long as it takes.
+    """Calls `action`, and after a failure again in 1, 2, 4, ... 60 seconds, for as long as it takes.
 
     A failure is printed when it differs from the one before, and the end of failures is printed too. Failures are the
     errors of Recourse for which `passes` is true, and those of the machine (a full disk); `home` is named where such an

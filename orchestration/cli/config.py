@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestration.cli.options import invocation
-from orchestration.cli.text import Output, OutputOption, print_table, say, show
+from orchestration.cli.text import Output, OutputOption, say, show_table
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text import commands
 
@@ -36,8 +36,5 @@ def show_settings(
         raise UsageError(f"no setting begins with '{prefix}'", f"`{commands.settings()}` prints every setting")
     if not origins and output is Output.text:
         say("every setting has its default")
-    show(
-        output,
-        [{"key": o.key, "value": o.value, "origin": o.origin} for o in origins],
-        lambda: print_table(["setting", "value", "origin"], [[o.key, o.value, o.origin] for o in origins]),
-    )
+    value = [{"key": o.key, "value": o.value, "origin": o.origin} for o in origins]
+    show_table(output, value, ["setting", "value", "origin"], [[o.key, o.value, o.origin] for o in origins])

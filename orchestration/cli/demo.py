@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,6 +36,8 @@ Home = Annotated[
     Path | None, typer.Option(help="An empty folder for the run; default: a temporary one.", show_default=False)
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Do not remove the folder.")]
+_DEADLINE = 300.0
+"""Seconds that one command of a demonstration may take."""
 
 
 @app.callback()
@@ -42,36 +45,25 @@ def demo() -> None:
     """Demonstrations that need no input."""
 
 
-@app.command(short_help="A bug, and how it is put right.")
-def recovery(
-    context: typer.Context,
-    movements: Movements = 60_000,
-    home: Home = None,
-    keep: Keep = False,
-) -> None:
+@app.command(short_help="A bug, and its recovery.")
+def recovery(context: typer.Context, movements: Movements = 60_000, home: Home = None, keep: Keep = False) -> None:
     """A new version of a stream has a bug and writes impossible rows. Find it, plan, apply, undo, apply again.
 
     Every step is a command that you could type. After each step the tables are compared with the truth.
     """
-    _run(context, home, keep, movements, Story.tell)
+    _in_a_home(context, home, keep, lambda *at: Story(*at, count=movements).tell())
 
 
 @app.command(short_help="A check turns red, and leads to the recovery.")
-def quality(
-    context: typer.Context,
-    movements: Movements = 60_000,
-    home: Home = None,
-    keep: Keep = False,
-) -> None:
+def quality(context: typer.Context, movements: Movements = 60_000, home: Home = None, keep: Keep = False) -> None:
     """A bug makes a suite red. It names batch, code and command; the recovery passes the suite, and is published.
 
     Every step is a command that you could type.
     """
+    _in_a_home(context, home, keep, lambda *at: Story(*at, count=movements, suites=STOCK_SUITES).tell_quality())
 
-    _run(context, home, keep, movements, tell_quality, suites=STOCK_SUITES)
 
-
-@app.command(short_help="A bug in the first of three streams, put right through the topics between them.")
+@app.command(short_help="A bug in the first of three streams, recovered through the topics between them.")
 def topology(
     context: typer.Context,
     orders: Annotated[int, typer.Option(min=2_000, help="Orders and deliveries in all.")] = 30_000,
@@ -82,27 +74,13 @@ def topology(
 
     Every step is a command that you could type. After each step the topics and the table are compared with the truth.
     """
-
-    def tell(folder: Path, settings: Settings, bootstrap: str) -> None:
-        ShopStory(folder, settings, bootstrap, orders).tell()
-
-    _in_a_home(context, home, keep, tell)
-
-
-def _run(
-    context: typer.Context,
-    home: Path | None,
-    keep: bool,
-    movements: int,
-    tell: Callable[[Story], None],
-    suites: Sequence[str] = (),
-) -> None:
-    _in_a_home(context, home, keep, lambda at, made, servers: tell(Story(at, made, servers, movements, suites)))
+    _in_a_home(context, home, keep, lambda *at: ShopStory(*at, count=orders).tell())
 
 
 def _in_a_home(
     context: typer.Context, home: Path | None, keep: bool, tell: Callable[[Path, Settings, str], None]
 ) -> None:
+    """Tell a story in a folder of its own, with a broker of its own."""
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import fetch_jars
     from streaming_jobs.platform.broker import Broker
@@ -126,25 +104,42 @@ def _in_a_home(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-_DEADLINE = 300.0
+class Flows(NamedTuple):
+    """The streams of a story: a copy of `source` named `module`, in which the text `right` is replaced by the bug."""
+
+    module: str
+    source: ModuleType
+    right: str
+    streams: Sequence[str]
+    topics: Mapping[str, int]
 
 
 class Demonstration:
-    """A home in `folder` with the flows module `module`, a copy of `source` in which the text `right` is replaced."""
+    """A home in `folder` with the streams of a story."""
 
-    def __init__(self, folder: Path, settings: Settings, bootstrap: str, module: str, source: Path, right: str) -> None:
-        self.folder, self.settings, self.bootstrap, self.right = folder, settings, bootstrap, right
-        self.streams: Sequence[str] = ()
-        self.suites: Sequence[str] = ()
-        self.module, self.text = module, source.read_text(encoding="utf-8")
-        self.code = folder / "code" / f"{module}.py"
+    def __init__(
+        self, folder: Path, settings: Settings, bootstrap: str, flows: Flows, suites: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.settings, self.bootstrap, self.flows, self.suites = folder, settings, bootstrap, flows, suites
+        self.streams = flows.streams
+        self.text = Path(str(flows.source.__file__)).read_text(encoding="utf-8")
+        self.code = folder / "code" / f"{flows.module}.py"
         self.code.parent.mkdir(parents=True, exist_ok=True)
         self.began = time.monotonic()
 
+    def begin(self) -> None:
+        """Create the topics, and write the right version of the streams."""
+        from streaming_jobs.sources.topics import Topics
+
+        topics = Topics.of(self.settings.kafka, self.bootstrap)
+        for topic, partitions in self.flows.topics.items():
+            topics.create(topic, partitions)
+        self.code.write_text(self.text, encoding="utf-8")
+
     def deploy(self, change: str) -> None:
         """Write another version of the function into the module from which the streams are imported."""
-        text = self.text.replace(self.right, change)
-        if text == self.text and change != self.right:
+        text = self.text.replace(self.flows.right, change)
+        if text == self.text and change != self.flows.right:
             raise PermanentError("the line to change is not in the flows")
         self.code.write_text(text, encoding="utf-8")
         self.say(f"  {self.code.name}: {change}")
@@ -156,6 +151,29 @@ class Demonstration:
         from streaming_jobs.platform.table_rows import rows
 
         return list(rows(self.settings.tables / table).to_pylist())
+
+    def plan_of(self, *arguments: str, show: bool = True) -> str:
+        """Make a plan of recovery with these arguments, show it, and return its name."""
+        planned = self.recourse("recover", "plan", *arguments, "--output", "json", quiet=True)
+        plan = str(json.loads(planned)["id"])
+        if show:
+            self.recourse("recover", "show", plan)
+        return plan
+
+    def wrong_code(self, stream: str) -> str:
+        """The hash of the wrong version of the code, the second one that the stream has run."""
+        from streaming_jobs.state import stream_record
+
+        record = stream_record.load(self.settings, stream)
+        assert record is not None
+        return record.code[1].hash
+
+    def expect(self, right: bool, what: str) -> None:
+        if not right:
+            raise PermanentError(f"{what} not what the story says", f"look at the home: --keep, {self.folder}")
+
+    def end(self) -> None:
+        self.say(f"done in {time.monotonic() - self.began:.0f} s")
 
     def recourse(self, *arguments: str, quiet: bool = False, code: int = 0) -> str:
         """Run a command as a person would, show its output unless `quiet`, and return its stdout.
@@ -185,7 +203,7 @@ class Demonstration:
         paths = [str(self.code.parent), str(source), os.environ.get("PYTHONPATH", "")]
         settings = {
             "RECOURSE_HOME": str(self.folder),
-            "RECOURSE_FLOWS": json.dumps([self.module]),
+            "RECOURSE_FLOWS": json.dumps([self.flows.module]),
             "RECOURSE_QUALITY__SUITES": json.dumps([*self.suites]),
             "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
@@ -209,16 +227,20 @@ STREAMS = ("inventory", "low_stock")
 RIGHT = 'F.when(F.col("kind") == "sold", -F.col("quantity")).otherwise(F.col("quantity"))'
 WRONG = 'F.when(F.col("kind") == "received", F.col("quantity")).otherwise(-F.abs("quantity"))'
 BAD = "quantity < 0"
+STOCK_SUITES = ("quality.examples.stock",)
+_SUITE = "inventory_rows"
 
 
 class Story(Demonstration):
+    """Two streams over stock movements; the wrong version takes returns and corrections for sales."""
+
     def __init__(
         self, folder: Path, settings: Settings, bootstrap: str, count: int, suites: Sequence[str] = ()
     ) -> None:
         from streaming_jobs.examples.stock import movements, streams
 
-        super().__init__(folder, settings, bootstrap, "stock_flows", Path(str(streams.__file__)), RIGHT)
-        self.streams, self.suites = STREAMS, suites
+        topics = {movements.TOPIC: movements.PARTITIONS}
+        super().__init__(folder, settings, bootstrap, Flows("stock_flows", streams, RIGHT, STREAMS, topics), suites)
         self.all: Sequence[Movement] = movements.movements(count)
 
     def tell(self) -> None:
@@ -228,9 +250,7 @@ class Story(Demonstration):
         self.feed(self.all[:half])
         self.run_streams()
         self.compare(half, right=True)
-        self.say("a new version of the function is deployed. It takes returns and corrections for sales")
-        self.deploy(WRONG)
-        self.feed(self.all[half:])
+        self.deploy_wrong_code()
         self.run_streams()
         bad = self.compare(len(self.all), right=False)
         self.say(f"the rule `not {BAD}` turns red: {bad} products have an impossible stock. The function is corrected")
@@ -245,32 +265,46 @@ class Story(Demonstration):
         self.recourse("recover", "apply", self.plan(), "--yes")
         self.compare(len(self.all), right=True)
         self.say("low_stock was written by the same wrong code; its rows are right before that")
-        self.recourse("recover", "apply", self.plan_low_stock(), "--yes")
+        low_stock = ("low_stock", "--before-code", self.wrong_code("low_stock"), "--require", "taken >= 5")
+        self.recourse("recover", "apply", self.plan_of(*low_stock, show=False), "--yes")
         self.compare(len(self.all), right=True, low_stock=True)
         self.recourse("recover", "list")
         self.recourse("savepoints", "list", "inventory")
-        self.say(f"done in {time.monotonic() - self.began:.0f} s")
+        self.end()
 
-    def begin(self) -> None:
-        from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
-        from streaming_jobs.sources.topics import Topics
+    def tell_quality(self) -> None:
+        half = len(self.all) // 2
+        self.say(f"{half:,} stock movements come in; the stream inventory reads them, its suite checks the table")
+        self.begin()
+        self.feed(self.all[:half])
+        self.run_streams(["inventory"])
+        self.recourse("quality", "run", _SUITE)
+        self.deploy_wrong_code()
+        self.run_streams(["inventory"])
+        offered = re.search(r"next: (recourse recover plan .+)", self.recourse("quality", "run", _SUITE, code=1))
+        if offered is None:
+            raise PermanentError("the red suite names no batch", f"look at the home: --keep, {self.folder}")
+        self.say(f"it is red, and offers: {offered[1]}")
+        self.say("with the wrong code still deployed, a plan is refused")
+        _, recover, plan, *arguments = shlex.split(offered[1])
+        self.recourse(recover, plan, *arguments, code=2)
+        self.say("the function is corrected")
+        self.deploy(RIGHT)
+        plan = self.plan_of(*arguments)
+        self.say("the suite judges the rebuilt rows before they are published")
+        self.recourse("recover", "apply", plan, "--yes")
+        self.recourse("quality", "run", _SUITE)
+        self.recourse("quality", "history", _SUITE)
+        self.end()
 
-        Topics.of(self.settings.kafka, self.bootstrap).create(TOPIC, PARTITIONS)
-        self.code.write_text(self.text, encoding="utf-8")
+    def deploy_wrong_code(self) -> None:
+        """Deploy the bug, and send the second half of the movements."""
+        self.say("a new version of the function is deployed. It takes returns and corrections for sales")
+        self.deploy(WRONG)
+        self.feed(self.all[len(self.all) // 2 :])
 
     def plan(self) -> str:
-        arguments = ["recover", "plan", "inventory", "--before-first-bad", BAD]
-        plan = str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
-        self.recourse("recover", "show", plan)
-        return plan
-
-    def plan_low_stock(self) -> str:
-        from streaming_jobs.state import stream_record
-
-        record = stream_record.load(self.settings, "low_stock")
-        assert record is not None
-        arguments = ["recover", "plan", "low_stock", "--before-code", record.code[1].hash, "--require", "taken >= 5"]
-        return str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
+        return self.plan_of("inventory", "--before-first-bad", BAD)
 
     def feed(self, part: Sequence[Movement]) -> None:
         from streaming_jobs.examples.stock.movements import send
@@ -288,16 +322,15 @@ class Story(Demonstration):
         truth = movements.inventory(self.all[:count])
         same = {p: (r["quantity"], r["movements"], r["last_at"].astimezone(UTC)) for p, r in rows.items()} == truth
         taken = sorted((r["product"], r["taken"], r["at"].astimezone(UTC)) for r in self.rows("low_stock"))
+        same_taken = taken == movements.low_stock(self.all[:count])
         wrong = sum(1 for row in rows.values() if row["quantity"] < 0)
         self.say(
             f"  inventory: {len(rows)} products, {'every row equals' if same else 'not equal to'} the truth, "
             f"{wrong} below nothing; low_stock: {len(taken):,} rows, "
-            f"{'equal' if taken == movements.low_stock(self.all[:count]) else 'not equal'} to the truth"
+            f"{'equal' if same_taken else 'not equal'} to the truth"
         )
-        if low_stock and taken != movements.low_stock(self.all[:count]):
-            raise PermanentError("low_stock is not what the story says", f"look at it: --keep, {self.folder}")
-        if same != right or (bad is not None and wrong != bad) or (not right and not wrong):
-            raise PermanentError("the tables are not what the story says", f"look at them: --keep, {self.folder}")
+        self.expect(same_taken or not low_stock, "low_stock is")
+        self.expect(same == right and bad in (None, wrong) and (right or wrong > 0), "the tables are")
         return wrong
 
 
@@ -309,11 +342,13 @@ CHANGES, LEVELS, TABLE = "shop_stock_changes", "shop_stock", "availability"
 
 
 class ShopStory(Demonstration):
+    """Three streams with topics between them; the wrong version of the first one takes a box for one piece."""
+
     def __init__(self, folder: Path, settings: Settings, bootstrap: str, count: int = ORDERS) -> None:
         from streaming_jobs.examples.shop import orders, streams
 
-        super().__init__(folder, settings, bootstrap, "shop_flows", Path(str(streams.__file__)), RIGHT_CHANGE)
-        self.streams = SHOP_STREAMS
+        shop = Flows("shop_flows", streams, RIGHT_CHANGE, SHOP_STREAMS, streams.TOPICS)
+        super().__init__(folder, settings, bootstrap, shop)
         self.all = orders.orders(count)
 
     def tell(self) -> None:
@@ -329,7 +364,7 @@ class ShopStory(Demonstration):
         self.feed(half, len(self.all))
         self.run_in_order()
         self.compare(len(self.all), right=False)
-        self.say("the function is corrected. The plan takes the streams along that read its records")
+        self.say("the function is corrected. The plan includes the streams that read its records")
         self.deploy(RIGHT_CHANGE)
         plan = self.plan()
         self.recourse("recover", "apply", plan, "--yes")
@@ -337,20 +372,11 @@ class ShopStory(Demonstration):
         self.say("and back: the old rows, and the old records count again")
         self.recourse("recover", "undo", plan, "--yes")
         self.compare(len(self.all), right=False)
-        self.say("and once more, for good: it goes back behind the ranges that the first one has declared void")
+        self.say("and once more, for good: it goes back behind the ranges that the first plan has declared void")
         self.recourse("recover", "apply", self.plan(), "--yes")
         self.compare(len(self.all), right=True)
         self.recourse("recover", "list")
-        self.say(f"done in {time.monotonic() - self.began:.0f} s")
-
-    def begin(self) -> None:
-        from streaming_jobs.examples.shop.streams import TOPICS
-        from streaming_jobs.sources.topics import Topics
-
-        topics = Topics.of(self.settings.kafka, self.bootstrap)
-        for topic, partitions in TOPICS.items():
-            topics.create(topic, partitions)
-        self.code.write_text(self.text, encoding="utf-8")
+        self.end()
 
     def feed(self, begin: int, end: int) -> None:
         from streaming_jobs.examples.shop.orders import send
@@ -363,14 +389,7 @@ class ShopStory(Demonstration):
             self.run_streams([name])
 
     def plan(self) -> str:
-        from streaming_jobs.state import stream_record
-
-        record = stream_record.load(self.settings, "stock_changes")
-        assert record is not None
-        arguments = ["recover", "plan", "stock_changes", "--before-code", record.code[1].hash]
-        plan = str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
-        self.recourse("recover", "show", plan)
-        return plan
+        return self.plan_of("stock_changes", "--before-code", self.wrong_code("stock_changes"))
 
     def compare(self, count: int, *, right: bool) -> None:
         """Compare the table and both topics with the truth; raises PermanentError if they are not as expected."""
@@ -379,15 +398,14 @@ class ShopStory(Demonstration):
         truth = self.all[:count]
         changes = Counter((r["product"], r["pieces"]) for r in self.counting(CHANGES))
         levels = {r["product"]: (r["pieces"], r["changes"]) for r in self.counting(LEVELS)}
-        shown = sorted(({k: r[k] for k in ("product", "pieces", "available")} for r in self.rows(TABLE)), key=_product)
+        rows = [{name: row[name] for name in ("product", "pieces", "available")} for row in self.rows(TABLE)]
         same = {
             CHANGES: changes == Counter((order.product, order.pieces) for order in truth),
             LEVELS: levels == orders.true_levels(truth),
-            TABLE: shown == orders.true_availability(truth),
+            TABLE: sorted(rows, key=lambda row: str(row["product"])) == orders.true_availability(truth),
         }
         self.say("  " + "; ".join(f"{name} {'equals' if ok else 'is not'} the truth" for name, ok in same.items()))
-        if set(same.values()) != {right}:
-            raise PermanentError("the shop is not what the story says", f"look at it: --keep, {self.folder}")
+        self.expect(set(same.values()) == {right}, "the shop is")
 
     def counting(self, topic: str) -> Sequence[Mapping[str, Any]]:
         """The values of a topic's records that are not void, in the order of each partition."""
@@ -397,52 +415,10 @@ class ShopStory(Demonstration):
 
         info = Topics.of(self.settings.kafka, self.bootstrap).describe(topic)
         assert info is not None
-        void, found = void_of(self.settings, topic, info.id), list[RawRecord]()
-        CommittedReader.at(self.settings.kafka, self.bootstrap, topic).content(each=found.append)
+        void, records = void_of(self.settings, topic, info.id), list[RawRecord]()
+        CommittedReader.at(self.settings.kafka, self.bootstrap, topic).content(each=records.append)
         return [
             json.loads(record.value or b"{}")
-            for record in found
+            for record in records
             if not void.count({record.partition: (record.offset, record.offset + 1)})
         ]
-
-
-def _product(row: Mapping[str, Any]) -> str:
-    return str(row["product"])
-
-
-STOCK_SUITES = ("quality.examples.stock",)
-_SUITE = "inventory_rows"
-_RED = 1
-
-
-def tell_quality(story: Story) -> None:
-    half = len(story.all) // 2
-    story.say(f"{half:,} stock movements come in; the stream inventory reads them, its suite looks at the table")
-    story.begin()
-    story.feed(story.all[:half])
-    story.run_streams(["inventory"])
-    story.recourse("quality", "run", _SUITE)
-    story.say("a new version of the function is deployed. It takes returns and corrections for sales")
-    story.deploy(WRONG)
-    story.feed(story.all[half:])
-    story.run_streams(["inventory"])
-    command = _offered(story, story.recourse("quality", "run", _SUITE, code=_RED))
-    story.say(f"it is red, and offers: {command}")
-    story.say("with the wrong code still deployed, a plan is refused")
-    story.recourse(*shlex.split(command)[1:], code=2)
-    story.say("the function is corrected")
-    story.deploy(RIGHT)
-    plan = str(json.loads(story.recourse(*shlex.split(command)[1:], "--output", "json", quiet=True))["id"])
-    story.recourse("recover", "show", plan)
-    story.say("the suite judges the rebuilt rows before they are published")
-    story.recourse("recover", "apply", plan, "--yes")
-    story.recourse("quality", "run", _SUITE)
-    story.recourse("quality", "history", _SUITE)
-    story.say(f"done in {time.monotonic() - story.began:.0f} s")
-
-
-def _offered(story: Story, printed: str) -> str:
-    found = re.search(r"next: (recourse recover plan .+)", printed)
-    if found is None:
-        raise PermanentError("the red suite names no batch", f"look at it: --keep, {story.folder}")
-    return found[1]

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli import FAILED
 from orchestration.cli.options import AnyStreams, Invocation, invocation
 from orchestration.cli.streams import user
-from orchestration.cli.text import Output, OutputOption, print_json, print_table, say
+from orchestration.cli.text import FAILED, Output, OutputOption, print_json, print_table, say, show
+from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
-    from orchestration.deploys.plan import Plan, StreamPlan
-    from orchestration.deploys.starting import Deployed
+    from orchestration.deploys.plan import DeployPlan, StreamDeploy
+    from orchestration.deploys.starting import DeployOutcome
 
 
 class Require(StrEnum):
@@ -32,19 +32,19 @@ class Require(StrEnum):
 def deploy(
     context: typer.Context,
     names: AnyStreams = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Deploy without asking.")] = False,
     preview: Annotated[
         bool,
         typer.Option("--preview", help="Run `recourse preview` for each stream first; with --yes, none may be broken."),
     ] = False,
     require: Annotated[
         Require | None,
-        typer.Option(help="Run the previews, and deploy only if each of them ended like this.", show_default=False),
+        typer.Option(help="Run the previews, and deploy only if each reaches this verdict.", show_default=False),
     ] = None,
     trial: Annotated[
         bool,
-        typer.Option("--trial/--no-trial", help="Have Spark look at the new code first; with --yes, it has to answer."),
+        typer.Option("--trial/--no-trial", help="Have Spark analyse the new code first; --yes needs its verdict."),
     ] = True,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run the new code.")] = 300.0,
     output: OutputOption = Output.text,
@@ -70,14 +70,11 @@ def deploy(
     plan = plan.refusing(_not_passed(previews, require or (Require.not_broken if yes else None)))
     if output is Output.text:
         _print_plan(plan, previews)
-    if plan.refused and not dry_run:
+    if plan.refused or dry_run or not plan.due:
         if output is Output.json:
             print_json(_document(plan, previews))
-        say("not deployed: correct what would be refused, or name the other streams")
-        raise typer.Exit(FAILED)
-    if dry_run or not plan.due:
-        if output is Output.json:
-            print_json(_document(plan, previews))
+        if plan.refused and not dry_run:
+            say("not deployed: correct what would be refused, or name the other streams")
         raise typer.Exit(FAILED if plan.refused else 0)
     if not yes:
         if not sys.stdin.isatty() or output is Output.json:
@@ -89,15 +86,13 @@ def deploy(
         stream_history.record_deploy(call.settings, each.stream, each.before, each.after, by)
     asked = {each.stream: request(call.settings, each.stream, by, newest) for each in plan.touched}
     outcomes = wait_for_code(call.settings, plan.touched, asked, timeout, say)
-    if output is Output.json:
-        print_json({**_document(plan, previews), "outcomes": [{**asdict(each), "ok": each.ok} for each in outcomes]})
-    else:
-        _print_outcomes(outcomes, plan)
+    values = [{**asdict(each), "ok": each.ok} for each in outcomes]
+    show(output, {**_document(plan, previews), "outcomes": values}, lambda: _print_outcomes(outcomes, plan))
     if not all(each.ok for each in outcomes):
         raise typer.Exit(FAILED)
 
 
-def _document(plan: Plan, previews: dict[str, int]) -> dict[str, Any]:
+def _document(plan: DeployPlan, previews: dict[str, int]) -> dict[str, Any]:
     return {
         "streams": [{**asdict(each), "preview": previews.get(each.stream)} for each in plan.streams],
         "touched": [each.stream for each in plan.touched],
@@ -107,7 +102,7 @@ def _document(plan: Plan, previews: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _print_plan(plan: Plan, previews: dict[str, int]) -> None:
+def _print_plan(plan: DeployPlan, previews: dict[str, int]) -> None:
     shown = [each for each in plan.streams if each.action != "same"]
     if shown:
         columns = ["stream", "action", "runs", "on disk", "since"]
@@ -116,9 +111,8 @@ def _print_plan(plan: Plan, previews: dict[str, int]) -> None:
     for each in shown:
         for line in _lines(each, previews, split=plan.split):
             print(f"{each.stream}: {line}")
-    same = len(plan.streams) - len(shown)
-    if same:
-        print(f"{same} {'stream has' if same == 1 else 'streams have'} the code on disk already")
+    if same := len(plan.streams) - len(shown):
+        print(f"{counted(same, 'stream', 'has', 'have')} the code on disk already")
     if not plan.due:
         print("nothing to deploy")
     elif plan.further_processes:
@@ -130,7 +124,7 @@ def _print_plan(plan: Plan, previews: dict[str, int]) -> None:
         )
 
 
-def _lines(stream: StreamPlan, previews: dict[str, int], *, split: bool) -> list[str]:
+def _lines(stream: StreamDeploy, previews: dict[str, int], *, split: bool) -> list[str]:
     lines = [stream.note] if stream.note else []
     lines += stream.changes
     lines += [f"WOULD BE REFUSED: {why}" for why in stream.refused]
@@ -146,7 +140,7 @@ def _lines(stream: StreamPlan, previews: dict[str, int], *, split: bool) -> list
     return lines
 
 
-def _print_outcomes(outcomes: list[Deployed], plan: Plan) -> None:
+def _print_outcomes(outcomes: list[DeployOutcome], plan: DeployPlan) -> None:
     for stopped in plan.due:
         if stopped.record:
             print(f"{stopped.stream}: recorded: {stopped.before} -> {stopped.after}: its next start may run it")
@@ -159,7 +153,7 @@ def _print_outcomes(outcomes: list[Deployed], plan: Plan) -> None:
         print(f"not touched, ran on: {', '.join(untouched)}")
 
 
-def _previews(call: Invocation, plan: Plan) -> dict[str, int]:
+def _previews(call: Invocation, plan: DeployPlan) -> dict[str, int]:
     """The exit code of `recourse preview` of each touched stream: 0 equal, 10 different, 1 broken."""
     environment = {**os.environ, **call.environment()}
     codes = {}
@@ -183,7 +177,7 @@ def _ending(code: int) -> str:
     return {0: "equal", 10: "different", 1: "broken"}.get(code, f"no verdict (exit code {code})")
 
 
-def _newest_change(call: Invocation, plan: Plan) -> float:
+def _newest_change(call: Invocation, plan: DeployPlan) -> float:
     """The time of the newest change of a file behind the touched streams, seconds since 1970."""
     from pathlib import Path
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.options import AnyNames, invocation
+from orchestration.cli.options import AnyStreams, invocation
 from orchestration.cli.text import Output, OutputOption, say, show
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def describe(
     context: typer.Context,
-    names: AnyNames = None,
+    names: AnyStreams = None,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print it as a Mermaid flowchart.")] = False,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it as an SVG file.", show_default=False)
     ] = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print the topology: sources, stream, sinks; who writes what a stream reads, and who reads what it writes."""
+    """Print the topology: sources, stream, sinks; the writers of its sources, and the readers of its sinks."""
     from streaming_jobs.catalog.graph import Graph, draw
     from streaming_jobs.catalog.graph import describe as text
     from streaming_jobs.catalog.graph import mermaid as flowchart

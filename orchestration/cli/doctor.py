@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from orchestration.cli.options import invocation
-from orchestration.cli.text import Output, OutputOption, print_table, show
+from orchestration.cli.text import Output, OutputOption, show_table
 
 if TYPE_CHECKING:
     from streaming_jobs.preflight.doctor import DoctorCheck
@@ -22,11 +21,9 @@ def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
 
     settings = invocation(context).settings
     results = [*checks(settings), check_jobs(settings), *doctor.archive_checks(settings)]
-    show(
-        output,
-        [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in results],
-        lambda: print_table(["", "check", "found", "fix"], rows(results)),
-    )
+    value = [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in results]
+    rows = [[verdict(c), c.name, c.found, "" if c.ok else c.fix] for c in results]
+    show_table(output, value, ["", "check", "found", "fix"], rows)
     if any(verdict(check) == "fail" for check in results):
         raise typer.Exit(1)
 
@@ -52,8 +49,3 @@ def check_jobs(settings: Settings) -> DoctorCheck:
 def verdict(check: DoctorCheck) -> str:
     """The result of a check in a word: `ok`, `warn` or `fail`."""
     return {True: "ok", False: "fail", None: "warn"}[check.ok]
-
-
-def rows(checks: Sequence[DoctorCheck]) -> list[list[str]]:
-    """The checks as table rows; the fix is left out where the check is ok."""
-    return [[verdict(c), c.name, c.found, "" if c.ok else c.fix] for c in checks]

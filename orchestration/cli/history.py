@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.options import StreamName, invocation
-from orchestration.cli.text import Output, OutputOption, ago, number, say, show, stdout_console
+from orchestration.cli.text import Output, OutputOption, ago, number, offsets_text, say, show, stdout_console
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def history(
     since: Annotated[
         str, typer.Option(help="A duration ('2 days'), a time in UTC ('2026-11-24 09:30'), or 'deploy': the last one.")
     ] = "1 day",
-    last: Annotated[int | None, typer.Option(min=1, help="The newest batches, so many, instead of --since.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="So many of the newest batches, instead of --since.")] = None,
     every_batch: Annotated[bool, typer.Option("--batches", help="A line for each batch.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture too: FILE.svg or FILE.html.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also write a picture: FILE.svg or FILE.html.")] = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print what happened to a stream: batches, deploys, sessions, recoveries and savepoints in the order of time.
+    """Print the history of a stream: batches, deploys, sessions, recoveries and savepoints, oldest first.
 
     Reads files only. Batches are joined to a line per period; --batches prints each. Times are UTC.
     """
@@ -183,12 +183,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _offsets(batch: BatchPoint) -> str:
-    parts = []
-    for topic, each in batch.offsets.items():
-        ranges = [
-            f"{partition}:{each['start'].get(partition, 0)}-{end}"
-            for partition, end in sorted(each["end"].items(), key=lambda pair: int(pair[0]))
-            if end != each["start"].get(partition, 0)
-        ]
-        parts.append(f"{topic} {' '.join(ranges) or '(none)'}")
-    return "; ".join(parts)
+    return "; ".join(offsets_text(topic, each["start"], each["end"]) for topic, each in batch.offsets.items())

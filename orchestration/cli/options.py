@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Loaded, Settings
 
 
-AnyNames = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME...]", help="Streams; none: all.", show_default=False)
-]
 AnyStreams = Annotated[
     list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
 ]
+StreamNames = Annotated[list[str], typer.Argument(metavar="STREAM...", help="Streams.", show_default=False)]
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from orchestration.cli.text import say, stderr_console
+from orchestration.cli.text import progress_bar, say
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ PARTITIONS = 4
 def quick_checks(settings: Settings, *, ui: bool) -> None:
     """Run the doctor's checks and print what is not in order; raises SetupError if one of them fails.
 
-    The port of the UI is checked only with `ui`. Jars and class data that are missing are not mentioned: they are
-    fetched or made next.
+    The port of the UI is checked only with `ui`. Missing jars and class data are not mentioned: they are fetched or
+    made next.
     """
     from orchestration.cli.doctor import verdict
     from streaming_jobs.errors import SetupError
@@ -36,7 +36,7 @@ def quick_checks(settings: Settings, *, ui: bool) -> None:
     relevant = [check for check in checks(settings) if ui or check.name != "UI port"]
     for check in relevant:
         if not check.ok and not (check.ok is None and check.name.startswith(("jars", "class data"))):
-            say(f"{verdict(check)}: {check.name}: {check.found}. To mend it: {check.fix}")
+            say(f"{verdict(check)}: {check.name}: {check.found}. To correct it: {check.fix}")
     if failed := [check for check in relevant if check.ok is False]:
         raise SetupError(f"this machine is not ready: {', '.join(c.name for c in failed)}", failed[0].fix)
 
@@ -67,17 +67,10 @@ def warm_up_once(settings: Settings) -> None:
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """A bar that appears with the first byte; without a terminal a line at the beginning and at the end."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
 
-    console = stderr_console()
-    columns = (
-        TextColumn("fetching jars"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TextColumn("{task.description}"),
-    )
-    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    doing, name_of_jar = TextColumn("fetching jars"), TextColumn("{task.description}")
+    bar = progress_bar(doing, BarColumn(), DownloadColumn(), TransferSpeedColumn(), name_of_jar)
     tasks: dict[int, TaskID] = {}
 
     def progress(name: str, done: int, total: int) -> None:
@@ -85,7 +78,7 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.start()
             tasks[total] = bar.add_task("", total=total)
         bar.update(tasks[total], completed=done, description=name)
-        if not console.is_terminal and done in (0, total):
+        if bar.disable and done in (0, total):
             say(f"fetching jars: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
     try:

@@ -55,32 +55,32 @@ def preview(
     if last is not None and from_savepoint is not None:
         raise UsageError("--last and --from-savepoint were both given", "give one of them, or none")
     call = invocation(context)
-    selected = call.topology.select([stream])[0]
+    selected = call.topology[stream]
     wanted = Wanted(parse_duration(last) if last is not None else None, from_savepoint)
     names = tuple(suite.name for suite in suites_of(call.settings, call.topology, selected)) if suites else ()
     topics = Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
     _let_streams_go_first()
     with stop_signals_interrupt(), suite_runner(call.settings, call.topology) as run_suite:
-        made = run(call.settings, selected, topics, PreviewRequest(wanted, names, run_suite), tell=say)
-    report = _written(Folders(call.settings, stream), made)
-    value = {**made.value(), "report": str(report)}
+        result = run(call.settings, selected, topics, PreviewRequest(wanted, names, run_suite), tell=say)
+    report = _written(Folders(call.settings, stream), result)
+    value = {**result.value(), "report": str(report)}
     if json_file is not None:
         write_atomic(json_file.absolute(), json.dumps(value, indent=1, default=str))
-    show(output, value, lambda: print(text(made, str(report)), end=""))
-    if made.verdict.exit_code:
-        raise typer.Exit(made.verdict.exit_code)
+    show(output, value, lambda: print(text(result, str(report)), end=""))
+    if result.verdict.exit_code:
+        raise typer.Exit(result.verdict.exit_code)
 
 
 def _let_streams_go_first() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def _written(folders: Folders, made: Preview) -> Path:
-    """Write the report and the same as JSON; returns the page's path."""
+def _written(folders: Folders, result: Preview) -> Path:
+    """Write the report as a page and as JSON; returns the page's path."""
     from reprocessing.preview.result import write_page
     from streaming_jobs.platform.files import write_atomic
 
-    place = folders.new_report()
-    write_atomic(place / "preview.json", json.dumps(made.value(), indent=1, default=str))
-    write_page(place / "report.html", made)
-    return place / "report.html"
+    folder = folders.new_report()
+    write_atomic(folder / "preview.json", json.dumps(result.value(), indent=1, default=str))
+    write_page(folder / "report.html", result)
+    return folder / "report.html"

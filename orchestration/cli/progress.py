@@ -1,4 +1,4 @@
-"""The present state of streams as the commands show it: their status, their unread records, their way to the end.
+"""The present state of streams as the commands show it: status, unread records, progress to the end of the topics.
 
 A figure is shown without its age only while it is fresh. Where no driver reads the ends of the topics, the command does
 (`with_lag`); where no broker answers either, the last known lag is shown with its age.
@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestration.cli.options import Invocation
-from orchestration.cli.text import ago, make_table, number, print_table, say, stderr_console
+from orchestration.cli.text import ago, make_table, number, print_table, progress_bar, say, stderr_console
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
-    from orchestration.cli.up import Feeding
+    from orchestration.cli.up import FeederState
     from streaming_jobs.runtime.lag import PartitionLag, StreamLag, Unread
     from streaming_jobs.settings import Settings
     from streaming_jobs.state.health import Health
@@ -49,6 +49,7 @@ COLUMNS = [
     "heartbeat",
 ]
 RIGHT = ["recoveries", "last batch", "rows/s", "lag", "behind", "dead letters", "heartbeat"]
+_UNREAD_COLUMNS = ["topic", "partition", "next offset", "end", "lag", "oldest unread", "age"]
 _FRESH = 15.0
 """Age in seconds up to which a lag is shown without its age: a driver measures it every two seconds."""
 _RULES_SHOWN = 5
@@ -59,7 +60,7 @@ _RATE_OVER = 15.0
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedStream:
     """One stream at one moment (`at`, seconds since 1970); `owner` is the driver that runs it."""
 
     stream: str
@@ -76,7 +77,7 @@ class Observed:
 
     @property
     def asked_to_stop(self) -> bool:
-        """True if somebody asked the stream to stop, or to stay stopped."""
+        """True if the stream was asked to stop, or to stay stopped."""
         return self.health.asked_to_stop
 
     @property
@@ -95,7 +96,7 @@ class Observed:
     @property
     def _running_code(self) -> str | None:
         """The hash of the code that runs; None if no session runs the stream."""
-        return self.status.code_version.partition(" ")[0] if self.status and self.live else None
+        return self.status.code_hash if self.status and self.live else None
 
     @property
     def lag_age(self) -> float | None:
@@ -181,20 +182,20 @@ class Observed:
         return f"{text} ({ago(self.lag_age)} ago)" if self.lag_age is not None else "-"
 
 
-def observe(settings: Settings, stream: str) -> Observed:
+def observe(settings: Settings, stream: str) -> ObservedStream:
     from streaming_jobs.state.health import HealthLimits, judge, look
 
     seen = look(settings, stream)
     verdict = judge(seen, HealthLimits.of(settings, stream))
-    return Observed(stream, verdict.state, seen.at, seen.status, seen.session, verdict)
+    return ObservedStream(stream, verdict.state, seen.at, seen.status, seen.session, verdict)
 
 
-def observe_all(settings: Settings, streams: Iterable[str]) -> list[Observed]:
+def observe_all(settings: Settings, streams: Iterable[str]) -> list[ObservedStream]:
     return [observe(settings, stream) for stream in streams]
 
 
-def with_lag(settings: Settings, streams: Sequence[Stream], observed: Sequence[Observed]) -> list[Observed]:
-    """The same with the present lag where no driver keeps it fresh; waits two seconds at most for a broker."""
+def with_lag(settings: Settings, streams: Sequence[Stream], observed: Sequence[ObservedStream]) -> list[ObservedStream]:
+    """The streams with the present lag where no driver keeps it fresh; waits two seconds at most for a broker."""
     old = {o.stream: o.status for o in observed if o.status is not None and not (o.live and o.lag_is_fresh)}
     if not old:
         return list(observed)
@@ -226,23 +227,22 @@ def _age(now: float, at: float | None) -> float | None:
     return round(now - at, 1) if at else None
 
 
-def loadable_or_known(call: Invocation, names: list[str]) -> list[str]:
-    """The named streams, or all; those that have run here, if the code on disk cannot be loaded."""
-    from orchestration.deploys.starting import streams_of
+def declared_or_known(call: Invocation, names: list[str]) -> list[str]:
+    """The named streams, or all; if the code on disk cannot be loaded, the streams that have run here."""
+    from streaming_jobs.state.status import streams_with_status
 
     try:
         declared = call.topology
     except UsageError as error:
-        if not (known := [name for name in streams_of(call.settings) if not names or name in names]):
+        if not (known := [name for name in streams_with_status(call.settings) if not names or name in names]):
             raise
         say(f"the code on disk cannot be loaded: {error.found}")
         return known
     return [stream.name for stream in declared.select(dict.fromkeys(names))]
 
 
-def observed_now(call: Invocation, names: list[str]) -> list[Observed]:
-    """These streams now, with the present lag where it can be had."""
-
+def observed_now(call: Invocation, names: list[str]) -> list[ObservedStream]:
+    """These streams now, with the present lag if a broker answers."""
     observed = observe_all(call.settings, names)
     try:
         streams = [call.topology[name] for name in names]
@@ -251,11 +251,8 @@ def observed_now(call: Invocation, names: list[str]) -> list[Observed]:
     return with_lag(call.settings, streams, observed)
 
 
-_COLUMNS = ["topic", "partition", "next offset", "end", "lag", "oldest unread", "age"]
-
-
-def unread_now(call: Invocation, observed: Sequence[Observed]) -> dict[str, Unread]:
-    """What the streams have not read; nothing where no broker answers, or the code on disk cannot be loaded."""
+def unread_now(call: Invocation, observed: Sequence[ObservedStream]) -> dict[str, Unread]:
+    """The unread records of each stream; empty if no broker answers, or if the code on disk cannot be loaded."""
     seen = [o.stream for o in observed if o.status is not None and o.lag_is_fresh]
     if not seen:
         return {}
@@ -268,7 +265,7 @@ def unread_now(call: Invocation, observed: Sequence[Observed]) -> dict[str, Unre
     return look(call.settings, streams)
 
 
-def print_unread(observed: Observed, unread: Unread | None) -> None:
+def print_unread(observed: ObservedStream, unread: Unread | None) -> None:
     """Print the partitions of a stream; without a broker the last known records of each, with their age."""
     if unread is None:
         _print_last_known(observed)
@@ -288,7 +285,7 @@ def print_unread(observed: Observed, unread: Unread | None) -> None:
     shown = sorted(unread.partitions, key=lambda each: -each.records)[:_MOST_SHOWN]
     rows = [_row(each, unread.at) for each in sorted(shown, key=lambda each: (each.topic, each.partition))]
     print()
-    print_table(_COLUMNS, rows, right=_COLUMNS[1:5])
+    print_table(_UNREAD_COLUMNS, rows, right=_UNREAD_COLUMNS[1:5])
     if len(unread.partitions) > _MOST_SHOWN:
         left = len(unread.partitions) - _MOST_SHOWN
         say(f"{left} more partitions, with fewer unread records: -o json has all of them")
@@ -308,7 +305,7 @@ def _row(each: PartitionLag, at: float) -> list[str]:
     ]
 
 
-def _print_last_known(observed: Observed) -> None:
+def _print_last_known(observed: ObservedStream) -> None:
     status = observed.status
     if status is None or not status.lag_partitions or observed.lag_age is None:
         return
@@ -335,14 +332,19 @@ class Standing:
     rate: float | None
     left: float | None
 
+    @property
+    def figures(self) -> dict[str, str]:
+        """The rate, the lag and the time left as text."""
+        return {
+            "rate": "-" if self.rate is None else number(round(self.rate)),
+            "lag": number(self.total - self.done),
+            "left": "-" if self.left is None else ago(self.left),
+        }
+
     def __str__(self) -> str:
         batch = "no batch yet" if self.batch is None else f"batch {self.batch}"
-        pace = "-" if self.rate is None else number(round(self.rate))
-        left = "-" if self.left is None else ago(self.left)
-        return (
-            f"{self.stream}: {number(self.done)} of {number(self.total)} records, {batch}, {pace} records/s, "
-            f"lag {number(self.total - self.done)}, {left} left"
-        )
+        read = f"{number(self.done)} of {number(self.total)} records"
+        return f"{self.stream}: {read}, {batch}, {{rate}} records/s, lag {{lag}}, {{left}} left".format(**self.figures)
 
 
 Positions = Callable[[str], tuple[Mapping[str, Mapping[int, int]], int | None]]
@@ -439,8 +441,12 @@ class Bars:
     """Draws on stderr: a bar per stream on a terminal, otherwise a line per stream every `every` seconds."""
 
     def __init__(self, *, every: float = 5.0) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
         self._every, self._next = every, 0.0
-        self._progress = _progress()
+        figures = "batch {task.fields[batch]}, {task.fields[rate]} records/s, lag {task.fields[lag]}"
+        texts = [TextColumn(text) for text in ("{task.description}", figures, "{task.fields[left]} left")]
+        self._progress = progress_bar(texts[0], BarColumn(), MofNCompleteColumn(), *texts[1:])
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Bars:
@@ -459,31 +465,15 @@ class Bars:
             return
         for standing in standings:
             fields: dict[str, Any] = {
+                **standing.figures,
                 "batch": "-" if standing.batch is None else str(standing.batch),
-                "rate": "-" if standing.rate is None else number(round(standing.rate)),
-                "lag": number(standing.total - standing.done),
-                "left": "-" if standing.left is None else ago(standing.left),
             }
             if standing.stream not in self._tasks:
                 self._tasks[standing.stream] = self._progress.add_task(standing.stream, total=standing.total, **fields)
             self._progress.update(self._tasks[standing.stream], completed=standing.done, **fields)
 
 
-def _progress() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = stderr_console()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("batch {task.fields[batch]}, {task.fields[rate]} records/s, lag {task.fields[lag]}"),
-        TextColumn("{task.fields[left]} left"),
-    )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-def lines(streams: Sequence[Observed], feeding: Feeding | None) -> list[str]:
+def lines(streams: Sequence[ObservedStream], feeding: FeederState | None) -> list[str]:
     """The screen as plain lines, for a log: one per stream, and one for the feeder."""
     text = []
     for observed in streams:
@@ -502,7 +492,7 @@ def lines(streams: Sequence[Observed], feeding: Feeding | None) -> list[str]:
     return text
 
 
-def panel(head: Sequence[str], streams: Sequence[Observed], feeding: Feeding | None) -> Group:
+def panel(head: Sequence[str], streams: Sequence[ObservedStream], feeding: FeederState | None) -> Group:
     """The screen for a terminal: addresses to open, the streams, the feeder, and notes."""
     from rich.console import Group
     from rich.text import Text
@@ -543,10 +533,10 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def show(self, streams: Sequence[Observed], feeding: Feeding | None = None, *, last: bool = False) -> None:
+    def show(self, streams: Sequence[ObservedStream], feeding: FeederState | None = None) -> None:
         if self._live:
             self._live.update(panel(self._head, streams, feeding), refresh=True)
-        elif last or time.monotonic() >= self._next:
+        elif time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
             for line in lines(streams, feeding):
                 say(line)

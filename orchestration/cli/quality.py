@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.options import Invocation, invocation
-from orchestration.cli.text import Output, OutputOption, ago, number, print_json, print_table, say, show
+from orchestration.cli.text import Output, OutputOption, ago, number, print_json, print_table, say, show, show_table
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.text import commands
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Suites of expectations on tables.", rich_markup_mode=None)
 
 
-class Slice(StrEnum):
+class SliceKind(StrEnum):
     new = "new"
     all = "all"
 
@@ -35,14 +35,14 @@ class Engine(StrEnum):
     spark = "spark"
 
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[SUITE]...", help="Suites; all without one.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[SUITE]...", help="Suites; none: all.")]
 Name = Annotated[str, typer.Argument(metavar="SUITE", help="A suite.", show_default=False)]
 _ROWS_SHOWN, _OBSERVED = 5, 110
 
 
 @app.callback()
 def quality() -> None:
-    """Suites of expectations on tables: run them, and read what earlier runs found."""
+    """Suites of expectations on tables: run them, and read the results of earlier runs."""
 
 
 @app.command(short_help="Run suites; exit code 1 if something critical failed.")
@@ -50,7 +50,7 @@ def run(
     context: typer.Context,
     names: Names = None,
     slice_kind: Annotated[
-        Slice | None, typer.Option("--slice", help="Rows since the last run, or all; default: as the suite says.")
+        SliceKind | None, typer.Option("--slice", help="Rows since the last run, or all; default: as the suite says.")
     ] = None,
     partition: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Only this partition; may be given again.")
@@ -140,7 +140,7 @@ def list_suites(context: typer.Context, output: OutputOption = Output.text) -> N
         for each in value
     ]
     columns = ["result", "suite", "table", "last run", "version", "not passed"]
-    show(output, value, lambda: print_table(columns, rows, right=["version"]))
+    show_table(output, value, columns, rows, right=["version"])
 
 
 @app.command("show", short_help="Print a suite's last outcomes and failing rows.")
@@ -175,8 +175,8 @@ def show_suite(context: typer.Context, name: Name, output: OutputOption = Output
 @app.command("history", short_help="Print earlier outcomes.")
 def show_history(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[SUITE]", help="A suite; all without one.")] = None,
-    last: Annotated[int, typer.Option(min=1, help="So many runs.")] = 20,
+    name: Annotated[str | None, typer.Argument(metavar="[SUITE]", help="A suite; none: all.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="The number of runs.")] = 20,
     output: OutputOption = Output.text,
 ) -> None:
     """Print the runs of a suite or of all, newest first, with what did not pass."""
@@ -207,8 +207,8 @@ def show_history(
             ]
         )
     columns = ["result", "UTC", "suite", "version", "rows", "time", "not passed"]
-    right = ["version", "rows", "time"]
-    show(output, [dataclasses.asdict(each) for each in past], lambda: print_table(columns, rows, right=right))
+    value = [dataclasses.asdict(each) for each in past]
+    show_table(output, value, columns, rows, right=["version", "rows", "time"])
 
 
 @app.command(short_help="Draw the trend of an expectation as SVG.")

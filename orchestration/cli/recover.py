@@ -1,4 +1,4 @@
-"""`recourse recover`: put a stream right. Plan, look, apply, resume, abort, undo."""
+"""`recourse recover`: recover a stream after a bug. Plan, show, apply, resume, abort, undo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.options import invocation
-from orchestration.cli.text import Output, OutputOption, print_json, print_table, say, show
+from orchestration.cli.text import Output, OutputOption, say, show, show_table
 from orchestration.recoveries.progress_text import ReplayPace, difference_lines
 from orchestration.recoveries.request import (
     OPTIONS,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
 
-app = typer.Typer(no_args_is_help=True, help="Put a stream right after a bug.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Recover a stream after a bug.", rich_markup_mode=None)
 
 WOULD_CHANGE = 10
 _DOING = {"rewind": "publish the rebuilt rows", "skip": "skip these records"}
@@ -43,11 +43,11 @@ Yes = Annotated[bool, typer.Option("--yes", help="Publish, or skip, without aski
 
 @app.callback()
 def recover() -> None:
-    """Put a stream right after a bug: rewind, rebuild beside the old rows, check, publish; and take it back."""
+    """Recover a stream after a bug: rewind, rebuild beside the old rows, check, publish; and undo it."""
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a request for a plan, in the place of its parameter `options`."""
+    """Replace the parameter `options` of a command by the options of a request for a plan."""
     signature = inspect.signature(command, eval_str=True)
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
@@ -78,13 +78,13 @@ def plan(
     context: typer.Context,
     streams: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[STREAM...]", help="One stream or several; those that read their topics go along."),
+        typer.Argument(metavar="[STREAM...]", help="Streams; streams that read their topics are included."),
     ] = None,
     options: Mapping[str, Any] = MappingProxyType({}),
     detailed_exitcode: Annotated[bool, typer.Option("--detailed-exitcode", help="10: something would change.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
+    """Show what a recovery would do, and save it as a plan. The stream is not changed, and may keep running."""
     from reprocessing.explainer import explain
 
     call = invocation(context)
@@ -95,16 +95,16 @@ def plan(
         raise typer.Exit(WOULD_CHANGE)
 
 
-@app.command("show", short_help="Show a plan, and how far it has come.")
+@app.command("show", short_help="Show a plan and its progress.")
 def show_plan(
     context: typer.Context,
     name: PlanName,
     offsets: Annotated[
-        bool, typer.Option("--offsets", help="Only where the replay begins: lines topic,partition,offset.")
+        bool, typer.Option("--offsets", help="Only the start of the replay, as lines topic,partition,offset.")
     ] = False,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show a plan, and how far it has come."""
+    """Show a plan and its progress."""
     from reprocessing.explainer import explain
     from reprocessing.plan.journal import journal_of
     from reprocessing.plan.plan_file import load
@@ -157,43 +157,43 @@ def list_plans(context: typer.Context, output: OutputOption = Output.text) -> No
     rows = [[p.id, ", ".join(p.names), p.target, p.made_at, outcome] for p, outcome in plans]
     value = [dict(zip(columns, row, strict=True)) for row in rows]
     shown = [[p.id, ", ".join(p.names), p.target, instant_words(p.made_at), outcome] for p, outcome in plans]
-    show(output, value, lambda: print_table(["plan", "stream", "target", "made", "outcome"], shown))
+    show_table(output, value, ["plan", "stream", "target", "made", "outcome"], shown)
 
 
 @app.command(short_help="Carry a plan out.")
 def apply(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
-    """Carry a plan out. It asks before it publishes; a plan whose world has moved is refused."""
+    """Carry a plan out. It asks before it publishes; a plan made for an older state of the stream is refused."""
     from reprocessing import executor
 
     _refuse_nobody(context, name, yes, commands.apply(name, yes=True))
     _carry_out(context, name, yes, output, executor.apply)
 
 
-@app.command(short_help="Go on with a plan that was cut off.")
+@app.command(short_help="Continue a plan that was interrupted.")
 def resume(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
-    """Go on with the first stage that is not done."""
+    """Continue a plan with its first unfinished stage."""
     from reprocessing import executor
 
     _refuse_nobody(context, name, yes, commands.resume(name, yes=True))
     _carry_out(context, name, yes, output, executor.resume)
 
 
-@app.command(short_help="Give a plan up before it publishes.")
+@app.command(short_help="Abandon a plan before it publishes.")
 def abort(
     context: typer.Context,
     name: PlanName,
-    yes: Annotated[bool, typer.Option("--yes", help="As for the other commands; nothing is asked.")] = False,  # noqa: ARG001
+    yes: Annotated[bool, typer.Option("--yes", help="Accepted as for the other commands; abort asks nothing.")] = False,  # noqa: ARG001
     output: OutputOption = Output.text,
 ) -> None:
-    """Give a plan up before it has published: the stream goes on as it was, one generation later."""
+    """Abandon a plan before it has published: the stream continues with its old rows, one generation later."""
     from reprocessing import executor
 
     _carry_out(context, name, True, output, executor.give_up)
 
 
-@app.command(short_help="Take a published plan back.")
+@app.command(short_help="Undo a published plan.")
 def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
-    """Take a published plan back: a plan of its own, shown and then applied. Records that came since stay."""
+    """Undo a published plan by a plan of its own, shown and then applied. Records that came since stay."""
     from reprocessing import executor
     from reprocessing.explainer import explain
 
@@ -206,10 +206,7 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
 
 
 def _refuse_nobody(context: typer.Context, plan: str, yes: bool, command: str) -> None:
-    """Before anything is done: a question at the end of a replay that nobody can answer makes it useless.
-
-    Raises UsageError, first of all for a plan that does not exist.
-    """
+    """Raise UsageError, before the replay, if nobody could answer the question at its end, or there is no plan."""
     from reprocessing.plan.plan_file import load
 
     load(invocation(context).settings, plan)
@@ -218,7 +215,7 @@ def _refuse_nobody(context: typer.Context, plan: str, yes: bool, command: str) -
 
 
 def _outcome(settings: Settings, plan: RecoveryPlan) -> str:
-    """How far a plan has come, in words; of a published one also that it was taken back."""
+    """The outcome of a plan in words; of a published plan also the plan that undid it."""
     from reprocessing.plan.journal import journal_of
     from reprocessing.plan.registry import undone_by
 
@@ -252,16 +249,13 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
     plan = load(call.settings, name)
     recovery = carry_out(call.settings, call.topology, plan, recovery_events(yes), act)
     outcome, opened = recovery.journal.outcome, generations(recovery)
-    if output is Output.json:
-        first = opened[plan.names[0]]
-        print_json({"plan": name, "outcome": outcome, "generation": first, "generations": opened})
-    else:
-        where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in opened.items())
-        say(f"plan {name} is {outcome}; {where}")
+    value = {"plan": name, "outcome": outcome, "generation": opened[plan.names[0]], "generations": opened}
+    where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in opened.items())
+    show(output, value, lambda: say(f"plan {name} is {outcome}; {where}"))
 
 
 def recovery_events(yes: bool) -> RecoveryEvents:
-    """Everything is said on stderr; with `yes` nobody is asked."""
+    """Progress is printed on stderr; with `yes`, nothing is asked."""
     from reprocessing.stages.recovery import RecoveryEvents
 
     def confirm(recovery: Recovery) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.options import Invocation, StreamName, invocation
-from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
+from orchestration.cli.text import Output, OutputOption, number, say, show, show_table
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
@@ -33,21 +33,22 @@ def create(
     context: typer.Context,
     streams: Annotated[list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams.")] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One name for all; without STREAM: all streams that have run.")
+        str | None,
+        typer.Option(metavar="NAME", help="One name for all; without STREAM: all streams that have run."),
     ] = None,
     downstream_of: Annotated[
         str | None, typer.Option(metavar="STREAM", help="With --name: this stream, and all that its records reach.")
     ] = None,
     keep: Annotated[
         str | None,
-        typer.Option(metavar="'90 days'", help="With --name: how long it holds them; '0 s': until dropped."),
+        typer.Option(metavar="'90 days'", help="With --name: how long the name holds them; '0 s': until dropped."),
     ] = None,
-    note: Annotated[str, typer.Option(help="Why.")] = "",
+    note: Annotated[str, typer.Option(help="The reason.")] = "",
     output: OutputOption = Output.text,
 ) -> None:
     """Take a savepoint of the last finished batch; the stream may run. The savepoint stays until it is dropped.
 
-    With --name, one of each of several streams, under one name: each after the last batch of its own.
+    With --name, take one of each of several streams, under one name: each after its stream's last batch.
     """
     from streaming_jobs.state import savepoints
     from streaming_jobs.state.savepoint_retention import take_last
@@ -56,9 +57,9 @@ def create(
     if name is not None:
         _create_named(call, streams or [], name, downstream_of, keep, note, output)
         return
-    if len(streams or ()) != 1 or downstream_of is not None or keep is not None:
+    if streams is None or len(streams) != 1 or downstream_of is not None or keep is not None:
         raise UsageError("a savepoint of several streams needs a name", "name one stream, or give --name NAME")
-    declared = call.topology.select(streams or [])[0]
+    declared = call.topology[streams[0]]
     taken = take_last(call.settings, declared, "purpose", note)
     value = {"savepoint": taken.id, **dataclasses.asdict(savepoints.cost(call.settings, declared, taken))}
     show(output, value, lambda: say(f"savepoint {taken.id} of stream {declared.name}"))
@@ -84,7 +85,7 @@ def _create_named(
         raise UsageError("STREAM and --downstream-of were given", "give one of the two")
     every = {each.name: each for each in call.topology.select([])}
     if downstream_of is not None:
-        root = call.topology.select([downstream_of])[0].name
+        root = call.topology[downstream_of].name
         reached = {*through_topics(every, [root]), *through_tables(every, [root])}
         chosen = [each for each in every.values() if each.name in reached]
     else:
@@ -104,19 +105,19 @@ def _create_named(
                     f"plan {plan.id} of stream {stream.name} is under way", f"finish it, or abort {plan.id}"
                 )
 
-    def told(taken: Savepoint) -> None:
+    def report(taken: Savepoint) -> None:
         say(f"savepoint {taken.id} of stream {taken.stream}")
         crash_point("savepoint_of_name", taken.stream, 0)
 
     length = None if keep is None else parse_duration(keep)
-    made = take_named(call.settings, chosen, name, note, length, check=check, each=told)
+    made = take_named(call.settings, chosen, name, note, length, check=check, each=report)
     show(output, _named_value(call, made), lambda: say(f"{name} is a savepoint of {counted(len(chosen), 'stream')}"))
 
 
 @app.command("list", short_help="Print savepoints and what they cost.")
 def list_savepoints(
     context: typer.Context,
-    stream: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="A stream; none: those with a name.")] = None,
+    stream: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="A stream; none: named ones.")] = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Print a stream's savepoints, oldest first: when and why each was taken, and the disk space it uses.
@@ -130,7 +131,7 @@ def list_savepoints(
     if stream is None:
         _list_named(call, output)
         return
-    declared = call.topology.select([stream])[0]
+    declared = call.topology[stream]
     names: dict[str, list[str]] = {}
     for each in savepoint_retention.of_stream(call.settings, declared.name).values():
         names.setdefault(each.streams[declared.name], []).append(each.name)
@@ -153,7 +154,7 @@ def list_savepoints(
         for s, c in savepoints_and_costs
     ]
     columns = ["savepoint", "taken", "reason", "names or note", "files", "bytes", "held by it alone"]
-    show(output, value, lambda: print_table(columns, rows, right=columns[4:]))
+    show_table(output, value, columns, rows, right=columns[4:])
 
 
 def _list_named(call: Invocation, output: Output) -> None:
@@ -178,7 +179,7 @@ def _list_named(call: Invocation, output: Output) -> None:
         for of in [value["streams"]]
     ]
     columns = ["name", "taken", "age", "streams", "bytes", "held by it alone", "stays until", "note"]
-    show(output, values, lambda: print_table(columns, rows, right=columns[4:6]))
+    show_table(output, values, columns, rows, right=columns[4:6])
 
 
 def _named_value(call: Invocation, made: NamedSavepoint) -> dict[str, Any]:
@@ -200,9 +201,10 @@ def _named_value(call: Invocation, made: NamedSavepoint) -> dict[str, Any]:
 def drop(
     context: typer.Context,
     stream: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="A stream.")] = None,
-    savepoint: Annotated[str | None, typer.Argument(metavar="[SAVEPOINT]", help="Its savepoint.")] = None,
+    savepoint: Annotated[str | None, typer.Argument(metavar="[SAVEPOINT]", help="A savepoint of the stream.")] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One of several streams: the name, and what was taken for it.")
+        str | None,
+        typer.Option(metavar="NAME", help="Remove this name, and the savepoints taken for it."),
     ] = None,
 ) -> None:
     """Remove a savepoint; a recovery that needs it can then not be undone."""
@@ -219,7 +221,7 @@ def drop(
         say(f"savepoint {name} is gone" + (f", and {', '.join(gone)}" if gone else ""))
         return
     assert stream is not None and savepoint is not None
-    declared = call.topology.select([stream])[0]
+    declared = call.topology[stream]
     if savepoints.find(call.settings, declared.name, savepoint) is None:
         raise UsageError(
             f"stream {declared.name} has no savepoint '{savepoint}'", f"see `{commands.savepoints(declared.name)}`"
@@ -250,13 +252,13 @@ def list_generations(context: typer.Context, stream: StreamName, output: OutputO
     from streaming_jobs.text.spelling import instant_words
 
     call = invocation(context)
-    name = call.topology.select([stream])[0].name
+    name = call.topology[stream].name
     record = stream_record.load(call.settings, name)
     generations = []
     for each in record.generations if record else ():
-        place = StreamFolder.of(call.settings, name).checkpoint(each.number).folder
-        size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) if place.is_dir() else 0
-        generations.append({**dataclasses.asdict(each), "kept": place.is_dir(), "bytes": size})
+        checkpoint = StreamFolder.of(call.settings, name).checkpoint(each.number).folder
+        size = sum(f.stat().st_size for f in checkpoint.rglob("*") if f.is_file())
+        generations.append({**dataclasses.asdict(each), "kept": checkpoint.is_dir(), "bytes": size})
     rows = [
         [
             f"g{f['number']:04d}",
@@ -267,7 +269,7 @@ def list_generations(context: typer.Context, stream: StreamName, output: OutputO
         ]
         for f in generations
     ]
-    show(output, generations, lambda: print_table(["generation", "opened", "why", "from", "bytes"], rows))
+    show_table(output, generations, ["generation", "opened", "why", "from", "bytes"], rows)
 
 
 @generations_app.command(short_help="Remove the checkpoints of earlier generations.")
@@ -277,7 +279,7 @@ def prune(context: typer.Context, stream: StreamName, output: OutputOption = Out
     from streaming_jobs.state.lease import take
 
     call = invocation(context)
-    name = call.topology.select([stream])[0].name
+    name = call.topology[stream].name
     with take(call.settings, name, purpose="generations prune", wait=2.0):
         record = stream_record.load(call.settings, name)
         gone = stream_record.prune(call.settings, record, 0) if record else []

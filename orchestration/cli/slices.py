@@ -1,4 +1,4 @@
-"""`recourse slices`: rebuild a range of an output table, such as a day, while its stream goes on."""
+"""`recourse slices`: rebuild a range of an output table, such as a day, while its stream continues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.options import AnyStreams, StreamName, invocation
-from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
+from orchestration.cli.text import Output, OutputOption, number, print_table, say, show, show_table
 
 if TYPE_CHECKING:
     from reprocessing.slices.rebuild import SliceReport
@@ -20,7 +20,7 @@ _SAMPLE = 5
 
 @app.callback()
 def slices() -> None:
-    """Slices: a range of an output table is rebuilt from the topic and replaced in one commit; the stream goes on."""
+    """Slices: a range of an output table is rebuilt from the topic and replaced in one commit; the stream continues."""
 
 
 @app.command(short_help="Rebuild the rows of some days.")
@@ -33,16 +33,16 @@ def rebuild(
     end: Annotated[
         str | None, typer.Option("--to", metavar="DAY", help="The first day after the slice; by default one day.")
     ] = None,
-    table: Annotated[str | None, typer.Option(metavar="TABLE", help="One of its tables, if several can be.")] = None,
+    table: Annotated[str | None, typer.Option(metavar="TABLE", help="The table, if several are possible.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the difference; nothing is changed.")] = False,
     despite_accepted: Annotated[
-        bool, typer.Option("--despite-accepted", help="Also where a change by somebody else was accepted.")
+        bool, typer.Option("--despite-accepted", help="Also where a foreign change was accepted.")
     ] = False,
     wait_closed: Annotated[
-        str, typer.Option(metavar="DURATION", help="Wait for the stream to close the slice, at most so long.")
+        str, typer.Option(metavar="DURATION", help="The longest wait for the stream to close the slice.")
     ] = "0 s",
     wait_commit: Annotated[
-        str, typer.Option(metavar="DURATION", help="The longest time that the running stream may take to commit it.")
+        str, typer.Option(metavar="DURATION", help="The longest wait for the running stream to commit the slice.")
     ] = "5 minutes",
     output: OutputOption = Output.text,
 ) -> None:
@@ -59,7 +59,7 @@ def rebuild(
     from streaming_jobs.text.durations import parse_duration
 
     call = invocation(context)
-    declared = call.topology.select([stream])[0]
+    declared = call.topology[stream]
     sliceable(declared, table)  # before a broker is started
     waits = replace(
         Waits(),
@@ -91,18 +91,18 @@ def list_slices(
     names: AnyStreams = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print the slices that were rebuilt, oldest first, and those that wait for their commit."""
+    """Print the rebuilt slices, oldest first, and the slices that wait for their commit."""
     from streaming_jobs.state.slice_requests import SliceRequests
     from streaming_jobs.text.spelling import instant_words
 
     call = invocation(context)
-    found = []
+    requested = []
     for stream in call.topology.select(dict.fromkeys(names or [])):
         requests = SliceRequests.of(call.settings, stream.name)
-        found += [*requests.history(), *requests.waiting()]
+        requested += [*requests.history(), *requests.waiting()]
     values = [
         {key: value for key, value in asdict(each).items() if key not in ("change", "entry", "expires")}
-        for each in found
+        for each in requested
     ]
     rows = [
         [
@@ -115,22 +115,22 @@ def list_slices(
             *(number(each.summary.get(key)) for key in ("before", "after", "gone", "came")),
             each.reason,
         ]
-        for each in found
+        for each in requested
     ]
     columns = ["stream", "table", "slice", "state", "at", "version", "before", "after", "gone", "came", "reason"]
-    show(output, values, lambda: print_table(columns, rows, right=columns[5:10]))
+    show_table(output, values, columns, rows, right=columns[5:10])
 
 
 def as_json(report: SliceReport) -> dict[str, Any]:
-    made = report.difference
+    difference = report.difference
     return {
         **{key: value for key, value in asdict(report).items() if key != "difference"},
-        "rows_before": made.old_rows,
-        "rows_after": made.new_rows,
-        "corrected": made.corrected,
-        "new": made.new,
-        "gone": made.gone,
-        "sample": [dict(each) for each in made.sample[:_SAMPLE]],
+        "rows_before": difference.old_rows,
+        "rows_after": difference.new_rows,
+        "corrected": difference.corrected,
+        "new": difference.new,
+        "gone": difference.gone,
+        "sample": [dict(each) for each in difference.sample[:_SAMPLE]],
     }
 
 

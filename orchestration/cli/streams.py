@@ -1,4 +1,4 @@
-"""`recourse streams`: look at streams, run and stop them."""
+"""`recourse streams`: inspect, run and stop streams."""
 
 from __future__ import annotations
 
@@ -13,38 +13,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli import FAILED
-from orchestration.cli.options import AnyNames, Invocation, invocation
-from orchestration.cli.progress import loadable_or_known, observed_now, print_unread, unread_now
-from orchestration.cli.text import Output, OutputOption, make_table, number, print_json, print_table, say, show
+from orchestration.cli.options import AnyStreams, Invocation, StreamName, StreamNames, invocation
+from orchestration.cli.progress import declared_or_known, observed_now, print_unread, unread_now
+from orchestration.cli.text import (
+    FAILED,
+    Output,
+    OutputOption,
+    make_table,
+    number,
+    offsets_text,
+    print_table,
+    say,
+    show,
+    show_lines,
+    show_table,
+)
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
-    from orchestration.cli.progress import Observed
-    from orchestration.deploys.starting import Begin, Started
+    from orchestration.cli.progress import ObservedStream
     from streaming_jobs.ledger.entry import LedgerEntry
-    from streaming_jobs.ledger.positions import OffsetRange
     from streaming_jobs.settings import Settings
     from streaming_jobs.sinks.stored import Commit
     from streaming_jobs.stream import Stream
 
 
-app = typer.Typer(no_args_is_help=True, help="Look at streams, run and stop them.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Inspect, run and stop streams.", rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A stream.", show_default=False)]
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Streams.", show_default=False)]
 Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Leave the request, and do not wait.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Leave the request without waiting.")]
 
 
 @app.callback()
 def streams() -> None:
-    """Look at streams, run and stop them."""
+    """Inspect, run and stop streams."""
 
 
 @app.command("list", short_help="Print the declared streams.")
 def list_streams(context: typer.Context, output: OutputOption = Output.text) -> None:
-    """Print the declared streams: the topics and tables that they read, those that they write, and the trigger."""
+    """Print the declared streams with the topics and tables that they read and write, and the trigger."""
     call = invocation(context)
     summaries = [_summary(stream, call.settings) for stream in call.topology.streams.values()]
     columns = ["stream", "reads", "writes", "trigger", "description"]
@@ -58,13 +65,13 @@ def list_streams(context: typer.Context, output: OutputOption = Output.text) -> 
         ]
         for f in summaries
     ]
-    show(output, summaries, lambda: print_table(columns, rows))
+    show_table(output, summaries, columns, rows)
 
 
 @app.command(short_help="Run streams in one session in the foreground.")
 def run(
     context: typer.Context,
-    names: Names,
+    names: StreamNames,
     trigger: Annotated[
         str | None, typer.Option(help="continuous, available-now, or 'every 10 seconds'; default: as configured.")
     ] = None,
@@ -74,7 +81,7 @@ def run(
     Exit codes are the session's: 0 stopped or finished, 1 failed, may work later, 2 usage, 75 another driver holds
     the stream, 78 failed, and a person has to act.
     """
-    from orchestration.cli.children import attend, session_driver
+    from orchestration.cli.children import attend, session_driver, stop_patience
     from orchestration.cli.preparations import broker_for_command
     from streaming_jobs.errors import LeaseBusy
     from streaming_jobs.state.lease import busy, holder
@@ -84,7 +91,7 @@ def run(
     selected = call.names(names)
     with broker_for_command(call.settings):
         command = session_driver(selected, call.environment(), trigger=trigger, asked_at=asked_at)
-        code = attend(command.start(sys.stderr.fileno()), _patience(call.settings, selected), say)
+        code = attend(command.start(sys.stderr.fileno()), stop_patience(call.settings, selected), say)
     if code == LeaseBusy.exit_code:
         for name in selected:
             if (owner := holder(call.settings, name)) is not None:
@@ -97,7 +104,7 @@ def run(
 @app.command(short_help="Stop streams at a batch border, and wait.")
 def stop(
     context: typer.Context,
-    names: Names,
+    names: StreamNames,
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds to wait; default: the stream's stop_deadline and 15 s.")
     ] = None,
@@ -108,18 +115,15 @@ def stop(
     A stopped stream stays stopped, also under Dagster's keepalive, until somebody starts it again.
     """
     from orchestration.cli.progress import observe
+    from streaming_jobs.state import stop_request
 
     call = invocation(context)
     selected = call.names(names)
     was_live = {name: observe(call.settings, name).live for name in selected}
     for name in selected:
-        ask_to_stop(call.settings, name)
+        stop_request.ask(call.settings, name, "asked by recourse streams stop")
     results = [_stopped(call.settings, name, was_live[name], timeout) for name in selected]
-    if output is Output.json:
-        print_json(results)
-    else:
-        for result in results:
-            print(f"{result['stream']}: {result['result']}")
+    show_lines(output, results, [f"{result['stream']}: {result['result']}" for result in results])
     if not all(result["stopped"] for result in results):
         say(f"next: look at `{commands.status()}`, wait longer with --timeout, or end the session's process")
         raise typer.Exit(FAILED)
@@ -128,18 +132,18 @@ def stop(
 @app.command(short_help="Print what each stream is doing now.")
 def status(
     context: typer.Context,
-    names: AnyNames = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every two seconds, until Ctrl-C.")] = False,
+    names: AnyStreams = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every two seconds, until Ctrl-C.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Print what each stream is doing now, whether it is well, and how far it is behind its topics.
 
-    With one NAME, also its lag by partition, and how old its oldest unread record is.
+    With one STREAM, also its lag by partition, and how old its oldest unread record is.
     Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blocked, blind), or
     none of these streams has ever run in this home. Stopped on purpose and being recovered are not red.
     """
     call = invocation(context)
-    selected = loadable_or_known(call, names or [])
+    selected = declared_or_known(call, names or [])
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(call, selected, output)
@@ -160,9 +164,9 @@ def status(
 @app.command(short_help="Print what a table's commits record.")
 def ledger(
     context: typer.Context,
-    name: Name,
+    name: StreamName,
     limit: Annotated[int, typer.Option(min=1, help="Entries, newest first.")] = 20,
-    sink: Annotated[str | None, typer.Option(help="Another table of the stream than its primary one.")] = None,
+    sink: Annotated[str | None, typer.Option(help="A table of the stream other than its primary table.")] = None,
     changes: Annotated[
         bool, typer.Option("--code-changes", help="Only the first batch of each version of the code.")
     ] = False,
@@ -186,55 +190,46 @@ def ledger(
         raise UsageError(f"stream {name} has no table '{table}'", f"its tables are: {', '.join(tables)}")
     declared = next(declared for declared, _ in all_tables(stream) if declared.name == table)
     commits, file = store_of(declared).commits(call.settings, declared), ledger_file(call.settings, name)
-    if table != stream.primary.name:
-        if changes:
-            raise UsageError("--code-changes is about the stream's primary table", "leave --sink out")
-        ledger_entries = entries(commits, limit)
+    primary = table == stream.primary.name
+    if changes and not primary:
+        raise UsageError("--code-changes is about the stream's primary table", "leave --sink out")
+    if changes:
+        ledger_entries = code_changes(commits, table, file, name)[:limit]
     else:
-        ledger_entries = (
-            code_changes(commits, table, file, name)[:limit]
-            if changes
-            else newest_entries(commits, table, file, name, limit)
-        )
+        ledger_entries = newest_entries(commits, table, file, name, limit) if primary else entries(commits, limit)
     if output is Output.text and any(commit.operation == FROM_FILE for commit, _ in ledger_entries):
         say(f"the log of {table} has been shortened; older entries are from {file.folder}")
     if not ledger_entries and output is Output.text:
         say(f"no batch is in the ledger of {table} yet")
         return
     columns = ["version", "at", "kind", "generation", "batch", "offsets", "records", "rows", "code"]
-    show(
-        output,
-        [entry_json(commit, entry) for commit, entry in ledger_entries],
-        lambda: print_table(
-            columns,
-            [entry_row(commit, entry) for commit, entry in ledger_entries],
-            right=["version", "batch", "records"],
-        ),
-    )
+    value = [entry_json(commit, entry) for commit, entry in ledger_entries]
+    rows = [entry_row(commit, entry) for commit, entry in ledger_entries]
+    show_table(output, value, columns, rows, right=["version", "batch", "records"])
 
 
 @app.command(short_help="Accept a foreign commit.")
 def accept(
     context: typer.Context,
-    name: Name,
+    name: StreamName,
     table: Annotated[str, typer.Option(help="The table with the foreign commit.")],
     version: Annotated[int, typer.Option(min=0, help="The commit's version, as preflight named it.")],
     why: Annotated[str, typer.Option(help="The reason, stored with the acceptance.")],
 ) -> None:
-    """Accept a commit that the stream did not make, on a table of its own or on one that it reads."""
+    """Accept a commit that another writer made to a table that the stream writes or reads."""
     from streaming_jobs.state import stream_record
     from streaming_jobs.table_sources.versions import TableVersions
 
     call = invocation(context)
-    stream, place = call.topology[name], call.settings.tables / table
+    stream = call.topology[name]
     read = table in (source.name for source in stream.tables_read)
-    others = TableVersions(place).commits_of_others() if read else None
+    others = TableVersions(call.settings.tables / table).commits_of_others() if read else None
     stream_record.accept(call.settings, stream, table, version, why, others)
     say(f"accepted: version {version} of {table}; {name} may start again")
 
 
 @app.command("write-marker", short_help="Write a topic's lost marker again.")
-def write_marker(context: typer.Context, name: Name) -> None:
+def write_marker(context: typer.Context, name: StreamName) -> None:
     """Prove by table, ledger and topic which batches a topic has whose marker is lost, and write the marker again."""
     from orchestration.recoveries.request import topics_of
     from reprocessing.plan.written_topics import WrittenTopics, write_markers
@@ -245,22 +240,11 @@ def write_marker(context: typer.Context, name: Name) -> None:
         say(f"written: topic {topic} has the batches of stream {name} up to {at}; {name} may start again")
 
 
-def ask_to_stop(settings: Settings, stream: str) -> None:
-    """Write the stop request: a running session obeys it at the next batch border, and keepalive respects it."""
-    from streaming_jobs.state import stop_request
-
-    stop_request.ask(settings, stream, "asked by recourse streams stop")
-
-
-def _patience(settings: Settings, streams: list[str]) -> float:
-    """Seconds that a session with these streams may take to stop: the last batch, and its JVM."""
-    return max(settings.for_stream(name).stop_deadline.total_seconds() for name in streams) + 15
-
-
 def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | None) -> dict[str, Any]:
+    from orchestration.cli.children import stop_patience
     from orchestration.cli.progress import ENDED, observe
 
-    wait = timeout if timeout is not None else _patience(settings, [stream])
+    wait = timeout if timeout is not None else stop_patience(settings, [stream])
     deadline = time.monotonic() + wait
     while (seen := observe(settings, stream)).owner is not None and seen.state not in ENDED:
         if time.monotonic() > deadline:
@@ -290,7 +274,7 @@ def _watch(call: Invocation, names: list[str], output: Output) -> None:
             time.sleep(2)
 
 
-def _print_status(observed: list[Observed], home: str = "") -> None:
+def _print_status(observed: list[ObservedStream], home: str = "") -> None:
     from orchestration.cli.progress import COLUMNS, RIGHT
 
     if home:
@@ -317,29 +301,29 @@ def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
 
 def start(
     context: typer.Context,
-    names: Names,
+    names: StreamNames,
     timeout: Timeout = 180.0,
     no_wait: NoWait = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Start streams that are stopped or have failed, and wait until they run.
 
-    Their running session starts them, or Dagster does; other streams are not touched. If neither is there, this says
-    what would start them. They run the code that is on disk.
+    Their running session starts them, or Dagster does; other streams are not touched. If neither is there, the
+    command says what would start them. They run the code on disk.
     """
     _begin(invocation(context), names, timeout, no_wait, output, again=False)
 
 
 def restart(
     context: typer.Context,
-    names: Names,
+    names: StreamNames,
     timeout: Timeout = 180.0,
     no_wait: NoWait = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Stop streams at a batch border, start them again, and wait until they run; other streams are not touched.
 
-    They run the code that is on disk; `recourse deploy` shows before what is new in it.
+    They run the code on disk; `recourse deploy` shows its changes before.
     """
     _begin(invocation(context), names, timeout, no_wait, output, again=True)
 
@@ -348,33 +332,21 @@ def _begin(call: Invocation, names: list[str], timeout: float, no_wait: bool, ou
     from orchestration.deploys.starting import ask, wait
 
     selected = call.names(names)
-    command = "restart" if again else "start"
-    begun = [ask(call.settings, name, f"recourse streams {command} ({user()})", again=again) for name in selected]
+    who = f"recourse streams {'restart' if again else 'start'} ({user()})"
+    requested = [ask(call.settings, name, who, again=again) for name in selected]
     if no_wait:
-        _print_requests(begun, output)
+        values = [{"stream": each.stream, "asked": each.asked, "recovery": each.was.plan} for each in requested]
+        nothing = "nothing to do: it runs, or a recovery has it"
+        show_lines(output, values, [f"{r.stream}: {'asked to start' if r.asked else nothing}" for r in requested])
         return
-    outcomes = wait(call.settings, begun, timeout, say)
-    print_outcomes(outcomes, output)
+    outcomes = wait(call.settings, requested, timeout, say)
+    lines = [
+        f"{each.stream}: {each.outcome}{'' if each.seconds is None else f' after {each.seconds:g} s'}: {each.text}"
+        for each in outcomes
+    ]
+    show_lines(output, [{**asdict(each), "ok": each.ok} for each in outcomes], lines)
     if not all(each.ok for each in outcomes):
         raise typer.Exit(FAILED)
-
-
-def print_outcomes(outcomes: list[Started], output: Output) -> None:
-    if output is Output.json:
-        print_json([{**asdict(each), "ok": each.ok} for each in outcomes])
-        return
-    for each in outcomes:
-        took = f" after {each.seconds:g} s" if each.seconds is not None else ""
-        print(f"{each.stream}: {each.outcome}{took}: {each.text}")
-
-
-def _print_requests(begun: list[Begin], output: Output) -> None:
-    values: list[dict[str, Any]] = [{"stream": b.stream, "asked": b.asked, "recovery": b.was.plan} for b in begun]
-    if output is Output.json:
-        print_json(values)
-        return
-    for each in begun:
-        print(f"{each.stream}: {'asked to start' if each.asked else 'nothing to do: it runs, or a recovery has it'}")
 
 
 def user() -> str:
@@ -417,20 +389,11 @@ def entry_row(commit: Commit, entry: LedgerEntry) -> list[str]:
         entry.kind,
         f"g{entry.generation:04d}",
         str(entry.batch) if entry.batch >= 0 else "-",
-        "; ".join(_range(r) for r in entry.offsets) or "-",
+        "; ".join(offsets_text(r.topic, r.start, r.end) for r in entry.offsets) or "-",
         number(entry.records),
         ", ".join(f"{name} {number(count)}" for name, count in entry.rows.items()) or "-",
         entry.code.hash[:8],
     ]
-
-
-def _range(offsets: OffsetRange) -> str:
-    parts = [
-        f"{partition}:{offsets.start.get(partition, 0)}-{end}"
-        for partition, end in sorted(offsets.end.items())
-        if end != offsets.start.get(partition, 0)
-    ]
-    return f"{offsets.topic} {' '.join(parts) or '(none)'}"
 
 
 def _iso(milliseconds: int) -> str:

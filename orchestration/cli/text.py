@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,11 @@ from streaming_jobs.platform.log_stream import log_stream
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
     from rich.table import Table
+
+FAILED, USAGE, BUG, INTERRUPTED = 1, 2, 3, 130
+"""Exit codes of all commands."""
 
 
 class Output(StrEnum):
@@ -78,8 +82,28 @@ def show(output: Output, value: Any, text: Callable[[], None]) -> None:
         text()
 
 
+def show_table(
+    output: Output, value: Any, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+) -> None:
+    """Print `value` as JSON, or the rows as a table, as --output says."""
+    show(output, value, lambda: print_table(columns, rows, right=right))
+
+
+def show_lines(output: Output, value: Any, lines: Sequence[str]) -> None:
+    """Print `value` as JSON, or the lines, as --output says."""
+    show(output, value, lambda: print(*lines, sep="\n"))
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """A bar on stderr; without a terminal it draws nothing."""
+    from rich.progress import Progress
+
+    console = stderr_console()
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
 def log_to_stderr() -> None:
-    """Print warnings and errors of the libraries on stderr, one line each; commands report themselves what they do."""
+    """Print warnings and errors of the libraries on stderr, one line each; commands report their own results."""
     import logging
 
     import structlog
@@ -104,6 +128,16 @@ def number(value: float | int | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.1f}"
+
+
+def offsets_text(topic: str, start: Mapping[Any, int], end: Mapping[Any, int]) -> str:
+    """The offsets of a batch by partition with records, such as `orders 0:120-180 2:7-9`."""
+    ranges = [
+        f"{partition}:{start.get(partition, 0)}-{last}"
+        for partition, last in sorted(end.items(), key=lambda pair: int(pair[0]))
+        if last != start.get(partition, 0)
+    ]
+    return f"{topic} {' '.join(ranges) or '(none)'}"
 
 
 def ago(seconds: float) -> str:

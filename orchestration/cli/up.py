@@ -8,13 +8,22 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
 
-from orchestration.cli import FAILED, INTERRUPTED
 from orchestration.cli.options import Invocation, environment_name, invocation
-from orchestration.cli.text import Output, OutputOption, number, print_json, print_table, say, stderr_console
+from orchestration.cli.text import (
+    FAILED,
+    INTERRUPTED,
+    Output,
+    OutputOption,
+    number,
+    print_table,
+    progress_bar,
+    say,
+    show,
+)
 from orchestration.sessions.bounded_log import BoundedLog
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.text import commands
@@ -22,7 +31,6 @@ from streaming_jobs.text import commands
 if TYPE_CHECKING:
     from orchestration.cli.children import Steps
     from streaming_jobs.examples.flights.feeder import FeedReport
-    from streaming_jobs.examples.flights.truth import TruthCheck
     from streaming_jobs.platform.broker import Broker
     from streaming_jobs.settings import Settings
 
@@ -40,12 +48,13 @@ TRUTH_OF = "streaming_jobs.examples.flights.streams"
 """The module whose streams can be compared with the truth of the flights."""
 BATCH = 40_000
 """Records per batch, unless the setting names another number."""
+_CHECK_FIELDS = ("table", "ok", "expected_rows", "found_rows", "detail")
 
 _Result = TypeVar("_Result")
 
 
-class Wait(Protocol):
-    """Calls an action that the start needs; it says what becomes of a failure."""
+class Attempt(Protocol):
+    """Calls an action that the start needs, and decides what follows a failure."""
 
     def __call__(self, name: str, action: Callable[[], _Result], settings: Settings) -> _Result:
         """The result of the action."""
@@ -84,15 +93,15 @@ def up(
         quick_checks(settings, ui=not once)
         fetch_jars(settings, broker=not settings.kafka.bootstrap_servers)
 
-    wait: Wait = _at_once if once else awaited
+    attempt: Attempt = _at_once if once else awaited
     with stop_signals_interrupt(), ExitStack() as held:
-        wait("home", lambda: held.enter_context(sole_use(settings)), settings)
-        wait("preparations", prepare, settings)
+        attempt("home", lambda: held.enter_context(sole_use(settings)), settings)
+        attempt("preparations", prepare, settings)
         if not settings.kafka.bootstrap_servers:
             warm_up_once(settings)
         with Steps() as steps:
-            broker = _start_broker(settings, steps, wait)
-            wait("topics", lambda: _topics(call), settings)
+            broker = _start_broker(settings, steps, attempt)
+            attempt("topics", lambda: _topics(call), settings)
             if once:
                 raise typer.Exit(run_once(call, share=share, output=output))
             try:
@@ -148,12 +157,12 @@ def what_to_open(settings: Settings, url: str) -> list[str]:
     ]
 
 
-def _at_once(name: str, action: Callable[[], _Result], settings: Settings) -> _Result:  # noqa: ARG001 - see Wait
+def _at_once(name: str, action: Callable[[], _Result], settings: Settings) -> _Result:  # noqa: ARG001 - see Attempt
     """Like `awaited`, but the first failure ends the command."""
     return action()
 
 
-def _start_broker(settings: Settings, steps: Steps, wait: Wait) -> Broker | None:
+def _start_broker(settings: Settings, steps: Steps, attempt: Attempt) -> Broker | None:
     from streaming_jobs.platform.broker import Broker
 
     if settings.kafka.bootstrap_servers:
@@ -161,7 +170,7 @@ def _start_broker(settings: Settings, steps: Steps, wait: Wait) -> Broker | None
         return None
     broker = Broker(settings)
     steps.add("broker", broker.stop, broker.kill)
-    say(f"broker {wait('broker', broker.start, settings)} (embedded)")
+    say(f"broker {attempt('broker', broker.start, settings)} (embedded)")
     return broker
 
 
@@ -169,8 +178,8 @@ def _topics(call: Invocation) -> None:
     from orchestration.cli.preparations import create_topics
     from streaming_jobs.platform.broker import bootstrap_servers
 
-    own = not call.settings.kafka.bootstrap_servers or call.demonstration
-    created = create_topics(call.settings, call.topology, bootstrap_servers(call.settings), ours=own)
+    ours = not call.settings.kafka.bootstrap_servers or call.demonstration
+    created = create_topics(call.settings, call.topology, bootstrap_servers(call.settings), ours=ours)
     if created:
         say(f"created topics: {', '.join(created)}")
 
@@ -192,15 +201,17 @@ def run_once(call: Invocation, *, share: float, output: Output) -> int:
     checks = compare(call.settings, STREAMS, share)
     seconds = time.monotonic() - begun
     ok = all(check.ok for check in checks)
-    if output is Output.json:
-        print_json(
-            {"ok": ok, "seconds": round(seconds, 1), "share": share, "tables": [check_as_json(c) for c in checks]}
-        )
-    else:
-        print_table(
-            ["table", "expected", "found", "verdict", "detail"], check_rows(checks), right=["expected", "found"]
-        )
+
+    def text() -> None:
+        rows = [
+            [c.table, number(c.expected_rows), number(c.found_rows), "ok" if c.ok else "wrong", c.detail]
+            for c in checks
+        ]
+        print_table(["table", "expected", "found", "verdict", "detail"], rows, right=["expected", "found"])
         say(f"{'every table equals the truth' if ok else 'the tables are wrong'}; {seconds:.0f} s")
+
+    tables = [{name: getattr(check, name) for name in _CHECK_FIELDS} for check in checks]
+    show(output, {"ok": ok, "seconds": round(seconds, 1), "share": share, "tables": tables}, text)
     return 0 if ok else FAILED
 
 
@@ -211,13 +222,13 @@ def feed_once(settings: Settings, share: float) -> None:
 
     there = survey(settings, share)
     if there.records > there.total:
-        way = "use another home: recourse --set home=FOLDER up --once"
+        next_step = "use another home: recourse --set home=FOLDER up --once"
         if there.records <= TOTAL:
-            way = f"ask for as much, with --share {share_of(there.records, TOTAL)}, or {way}"
+            next_step = f"ask for as much, with --share {share_of(there.records, TOTAL)}, or {next_step}"
         raise UsageError(
             f"the topic holds {there.records:,} records, and --share {share:g} is {there.total:,} flights: the tables"
             " would differ from the truth",
-            way,
+            next_step,
         )
     if there.complete:
         say(f"the topic has these {number(there.total)} flights already; nothing is sent")
@@ -230,7 +241,7 @@ def feed_once(settings: Settings, share: float) -> None:
 
 def process(call: Invocation, streams: list[str]) -> None:
     """Run the streams in one session until they have read everything; raises RecourseError if it fails."""
-    from orchestration.cli.children import end, session_driver
+    from orchestration.cli.children import end, session_driver, stop_patience
     from orchestration.cli.progress import Bars, catching_up, observe_all
 
     settings = call.settings
@@ -246,7 +257,7 @@ def process(call: Invocation, streams: list[str]) -> None:
                 log.trim()
             bars.show(ahead.look(time.monotonic()), last=True)
         finally:
-            end(driver, max(settings.for_stream(s).stop_deadline.total_seconds() for s in streams) + 15)
+            end(driver, stop_patience(settings, streams))
     if code != 0:
         errors = [note for seen in observe_all(settings, streams) for note in seen.notes()]
         raise SessionFailed(
@@ -282,22 +293,6 @@ def share_of(records: int, total: int) -> str:
     return f"{share:.{digits}f}"
 
 
-def check_rows(checks: list[TruthCheck]) -> list[list[str]]:
-    return [
-        [c.table, number(c.expected_rows), number(c.found_rows), "ok" if c.ok else "wrong", c.detail] for c in checks
-    ]
-
-
-def check_as_json(check: TruthCheck) -> dict[str, Any]:
-    return {
-        "table": check.table,
-        "ok": check.ok,
-        "expected_rows": check.expected_rows,
-        "found_rows": check.found_rows,
-        "detail": check.detail,
-    }
-
-
 def feed(
     context: typer.Context,
     rate: RateOption = None,
@@ -312,22 +307,19 @@ def feed(
     settings = invocation(context).settings
     with stop_signals_interrupt(), broker_for_command(settings):
         report = feed_with_bar(settings, rate=rate, share=share, again=again)
-    if output is Output.json:
-        print_json({**asdict(report), "seconds": round(report.seconds, 3)})
-    else:
-        say(summary(report))
+    value = {**asdict(report), "seconds": round(report.seconds, 3)}
+    show(output, value, lambda: say(summary(report)))
     if report.stopped:
         raise typer.Exit(INTERRUPTED)
 
 
 def feed_with_bar(settings: Settings, *, rate: float | None, share: float, again: bool = False) -> FeedReport:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from streaming_jobs.examples.flights.feeder import feed as send
 
     columns = (TextColumn("feeding"), BarColumn(), MofNCompleteColumn(), TextColumn("records,"), TimeRemainingColumn())
-    console = stderr_console()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task("feeding", total=None)
         return send(
             settings,
@@ -348,7 +340,7 @@ def summary(report: FeedReport) -> str:
 
 
 @dataclass(frozen=True)
-class Feeding:
+class FeederState:
     """The progress of the feeder; `rate` in records per second."""
 
     state: str
@@ -372,7 +364,7 @@ class FeederThread:
         self._ended = threading.Event()
         self._begun: tuple[float, int] | None = None
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
-        self.state = Feeding("starting", 0, 0)
+        self.state = FeederState("starting", 0, 0)
 
     def start(self) -> None:
         self._thread.start()
@@ -406,18 +398,18 @@ class FeederThread:
                 self.state = replace(self.state, state="failed", message=f"failed: {error}")
                 return
 
-    def _feed(self) -> Feeding:
+    def _feed(self) -> FeederState:
         from streaming_jobs.examples.flights.feeder import feed as send
         from streaming_jobs.examples.flights.feeder import survey
 
         there = survey(self._settings, self._share)
         if not there.complete:
             send(self._settings, rate=self._rate, share=self._share, progress=self._progressed, stop=self._ended)
-        return Feeding(
+        return FeederState(
             "done", there.total, there.total, message=f"done: {number(there.total)} flights are in the topic"
         )
 
     def _progressed(self, held: int, total: int) -> None:
         now = time.monotonic()
         at, before = self._begun = self._begun or (now, held)
-        self.state = Feeding("feeding", held, total, (held - before) / (now - at) if now - at > 0.5 else 0.0)
+        self.state = FeederState("feeding", held, total, (held - before) / (now - at) if now - at > 0.5 else 0.0)

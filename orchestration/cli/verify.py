@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli import FAILED
 from orchestration.cli.options import AnyStreams, invocation
 from orchestration.cli.text import (
+    FAILED,
     Output,
     OutputOption,
     number,

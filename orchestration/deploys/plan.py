@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from orchestration.deploys.starting import code_of, streams_of
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.preflight.rules import other_tables
@@ -28,6 +27,7 @@ from streaming_jobs.sinks.stored import Role
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.health import HealthFacts, look
+from streaming_jobs.state.status import streams_with_status
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 
@@ -38,11 +38,11 @@ Action = Literal["deploy", "same", "not running", "new", "removed", "recovering"
 
 
 @dataclass(frozen=True)
-class StreamPlan:
-    """One stream of a plan. `before` and `after` are hashes; `beside` are streams of the same process that run on.
+class StreamDeploy:
+    """One stream of a plan. `before` and `after` are hashes; `beside` are the other streams of its process.
 
-    `since`: from when on the code on disk is another one (seconds since 1970), as its session has noticed.
-    `record`: it does not run, and its next start needs the record of this deploy (`stream.require_deploy`).
+    `since`: when its session noticed that the code on disk has changed (seconds since 1970).
+    `record`: the stream is stopped, and its next start needs the record of this deploy (`stream.require_deploy`).
     """
 
     stream: str
@@ -59,31 +59,31 @@ class StreamPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeployPlan:
     """All streams, the touched ones first; `heap_mb`: the largest heap of each further process.
 
     Without `split` the streams beside a touched one start again with it (`spark.split_sessions`).
     """
 
-    streams: tuple[StreamPlan, ...]
+    streams: tuple[StreamDeploy, ...]
     heap_mb: int
     split: bool = True
 
     @property
-    def touched(self) -> list[StreamPlan]:
+    def touched(self) -> list[StreamDeploy]:
         return [each for each in self.streams if each.action == "deploy"]
 
     @property
-    def due(self) -> list[StreamPlan]:
-        """Those that this deploy gives the code on disk: now, or at their next start."""
+    def due(self) -> list[StreamDeploy]:
+        """The streams that get the code on disk by this deploy: now, or at their next start."""
         return [each for each in self.streams if each.action == "deploy" or each.record]
 
     @property
-    def refused(self) -> list[StreamPlan]:
-        """Those of them that would not start, or that a required gate has not let pass."""
+    def refused(self) -> list[StreamDeploy]:
+        """The due streams that would not start, or that a required gate refuses."""
         return [each for each in self.due if each.refused]
 
-    def refusing(self, reasons: Mapping[str, str]) -> Plan:
+    def refusing(self, reasons: Mapping[str, str]) -> DeployPlan:
         """The plan that refuses these streams too, by name with the reason."""
         streams = (
             replace(each, refused=(*each.refused, reasons[each.stream])) if each.stream in reasons else each
@@ -93,12 +93,12 @@ class Plan:
 
     @property
     def further_processes(self) -> int:
-        """The number of processes beside the present ones: one for each that keeps a stream and gives one away."""
+        """The number of additional processes: one for each process from which only some of its streams move."""
         return len({each.pid for each in self.touched if each.beside}) if self.split else 0
 
 
-def make_plan(settings: Settings, topology: Topology, names: Collection[str] = ()) -> Plan:
-    seen = {name: look(settings, name) for name in {*topology.streams, *streams_of(settings)}}
+def make_plan(settings: Settings, topology: Topology, names: Collection[str] = ()) -> DeployPlan:
+    seen = {name: look(settings, name) for name in {*topology.streams, *streams_with_status(settings)}}
     plans = [
         _of(settings, topology.streams.get(name), seen[name]) for name in sorted(seen) if not names or name in names
     ]
@@ -107,13 +107,14 @@ def make_plan(settings: Settings, topology: Topology, names: Collection[str] = (
     touched = {each.stream for each in plans if each.action == "deploy"}
     plans = [replace(each, beside=_beside(seen, each, touched)) for each in plans]
     plans.sort(key=lambda each: (each.action != "deploy", each.stream))
-    return Plan(tuple(plans), settings.spark.driver_memory_mb, settings.spark.split_sessions)
+    return DeployPlan(tuple(plans), settings.spark.driver_memory_mb, settings.spark.split_sessions)
 
 
-def _of(settings: Settings, stream: Stream | None, seen: HealthFacts) -> StreamPlan:
-    before, pid = code_of(seen.status), seen.session.pid if seen.session is not None else None
+def _of(settings: Settings, stream: Stream | None, seen: HealthFacts) -> StreamDeploy:
+    before = seen.status.code_hash if seen.status is not None else ""
+    pid = seen.session.pid if seen.session is not None else None
     if stream is None:
-        return StreamPlan(
+        return StreamDeploy(
             seen.stream,
             "removed",
             before,
@@ -124,19 +125,19 @@ def _of(settings: Settings, stream: Stream | None, seen: HealthFacts) -> StreamP
     after = before if before in code.names else code.hash
     if seen.status is None:
         how = f"its job starts it once Dagster has loaded the code location again, or: {commands.run(stream.name)}"
-        return StreamPlan(stream.name, "new", "", after, note=f"has never run; {how}")
+        return StreamDeploy(stream.name, "new", "", after, note=f"has never run; {how}")
     if seen.plan is not None:
-        return StreamPlan(stream.name, "recovering", before, after, note=f"is being recovered by plan {seen.plan}")
+        return StreamDeploy(stream.name, "recovering", before, after, note=f"is being recovered by plan {seen.plan}")
     failed = seen.status.state == "failed"
     if seen.stop is not None or (pid is None and not failed):
         if before == after:
-            return StreamPlan(stream.name, "same", before, after)
+            return StreamDeploy(stream.name, "same", before, after)
         required = settings.for_stream(stream.name).require_deploy
         note = "has the code on disk at its next start" + (", which needs this deploy" if required else "")
-        return StreamPlan(stream.name, "not running", before, after, note=note, record=required)
+        return StreamDeploy(stream.name, "not running", before, after, note=note, record=required)
     if before == after and not seen.status.disk_settings:
-        return StreamPlan(stream.name, "same", before, after, pid=pid)
-    return StreamPlan(
+        return StreamDeploy(stream.name, "same", before, after, pid=pid)
+    return StreamDeploy(
         stream.name,
         "deploy",
         before,
@@ -148,10 +149,10 @@ def _of(settings: Settings, stream: Stream | None, seen: HealthFacts) -> StreamP
     )
 
 
-def _renamed(settings: Settings, topology: Topology, new: StreamPlan) -> StreamPlan:
+def _renamed(settings: Settings, topology: Topology, new: StreamDeploy) -> StreamDeploy:
     """The plan of a new stream; it names the stream that wrote one of its tables and is no longer declared."""
     tables = set(topology[new.stream].table_names)
-    for name in sorted(set(streams_of(settings)) - topology.streams.keys()):
+    for name in sorted(set(streams_with_status(settings)) - topology.streams.keys()):
         record = stream_record.load(settings, name)
         shared = sorted(tables & {bound.name for bound in record.tables}) if record is not None else []
         if shared:
@@ -200,7 +201,7 @@ def _table(record: stream_record.StreamRecord, stream: str, name: str, role: Rol
     return TableSnapshot(name, role, bound.table_id if bound is not None else None, stream, None)
 
 
-def _beside(seen: Mapping[str, HealthFacts], plan: StreamPlan, touched: Collection[str]) -> tuple[str, ...]:
+def _beside(seen: Mapping[str, HealthFacts], plan: StreamDeploy, touched: Collection[str]) -> tuple[str, ...]:
     """The other streams of its process that are not touched."""
     if plan.action != "deploy" or plan.pid is None:
         return ()
@@ -208,7 +209,9 @@ def _beside(seen: Mapping[str, HealthFacts], plan: StreamPlan, touched: Collecti
     return tuple(sorted(name for name in same if name not in touched))
 
 
-def tried(plan: Plan, environment: Mapping[str, str], say: Callable[[str], None], *, required: bool) -> Plan:
+def tried(
+    plan: DeployPlan, environment: Mapping[str, str], say: Callable[[str], None], *, required: bool
+) -> DeployPlan:
     """The plan with what a trial of its streams would refuse; a trial without a verdict refuses them if `required`."""
     names = [each.stream for each in plan.due if not each.refused]
     if not names:

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from streaming_jobs.platform.failures import ErrorReport
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import start_request, stop_request, supervisors
 from streaming_jobs.state.health import HealthFacts, look, state_of
-from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.status import Status, read_status, streams_with_status
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
-    from orchestration.deploys.plan import StreamPlan
+    from orchestration.deploys.plan import StreamDeploy
 
 AT_WORK = ("running", "idle")
 _SESSION_ACTS = 20.0
@@ -32,8 +33,8 @@ _Outcome = TypeVar("_Outcome")
 
 
 @dataclass(frozen=True)
-class Begin:
-    """A start that was asked for: `asked` is None if nothing had to be asked. `was` is the stream before it."""
+class RequestedStart:
+    """A start and the state `was` of the stream before it; `asked` is None if no request was needed."""
 
     stream: str
     was: HealthFacts
@@ -41,8 +42,8 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Started:
-    """The outcome of one start: a word, and a sentence that says what to do if there is something to do."""
+class StartOutcome:
+    """The outcome of one start: a word, and a sentence with the next step if there is one."""
 
     stream: str
     outcome: Outcome
@@ -60,31 +61,33 @@ def runs(seen: HealthFacts) -> bool:
     return live and seen.status is not None and seen.status.state not in ("stopped", "failed", "stopping")
 
 
-def ask(settings: Settings, stream: str, who: str, *, again: bool) -> Begin:
+def ask(settings: Settings, stream: str, who: str, *, again: bool) -> RequestedStart:
     """Ask for a start; with `again`, a stream that runs is to start once more. A recovery's stop request stays."""
     was = look(settings, stream)
     if was.plan is not None or (runs(was) and not again):
-        return Begin(stream, was, None)
+        return RequestedStart(stream, was, None)
     asked = start_request.ask(settings, stream, who)
     if was.stop is not None:
         stop_request.clear(settings, stream, was.stop)
-    return Begin(stream, was, asked.since)
+    return RequestedStart(stream, was, asked.since)
 
 
-def wait(settings: Settings, begun: Sequence[Begin], timeout: float, say: Callable[[str], None]) -> list[Started]:
+def wait(
+    settings: Settings, begun: Sequence[RequestedStart], timeout: float, say: Callable[[str], None]
+) -> list[StartOutcome]:
     """Wait for each start, `timeout` seconds at most in all; `say` gets a line where something new is known."""
     starts = {begin.stream: begin for begin in begun}
 
-    def outcome(stream: str, now: HealthFacts, waited: float) -> Started | None:
+    def outcome(stream: str, now: HealthFacts, waited: float) -> StartOutcome | None:
         begin = starts[stream]
         return _outcome(begin, now) or _nobody(settings, begin, now, waited)
 
-    def too_late(stream: str, now: HealthFacts) -> Started:
+    def too_late(stream: str, now: HealthFacts) -> StartOutcome:
         text = (
             f"not running after {timeout:g} s: {progress(settings, now)}; the request stays, look at "
             f"`{commands.status()}`"
         )
-        return Started(stream, "waits", text)
+        return StartOutcome(stream, "waits", text)
 
     return _watch(settings, list(starts), timeout, say, outcome, too_late)
 
@@ -117,65 +120,55 @@ def _watch(
         time.sleep(0.1)
 
 
-def _outcome(begin: Begin, now: HealthFacts) -> Started | None:
+def _outcome(begin: RequestedStart, now: HealthFacts) -> StartOutcome | None:
     """The outcome, as far as it is known by now."""
     if begin.asked is None:
-        return _without_request(begin)
+        if (plan := begin.was.plan) is None:
+            return StartOutcome(begin.stream, "runs", "runs already")
+        text = f"is being recovered: {commands.resume(plan)}, or {commands.abort(plan)}"
+        return StartOutcome(begin.stream, "recovering", text)
     if now.stop is not None:
-        return Started(begin.stream, "stopped", f"somebody asked it to stop meanwhile: {now.stop.who}")
+        return StartOutcome(begin.stream, "stopped", f"somebody asked it to stop meanwhile: {now.stop.who}")
     status = now.status
     if status is None or now.session is None or status.pid != now.session.pid:
         return _failed_since(begin, status)
     if (status.begun_at or 0.0) < begin.asked:
         return None if status.state != "failed" else _failed_since(begin, status)
     if status.state in AT_WORK:
-        again = runs(begin.was)
-        seconds = now.at - begin.asked
-        return Started(begin.stream, "restarted" if again else "started", _how(status), round(seconds, 1))
+        word: Outcome = "restarted" if runs(begin.was) else "started"
+        how = f"{status.state} in process {status.pid}, code {status.code_hash}"
+        return StartOutcome(begin.stream, word, how, round(now.at - begin.asked, 1))
     return _failed_since(begin, status)
 
 
-def _without_request(begin: Begin) -> Started:
-    if begin.was.plan is not None:
-        plan = begin.was.plan
-        text = f"is being recovered: {commands.resume(plan)}, or {commands.abort(plan)}"
-        return Started(begin.stream, "recovering", text)
-    return Started(begin.stream, "runs", "runs already")
-
-
-def _failed_since(begin: Begin, status: Status | None) -> Started | None:
+def _failed_since(begin: RequestedStart, status: Status | None) -> StartOutcome | None:
     if status is None or status.state not in ("failed", "failing") or status.last_error is None or begin.asked is None:
         return None
     if status.last_start < begin.asked:
         return None
-    error = status.error or status.last_error
-    text = f"{'failed' if status.state == 'failed' else 'fails, and is tried again'}: {error.get('found', '')}"
-    return Started(begin.stream, "failed", text + (f"\n  next: {error['next']}" if error.get("next") else ""))
+    return StartOutcome(begin.stream, "failed", _failure(status, status.error or status.last_error))
 
 
-def _how(status: Status) -> str:
-    return f"{status.state} in process {status.pid}, code {code_of(status)}"
+def _failure(status: Status, error: ErrorReport) -> str:
+    how = "failed" if status.state == "failed" else "fails, and is tried again"
+    return f"{how}: {error.get('found', '')}" + (f"\n  next: {error['next']}" if error.get("next") else "")
 
 
-def code_of(status: Status | None) -> str:
-    return status.code_version.partition(" ")[0] if status is not None else ""
-
-
-def _nobody(settings: Settings, begin: Begin, now: HealthFacts, waited: float) -> Started | None:
+def _nobody(settings: Settings, begin: RequestedStart, now: HealthFacts, waited: float) -> StartOutcome | None:
     """The outcome if nobody is there who would obey the request.
 
     Any session of this home may be the one that the stream was left out of: it gets some time.
     """
     if begin.asked is None or now.session is not None or any(who_starts(settings, now)):
         return None
-    sessions = any(look(settings, name).session is not None for name in streams_of(settings))
+    sessions = any(look(settings, name).session is not None for name in streams_with_status(settings))
     if waited < (_SESSION_ACTS if sessions else 0.0):
         return None
     text = (
         f"nothing that would start it runs here; start one: `{commands.up()}`, your Dagster, or "
         f"`{commands.run(begin.stream)}`. It is no longer stopped on purpose"
     )
-    return Started(begin.stream, "nobody", text)
+    return StartOutcome(begin.stream, "nobody", text)
 
 
 def who_starts(settings: Settings, seen: HealthFacts) -> Iterator[str]:
@@ -190,17 +183,12 @@ def sessions_with(settings: Settings, status: Status) -> list[str]:
     """The streams that run in the process, or in the Dagster run, that this stream was last in."""
     return [
         each.stream
-        for each in (look(settings, name) for name in streams_of(settings))
+        for each in (look(settings, name) for name in streams_with_status(settings))
         if each.stream != status.stream
         and each.session is not None
         and each.status is not None
         and (each.session.pid == status.pid or (status.run_id is not None and each.status.run_id == status.run_id))
     ]
-
-
-def streams_of(settings: Settings) -> list[str]:
-    """All streams that have ever run in this home, by their folders."""
-    return sorted(path.parent.name for path in settings.state.glob("*/status.json"))
 
 
 def progress(settings: Settings, seen: HealthFacts) -> str:
@@ -211,8 +199,8 @@ def progress(settings: Settings, seen: HealthFacts) -> str:
 
 
 @dataclass(frozen=True)
-class Deployed:
-    """The outcome for one stream. `stood_still`: seconds without a running query; `savepoint`: from before it."""
+class DeployOutcome:
+    """The outcome for one stream: `stood_still` seconds without a running query, the savepoint of the old code."""
 
     stream: str
     result: Result
@@ -229,7 +217,7 @@ class Deployed:
 
 @dataclass
 class _Watched:
-    plan: StreamPlan
+    plan: StreamDeploy
     asked: float
     still_since: float | None = None
 
@@ -248,15 +236,15 @@ def request(settings: Settings, stream: str, by: str, newest: float) -> float:
 
 def wait_for_code(
     settings: Settings,
-    plans: Sequence[StreamPlan],
+    plans: Sequence[StreamDeploy],
     asked: Mapping[str, float],
     timeout: float,
     say: Callable[[str], None],
-) -> list[Deployed]:
+) -> list[DeployOutcome]:
     """Wait until each stream runs the new code and has committed a batch or is idle, `timeout` seconds in all."""
     watched = {plan.stream: _Watched(plan, asked[plan.stream]) for plan in plans}
 
-    def too_late(stream: str, now: HealthFacts) -> Deployed:
+    def too_late(stream: str, now: HealthFacts) -> DeployOutcome:
         who = "; ".join(who_starts(settings, now)) or "nothing that would start it runs here"
         text = f"not done after {timeout:g} s ({who}); the request stays: `{commands.deploy()}` once more waits on"
         return _result(watched[stream], "not yet", text)
@@ -266,7 +254,7 @@ def wait_for_code(
     )
 
 
-def _deploy_outcome(settings: Settings, watched: _Watched, now: HealthFacts) -> Deployed | None:
+def _deploy_outcome(settings: Settings, watched: _Watched, now: HealthFacts) -> DeployOutcome | None:
     status, plan = now.status, watched.plan
     if now.stop is not None:
         return _result(watched, "stopped", f"somebody asked it to stop meanwhile: {now.stop.who}")
@@ -277,30 +265,25 @@ def _deploy_outcome(settings: Settings, watched: _Watched, now: HealthFacts) -> 
         watched.still_since = time.time()
     if status is None or status.last_start < watched.asked:
         return None
-    if working and code_of(status) == plan.after:
+    if working and status.code_hash == plan.after:
         committed = status.committed_at is not None and status.committed_at >= (status.begun_at or 0.0)
         if not (committed or status.state == "idle"):
             return None
-        back = status.committed_at if committed else status.begun_at
-        still = max(0.0, (back or 0.0) - watched.still_since) if watched.still_since is not None else None
-        taken = _savepoint(settings, plan)
+        since = (status.committed_at if committed else status.begun_at) or 0.0
+        still = None if watched.still_since is None else round(max(0.0, since - watched.still_since), 1)
         text = f"runs {plan.after} in process {status.pid}"
-        return _result(watched, "deployed", text, None if still is None else round(still, 1), taken)
+        return _result(watched, "deployed", text, still, _savepoint(settings, plan))
     if status.state in ("failed", "failing") and status.error is not None:
-        tried = "failed" if status.state == "failed" else "fails, and is tried again"
-        next_step = f"\n  next: {status.error['next']}" if status.error.get("next") else ""
-        text = (
-            f"{tried}: {status.error.get('found', '')}{next_step}\n  or put the code {plan.before} back on disk, and: "
-            f"{commands.deploy(plan.stream)}"
-        )
+        back = f"or put the code {plan.before} back on disk, and: {commands.deploy(plan.stream)}"
+        text = f"{_failure(status, status.error)}\n  {back}"
         return _result(watched, "failed", text, None, _savepoint(settings, plan))
-    if working and code_of(status) != plan.after:
-        text = f"runs {code_of(status)}: the code on disk has changed again; deploy once more"
+    if working:
+        text = f"runs {status.code_hash}: the code on disk has changed again; deploy once more"
         return _result(watched, "not yet", text)
     return None
 
 
-def _savepoint(settings: Settings, plan: StreamPlan) -> str | None:
+def _savepoint(settings: Settings, plan: StreamDeploy) -> str | None:
     """The savepoint that the start with the new code has taken: of the last batch of the old code."""
     from streaming_jobs.state import savepoints
 
@@ -310,6 +293,6 @@ def _savepoint(settings: Settings, plan: StreamPlan) -> str | None:
 
 def _result(
     watched: _Watched, result: Result, text: str, still: float | None = None, savepoint: str | None = None
-) -> Deployed:
+) -> DeployOutcome:
     plan = watched.plan
-    return Deployed(plan.stream, result, text, plan.before, plan.after, still, savepoint)
+    return DeployOutcome(plan.stream, result, text, plan.before, plan.after, still, savepoint)

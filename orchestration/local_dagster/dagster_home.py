@@ -70,8 +70,12 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
+def longest_stop(settings: Settings) -> float:
+    """The longest time that any session may take to stop, in seconds."""
+    return max(settings.for_stream(name).stop_deadline.total_seconds() for name in ["", *settings.streams])
+
+
 def _configuration(settings: Settings) -> dict[str, object]:
-    longest = max(settings.for_stream(name).stop_deadline.total_seconds() for name in ["", *settings.streams])
     return {
         "telemetry": {"enabled": False},
         "nux": {"enabled": False},
@@ -79,7 +83,7 @@ def _configuration(settings: Settings) -> dict[str, object]:
             "enabled": True,
             "start_timeout_seconds": 180,
             # Longer than a session may take to stop; otherwise a run is shown as canceled while its driver still runs.
-            "cancel_timeout_seconds": int(longest + GRACE + 60),
+            "cancel_timeout_seconds": int(longest_stop(settings) + GRACE + 60),
             "poll_interval_seconds": 30,
         },
         "concurrency": {

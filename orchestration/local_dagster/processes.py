@@ -28,6 +28,7 @@ from orchestration.local_dagster.dagster_home import (
     code_server_port,
     free_port,
     is_free,
+    longest_stop,
     prepare,
     write_workspace,
 )
@@ -37,7 +38,7 @@ from orchestration.sessions.decisions import IN_PROGRESS
 from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, STOPPED_BY_TAG, identity
 from orchestration.sessions.supervisor import GRACE
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError, UsageError
+from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree
 from streaming_jobs.platform.processes.parent_death import terminated_with_parent
 from streaming_jobs.settings import Settings
@@ -45,8 +46,6 @@ from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 
-REPOSITORY = "__repository__"
-ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 READY_WITHIN = 120.0
 """Seconds for all three to be up and the streams to be loaded."""
 CODE_SERVER, WEBSERVER, DAEMON = "code-server", "webserver", "daemon"
@@ -116,7 +115,7 @@ class _DagsterProcess:
 
 @dataclass
 class DagsterProcesses:
-    """The three processes, as a context manager or by `start`, `supervise` each second, and `stop`.
+    """The three processes, as a context manager or by `start`, by `supervise` each second, and by `stop`.
 
     Start and supervise from a thread that lives as long as the process: the children end with that thread
     (`terminated_with_parent`). `environment` is added to theirs, `module` is what the code server loads.
@@ -187,10 +186,6 @@ class DagsterProcesses:
         """Of the processes that run, by name."""
         return {name: one.child.pid for name, one in self._children.items() if one.child and one.running}
 
-    @property
-    def client(self) -> DagsterClient:
-        return DagsterClient(self.url)
-
     def supervise(self) -> None:
         """Start again what has died; call it about each second."""
         for child in self._children.values():
@@ -199,8 +194,8 @@ class DagsterProcesses:
     def stop(self) -> None:
         """End the sessions at a batch border, then the three processes.
 
-        Each of the three is asked as early as it can be spared, and killed when it takes its time: what they know is
-        in Dagster's storage.
+        Each process is asked to end as soon as nothing needs it, and killed if it is slow: their state is in Dagster's
+        storage.
         """
         for name in (DAEMON, WEBSERVER):
             if name in self._children:
@@ -219,14 +214,11 @@ class DagsterProcesses:
     def kill(self) -> None:
         """End the three and all below them at once; the next session repeats the batch it was in."""
         for name in (DAEMON, WEBSERVER, CODE_SERVER):
-            child = self._children.get(name)
-            if child is not None:
-                child.end(0.0)
+            self._end(name, 0.0)
 
     def _end(self, name: str, patience: float) -> None:
-        child = self._children.get(name)
-        if child is not None:
-            child.end(patience)
+        if name in self._children:
+            self._children[name].end(patience)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -241,7 +233,7 @@ class DagsterProcesses:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + READY_WITHIN
-        client = self.client
+        client = DagsterClient(self.url)
         up = False
         while time.monotonic() < deadline:
             for name in (CODE_SERVER, WEBSERVER):
@@ -278,9 +270,7 @@ class DagsterProcesses:
 
     def _await_runs(self, instance: dg.DagsterInstance) -> None:
         runs = instance.get_runs(_IN_PROGRESS)
-        names = ["", *self.settings.streams]
-        longest = max(self.settings.for_stream(name).stop_deadline.total_seconds() for name in names)
-        deadline = time.monotonic() + longest + 2 * GRACE
+        deadline = time.monotonic() + longest_stop(self.settings) + 2 * GRACE
         while runs and time.monotonic() < deadline:
             runs = [run for run in runs if not _finished(instance, run.run_id)]
             time.sleep(0.2)
@@ -342,44 +332,6 @@ class DagsterClient:
         causes = [location["message"], *(link["error"]["message"] for link in location.get("errorChain", []))]
         return False, "\n".join(text.strip() for text in causes)
 
-    def launch(self, job: str, parameters: Mapping[str, str] | None = None) -> str:
-        """Start a session of the job and return the run's id; raises UsageError when Dagster refuses."""
-        return self.launch_with(job, {"ops": {f"{job}_session": {"config": dict(parameters)}}} if parameters else {})
-
-    def launch_with(self, job: str, config: Mapping[str, Any]) -> str:
-        """Start a run of the job with this configuration and return its id; raises UsageError when Dagster refuses."""
-        selector = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY, "jobName": job}
-        answer = self.query(_LAUNCH, {"params": {"selector": selector, "runConfigData": config}})["launchRun"]
-        if answer["__typename"] != "LaunchRunSuccess":
-            errors = "; ".join(error["message"] for error in answer.get("errors", ()))
-            raise UsageError(f"Dagster did not start {job}: {answer.get('message') or errors or answer['__typename']}")
-        return str(answer["run"]["runId"])
-
-    def stop(self, run_id: str) -> None:
-        """Ask a run to stop; it ends at its streams' next batch border."""
-        self.query(_STOP, {"run": run_id})
-
-    def status(self, run_id: str) -> str:
-        """A run's status, such as STARTED; raises UsageError for an unknown run."""
-        answer = self.query(_STATUS, {"run": run_id})["runOrError"]
-        if "status" not in answer:
-            raise UsageError(f"Dagster knows no run {run_id}")
-        return str(answer["status"])
-
-    def wait(self, run_id: str, *, timeout: float, until: tuple[str, ...] = ENDED) -> str:
-        """Wait for one of the statuses and return it; raises TransientError after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while (status := self.status(run_id)) not in until:
-            if time.monotonic() > deadline:
-                raise TransientError(f"run {run_id} is still {status} after {timeout:.0f} s", "look at the run's page")
-            time.sleep(0.2)
-        return status
-
-    def runs(self, job: str, limit: int = 20) -> list[dict[str, Any]]:
-        """The job's newest runs, newest first: runId, status, tags."""
-        answer = self.query(_RUNS, {"job": job, "limit": limit})["runsOrError"]
-        return list(answer["results"])
-
     def _request(self, path: str, body: bytes | None) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310  (our own address)
             self.url + path, data=body, headers={"Content-Type": "application/json"}
@@ -400,11 +352,3 @@ class DagsterClient:
 
 _WORKSPACE = """query { workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError {
   __typename ... on PythonError { message errorChain { error { message } } } } } } } }"""
-_LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
-  ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } ... on PipelineNotFoundError { message }
-  ... on RunConfigValidationInvalid { errors { message } } } }"""
-_STOP = """mutation($run: String!) { terminateRun(runId: $run, terminatePolicy: SAFE_TERMINATE) { __typename
-  ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
-_STATUS = "query($run: ID!) { runOrError(runId: $run) { __typename ... on Run { status } } }"
-_RUNS = """query($job: String!, $limit: Int!) { runsOrError(filter: {pipelineName: $job}, limit: $limit) {
-  ... on Runs { results { runId status tags { key value } } } } }"""

@@ -19,8 +19,8 @@ import structlog
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from orchestration.bundle.fields import place
-from orchestration.bundle.job import Bundle, Continuous, Job, Schedule
-from orchestration.bundle.last_good import Fault
+from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job
+from orchestration.bundle.last_good import JobYamlFault
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
     JobSeen,
@@ -96,7 +96,7 @@ def sessions(
 
 
 def definitions(
-    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], Fault | None]
+    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], JobYamlFault | None]
 ) -> dg.Definitions:
     """All but the sensor of retention, which has to know what other areas define."""
     assets = {spec.job.key: session_assets(spec) for spec in specs}
@@ -105,7 +105,7 @@ def definitions(
     return dg.Definitions(
         assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, specs)],
         jobs=[session_job(spec, assets[spec.job.key]) for spec in specs],
-        schedules=[session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, Schedule)],
+        schedules=[session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, CronSchedule)],
         sensors=[
             *(
                 keepalive_sensor(spec, running=running and not trigger.paused)
@@ -251,7 +251,7 @@ def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> Unresolved
     )
 
 
-def session_schedule(session: SessionSpec, trigger: Schedule) -> dg.ScheduleDefinition:
+def session_schedule(session: SessionSpec, trigger: CronSchedule) -> dg.ScheduleDefinition:
     """The schedule of a job; a tick while a run of the job is in progress is skipped, as on Databricks."""
 
     @dg.schedule(
@@ -440,7 +440,7 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     return tick
 
 
-def job_yaml_sensor(fault: Callable[[], Fault | None]) -> dg.SensorDefinition:
+def job_yaml_sensor(fault: Callable[[], JobYamlFault | None]) -> dg.SensorDefinition:
     """Fails its ticks while the job YAML on disk cannot be used, so that the use of the last good one shows red."""
 
     @dg.sensor(

@@ -14,8 +14,8 @@ from typing import Any
 import dagster as dg
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from orchestration.bundle.job import Continuous, Schedule
-from orchestration.bundle.last_good import Fault
+from orchestration.bundle.job import Continuous, CronSchedule
+from orchestration.bundle.last_good import JobYamlFault
 from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, should_run
 from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made, table_key
 from orchestration.sessions.runs import runs_by_session
@@ -78,7 +78,7 @@ class HealthChecks:
     streams: Sequence[Stream]
     sessions: Sequence[SessionSpec]
     settings: Settings
-    fault: Callable[[], Fault | None] = lambda: None
+    fault: Callable[[], JobYamlFault | None] = lambda: None
     loaded_at: float = field(default_factory=time.time)
     """The time of loading: a job that never ran is measured from then on."""
 
@@ -153,7 +153,7 @@ class HealthChecks:
         found: dict[str, Missed] = {}
         for session in self.sessions:
             trigger = session.job.trigger
-            if not isinstance(trigger, Schedule) or trigger.paused:
+            if not isinstance(trigger, CronSchedule) or trigger.paused:
                 continue
             tick = get_latest_completed_cron_tick(trigger.cron, datetime.fromtimestamp(now, UTC), trigger.timezone)
             reason = missed(

@@ -381,7 +381,7 @@ def _code_on_disk(seen: HealthFacts) -> Iterator[str]:
     status = seen.status
     if status is None or seen.session is None or status.disk_code_since is None:
         return
-    runs, since = status.code_version.partition(" ")[0], _time(status.disk_code_since)
+    runs, since = status.code_hash, _time(status.disk_code_since)
     if status.disk_code_error is not None:
         yield f"runs code {runs}; the code on disk, changed at {since}, cannot be loaded: {status.disk_code_error}"
     elif status.disk_code is not None:

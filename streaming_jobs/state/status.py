@@ -196,6 +196,11 @@ class Status:
         """The time of the last start, seconds since 1970: of the query, or of the session that could not start it."""
         return max(self.started_at, self.begun_at or 0.0)
 
+    @property
+    def code_hash(self) -> str:
+        """The hash of the code that the session runs, or ran last."""
+        return self.code_version.partition(" ")[0]
+
     def not_ahead(self, now: float) -> None:
         """Replace times in the future, from before the clock was set back, by now."""
         self.started_at = min(self.started_at, now)
@@ -220,6 +225,11 @@ def write_status(settings: Settings, status: Status) -> None:
     except OSError as error:
         if not (disk_is_full(error) and overwritten(path, json.dumps(asdict(status)))):
             raise
+
+
+def streams_with_status(settings: Settings) -> list[str]:
+    """The names of all streams that have ever run in this home."""
+    return sorted(path.parent.name for path in settings.state.glob("*/status.json"))
 
 
 def read_status(settings: Settings, stream: str) -> Status | None:

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-from orchestration.cli import FAILED
 from orchestration.cli.demo import CHANGES, LEVELS, RIGHT_CHANGE, SHOP_STREAMS, WRONG_CHANGE, ShopStory
+from orchestration.cli.text import FAILED
 from reprocessing.plan.plan_file import load, undos_of
 from reprocessing.stages.stages import stages_of
 from streaming_jobs.examples.shop.streams import TOPICS

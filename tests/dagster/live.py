@@ -10,8 +10,9 @@ from typing import ClassVar, TypeVar
 import dagster as dg
 
 from orchestration.local_dagster.dagster_home import LOCATION
-from orchestration.local_dagster.processes import REPOSITORY, DagsterClient, DagsterProcesses
+from orchestration.local_dagster.processes import DagsterProcesses
 from streaming_jobs.settings import Settings
+from tests.support.dagster_runs import REPOSITORY, RunsClient
 
 T = TypeVar("T")
 
@@ -26,8 +27,8 @@ class LiveDagster:
     """Seconds for anything to happen; a quiet machine needs a tenth of it."""
 
     @property
-    def client(self) -> DagsterClient:
-        return self.processes.client
+    def client(self) -> RunsClient:
+        return RunsClient(self.processes.url)
 
     def wait_for(self, condition: Callable[[], T], what: str) -> T:
         """Wait, looking after the processes meanwhile as `recourse up` does."""

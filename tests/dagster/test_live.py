@@ -224,7 +224,7 @@ def test_stop_cancels_the_run_and_nobody_starts_it_again_but_a_person(live: Live
         lambda: any("operator" in reason for reason in live.skips(f"keepalive_{JOB}", since)), "keepalive's refusal"
     )
     assert live.runs()[0] == (run_id, "CANCELED")
-    launched = live.client.launch(JOB, {"max_offsets_per_trigger": "1000"})
+    launched = live.client.launch(JOB, {"ops": {f"{JOB}_session": {"config": {"max_offsets_per_trigger": "1000"}}}})
     live.wait_for(lambda: live.session_at_work(other_than=run_id) == launched, "the launched session")
 
 

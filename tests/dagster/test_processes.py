@@ -15,13 +15,14 @@ import psutil
 import pytest
 
 from orchestration.local_dagster.dagster_home import code_server_port, is_free, prepare
-from orchestration.local_dagster.processes import DAEMON, DagsterClient, DagsterProcesses, _DagsterProcess
+from orchestration.local_dagster.processes import DAEMON, DagsterProcesses, _DagsterProcess
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.ownership import STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from tests.dagster.conftest import starts
 from tests.support import ROOT
+from tests.support.dagster_runs import RunsClient
 from tests.support.waiting import wait_for
 
 SLOW = 120.0
@@ -52,14 +53,14 @@ def ups(shop: Settings) -> Iterator[list[subprocess.Popen[str]]]:
         up.wait()
 
 
-def start_up(ups: list[subprocess.Popen[str]]) -> DagsterClient:
+def start_up(ups: list[subprocess.Popen[str]]) -> RunsClient:
     up = subprocess.Popen([sys.executable, "-m", "tests.dagster.fakes.up"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     ups.append(up)
     assert up.stdout is not None
-    return DagsterClient(up.stdout.readline().strip())
+    return RunsClient(up.stdout.readline().strip())
 
 
-def newest(client: DagsterClient) -> tuple[str, str]:
+def newest(client: RunsClient) -> tuple[str, str]:
     runs = client.runs("shop")
     return (runs[0]["runId"], runs[0]["status"]) if runs else ("", "")
 

@@ -41,7 +41,7 @@ class Live(LiveDagster):
     story: Story
 
     def launch(self, fields: Mapping[str, Any]) -> str:
-        return self.client.launch_with("recover", run_config(fields))
+        return self.client.launch("recover", run_config(fields))
 
     def ended(self, run_id: str) -> str:
         return (

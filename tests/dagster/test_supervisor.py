@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from orchestration.bundle import job_yaml
-from orchestration.bundle.job import Schedule
+from orchestration.bundle.job import CronSchedule
 from orchestration.definitions import definitions
 from orchestration.sessions import child_run, supervisor
 from orchestration.sessions.bounded_log import BoundedLog
@@ -269,7 +269,7 @@ def test_a_disk_on_which_no_status_can_be_written_is_no_hang(shop: Settings, mon
 def test_a_scheduled_session_without_a_time_limit_is_ended_after_max_session(shop: Settings, timeout: int) -> None:
     assert shop.jobs is not None
     job = job_yaml.load(shop.jobs).jobs[0]
-    schedule = Schedule("0 0 4 * * ?", "0 4 * * *", "UTC", paused=False)
+    schedule = CronSchedule("0 0 4 * * ?", "0 4 * * *", "UTC", paused=False)
     session = SessionSpec(replace(job, trigger=schedule, timeout_seconds=timeout), (), shop)
     watch = supervisor._SessionWatch(session, None, None)  # type: ignore[arg-type]
     watch._check_age()

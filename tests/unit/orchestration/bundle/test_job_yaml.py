@@ -10,7 +10,7 @@ import pytest
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 
 from orchestration.bundle import job_yaml
-from orchestration.bundle.job import Continuous, Schedule
+from orchestration.bundle.job import Continuous, CronSchedule
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
@@ -104,7 +104,7 @@ def test_parameters_of_a_run_come_before_the_defaults(folder: Path) -> None:
 def test_a_scheduled_job_ends_when_it_has_caught_up(folder: Path) -> None:
     schedule = "schedule: {quartz_cron_expression: '0 30 4 ? * MON', timezone_id: Europe/Oslo, pause_status: PAUSED}"
     (job,) = job_yaml.load(edited(folder, "continuous: {pause_status: UNPAUSED}", schedule)).jobs
-    assert job.trigger == Schedule("0 30 4 ? * MON", "30 4 * * 1", "Europe/Oslo", paused=True)
+    assert job.trigger == CronSchedule("0 30 4 ? * MON", "30 4 * * 1", "Europe/Oslo", paused=True)
     assert job.arguments()[-2:] == ["--trigger", "available-now"]
 
 

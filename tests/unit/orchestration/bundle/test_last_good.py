@@ -12,8 +12,8 @@ import dagster as dg
 import pytest
 
 from orchestration.bundle import job_yaml, last_good
-from orchestration.bundle.fields import place
-from orchestration.bundle.job import Bundle, Continuous, Job, Parameter, Schedule, Task
+from orchestration.bundle.fields import location_of
+from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job, Parameter, Task
 from orchestration.cli.doctor import check_jobs
 from orchestration.definitions import definitions
 from orchestration.local_dagster.processes import DagsterProcesses
@@ -39,10 +39,10 @@ def used(settings: Settings) -> Bundle:
 
 
 @pytest.mark.parametrize(
-    "trigger", [None, Continuous(True), Schedule("0 0 4 ? * SUN", "0 4 * * 0", "Europe/Vienna", False)]
+    "trigger", [None, Continuous(True), CronSchedule("0 0 4 ? * SUN", "0 4 * * 0", "Europe/Vienna", False)]
 )
 def test_what_is_kept_is_what_was_read(
-    settings: Settings, trigger: Continuous | Schedule | None, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, trigger: Continuous | CronSchedule | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = Task("session", "recourse-streams", "recourse-session", ("--streams", "orders", "--set", "a={{b}}"))
     job = Job("j", "J", "d", {"t": "x"}, (Parameter("b", "1"),), trigger, 60, task, Path("/x/jobs/j.yml"))
@@ -82,8 +82,8 @@ def test_the_doctor_says_file_and_line_of_a_broken_job_yaml_also_while_the_last_
 def test_a_field_that_is_not_there_is_placed_at_the_one_above() -> None:
     lines = FAKES.read_text().split("\n")
     shop = next(n for n, text in enumerate(lines, 1) if text.startswith("    shop:"))
-    assert place(FAKES, "resources.jobs.shop.schedule") == f"{FAKES}:{shop}"
-    assert place(FAKES, "nothing") == str(FAKES)
+    assert location_of(FAKES, "resources.jobs.shop.schedule") == f"{FAKES}:{shop}"
+    assert location_of(FAKES, "nothing") == str(FAKES)
 
 
 DATE = ("default: 100", "default: 2026-13-45")
@@ -118,7 +118,7 @@ def test_a_job_yaml_of_any_kind_of_fault_costs_no_verdict_and_no_definitions(set
 
 def test_the_definitions_are_built_again_only_when_the_jobs_have_changed(settings: Settings) -> None:
     made: list[Bundle] = []
-    now = last_good.FaultOfNow(settings, Topology.load(settings.flows), made.append)
+    now = last_good.PresentFault(settings, Topology.load(settings.flows), made.append)
     assert settings.jobs is not None
     good = settings.jobs.read_text()
     assert [now(), now()] == [None, None] and len(made) == 1

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from orchestration import cli
 from reprocessing.preview import run as preview_run
 from reprocessing.preview.folders import Folders, hold_previews
 from reprocessing.preview.run import Failure
 from streaming_jobs.state import savepoints
-from tests.support.life import STREAM, Life, Topics
+from tests.support.life import STREAM, Life
+from tests.unit.orchestration.cli.conftest import Declare, Run
 
 
 @pytest.fixture(autouse=True)
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> Life:
     """Six batches, and a savepoint after the third; the stream is declared, and the broker is the one of `Topics`."""
-    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    flows = ModuleType("preview_test_flows")
-    flows.STREAM = STREAM  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, flows.__name__, flows)
-    monkeypatch.setenv("RECOURSE_HOME", str(tmp_path))
-    monkeypatch.setenv("RECOURSE_FLOWS", f'["{flows.__name__}"]')
-    monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "nowhere:1")
-    monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: Topics())
+    declare(STREAM)
     monkeypatch.setattr("orchestration.cli.preview._let_streams_go_first", lambda: None)
     life = Life.of_batches(tmp_path, 6)
     savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
@@ -50,13 +39,6 @@ def replay_is(monkeypatch: pytest.MonkeyPatch, *, wrong: bool = False, failure: 
     monkeypatch.setattr(preview_run, "PreviewRequest", lambda *given: asked(*given, replay=replay))
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, data and talk."""
-    code = cli.main(["preview", *arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 @pytest.mark.parametrize(
     ("how", "code", "verdict"),
     [
@@ -71,18 +53,18 @@ def test_the_exit_code_is_the_verdict(
     code: int,
     verdict: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replay_is(monkeypatch, **how)
-    ended, out, err = run(capsys, "things", "-o", "json", "--json", "kept.json")
+    ended, out, err = run("preview", "things", "-o", "json", "--json", "kept.json")
     value = json.loads(out)
     assert (ended, value["verdict"], value["exit_code"]) == (code, verdict, code)
     assert json.loads((tmp_path / "kept.json").read_text()) == value
     assert "replays 30 records from savepoint g0001-b000000002" in err
     report = Path(value["report"])
     assert report.is_relative_to(tmp_path / "state" / "_previews" / "things") and verdict in report.read_text()
-    ended, out, _ = run(capsys, "things")
+    ended, out, _ = run("preview", "things")
     assert ended == code and out.startswith(f"stream things: {verdict}") and "report: " in out
 
 
@@ -96,14 +78,12 @@ def test_the_exit_code_is_the_verdict(
         (["things", "--from-savepoint", "../../elsewhere"], "has no savepoint"),
     ],
 )
-def test_a_wrong_request_is_usage_and_replays_nothing(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(capsys, *arguments)
+def test_a_wrong_request_is_usage_and_replays_nothing(arguments: list[str], words: str, run: Run) -> None:
+    code, out, err = run("preview", *arguments)
     assert code == 2 and words in err and not out
 
 
-def test_a_second_preview_of_the_stream_is_refused(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_preview_of_the_stream_is_refused(life: Life, run: Run) -> None:
     with hold_previews(Folders(life.settings, "things")):
-        code, _, err = run(capsys, "things")
+        code, _, err = run("preview", "things")
     assert code == 2 and f"another preview of stream things is running (process {os.getpid()})" in err

@@ -32,30 +32,24 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
-def home(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> OrdersTable:
-    made = settings()
-    monkeypatch.setenv("RECOURSE_HOME", str(made.home))
+def home(settings: SettingsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OrdersTable:
+    """A table of orders, with a module of suites for each severity."""
+    monkeypatch.setenv("RECOURSE_HOME", str(settings().home))
     monkeypatch.setenv("COLUMNS", "200")
-    return OrdersTable(made)
-
-
-def declared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, severity: str) -> str:
-    name = f"orders_suites_{severity}"
-    (tmp_path / f"{name}.py").write_text(SUITES.replace("SEVERITY", repr(severity)))
+    for severity in ("critical", "warning", "info"):
+        (tmp_path / f"orders_suites_{severity}.py").write_text(SUITES.replace("SEVERITY", repr(severity)))
     monkeypatch.syspath_prepend(str(tmp_path))
-    return name
+    return OrdersTable(settings())
 
 
-def recourse(flows: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["--set", f'flows=["{flows}"]', "quality", *arguments])
+def recourse(severity: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["--set", f'flows=["orders_suites_{severity}"]', "quality", *arguments])
 
 
 @pytest.mark.parametrize(("severity", "code"), [("critical", 1), ("warning", 0), ("info", 0)])
-def test_only_a_critical_failure_fails_the_command(
-    home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, severity: str, code: int
-) -> None:
+def test_only_a_critical_failure_fails_the_command(home: OrdersTable, tmp_path: Path, severity: str, code: int) -> None:
     home.append(order(1), order(77, amount=-5))
-    done = recourse(declared(monkeypatch, tmp_path, severity), "run", "--no-docs")
+    done = recourse(severity, "run", "--no-docs")
     assert done.exit_code == code
     assert "amount_between" in done.stdout and "1 of 2 rows failed" in done.stdout
     assert "77" in done.stdout and "-5" in done.stdout
@@ -63,50 +57,44 @@ def test_only_a_critical_failure_fails_the_command(
     assert offered == (severity == "critical")
 
 
-def test_json_has_the_whole_validation(home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_json_has_the_whole_validation(home: OrdersTable, tmp_path: Path) -> None:
     home.append(order(77, amount=-5))
-    done = recourse(declared(monkeypatch, tmp_path, "warning"), "run", "--no-docs", "-o", "json")
+    done = recourse("warning", "run", "--no-docs", "-o", "json")
     (validation,) = json.loads(done.stdout)
     assert (validation["passed"], validation["broken"], validation["rows"]) == (False, False, 1)
     assert validation["outcomes"][0]["sample"] == [{"id": 77, "amount": -5}]
 
 
-def test_what_was_found_can_be_read_later(home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    flows = declared(monkeypatch, tmp_path, "critical")
+def test_what_was_found_can_be_read_later(home: OrdersTable, tmp_path: Path) -> None:
     home.append(order(77, amount=-5))
-    assert "never" in recourse(flows, "list").stdout
+    assert "never" in recourse("critical", "list").stdout
     for _ in range(2):
-        recourse(flows, "run", "orders_rows", "--no-docs")
-    listed = recourse(flows, "list").stdout
+        recourse("critical", "run", "orders_rows", "--no-docs")
+    listed = recourse("critical", "list").stdout
     assert "failed" in listed and "amount_between" in listed
-    shown = recourse(flows, "show", "orders_rows").stdout
+    shown = recourse("critical", "show", "orders_rows").stdout
     assert "amount_between: failing rows" in shown and "77" in shown
-    past = json.loads(recourse(flows, "history", "orders_rows", "--last", "1", "-o", "json").stdout)
+    past = json.loads(recourse("critical", "history", "orders_rows", "--last", "1", "-o", "json").stdout)
     assert [each["passed"] for each in past] == [False, True]
     picture = tmp_path / "trend.svg"
-    assert recourse(flows, "plot", "orders_rows", "--out", str(picture)).exit_code == 0
+    assert recourse("critical", "plot", "orders_rows", "--out", str(picture)).exit_code == 0
     text = picture.read_text()
     assert "amount_between" in text and text.count("<circle") == 4 and "#cf222e" in text
-    refused = recourse(flows, "plot", "orders_rows", "--out", str(tmp_path / "trend.png"))
+    refused = recourse("critical", "plot", "orders_rows", "--out", str(tmp_path / "trend.png"))
     assert "the picture is SVG" in str(refused.exception) and not (tmp_path / "trend.png").exists()
 
 
-def test_a_warning_is_not_drawn_as_a_failure(
-    home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    flows = declared(monkeypatch, tmp_path, "warning")
+def test_a_warning_is_not_drawn_as_a_failure(home: OrdersTable, tmp_path: Path) -> None:
     home.append(order(77, amount=-5))
-    recourse(flows, "run", "orders_rows", "--no-docs")
-    recourse(flows, "plot", "orders_rows", "--expectation", "amount_between", "--out", str(tmp_path / "trend.svg"))
+    recourse("warning", "run", "orders_rows", "--no-docs")
+    recourse("warning", "plot", "orders_rows", "--expectation", "amount_between", "--out", str(tmp_path / "trend.svg"))
     text = (tmp_path / "trend.svg").read_text()
     assert "#cf222e" not in text and "warning:" in text
 
 
-def test_a_range_without_its_column_is_a_usage_error(
-    home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_range_without_its_column_is_a_usage_error(home: OrdersTable, tmp_path: Path) -> None:
     home.append(order(1))
-    done: Any = recourse(declared(monkeypatch, tmp_path, "critical"), "run", "--from", "2026-01-01")
+    done: Any = recourse("critical", "run", "--from", "2026-01-01")
     assert "needs a column" in str(done.exception)
 
 

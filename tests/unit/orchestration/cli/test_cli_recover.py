@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from orchestration import cli
 from reprocessing import executor
 from reprocessing.plan import registry
 from reprocessing.plan.plan import Checks, StreamPlan
@@ -22,22 +18,14 @@ from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
+from tests.unit.orchestration.cli.conftest import Declare, Run
 
 
 @pytest.fixture(autouse=True)
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> Life:
     """Nine batches in a home of its own; the stream is declared, and the broker is the one of `Topics`."""
-    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    flows = ModuleType("recover_test_flows")
-    flows.STREAM = STREAM  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, flows.__name__, flows)
-    monkeypatch.setenv("RECOURSE_HOME", str(tmp_path))
-    monkeypatch.setenv("RECOURSE_FLOWS", f'["{flows.__name__}"]')
-    monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: Topics())
-    monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "nowhere:1")
+    declare(STREAM)
     life = Life.begin(tmp_path)
     for number in range(9):
         life.batch(number, wrong=number > 4, code="bug" if number > 3 else "a")
@@ -49,60 +37,45 @@ def plan(life: Life) -> StreamPlan:
     return plan_one(planning_snapshot(life.settings, STREAM, Topics()), Target("batch", "3"), Checks())
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, data and talk."""
-    code = cli.main(["recover", *arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def test_without_anybody_to_ask_nothing_is_replayed(
-    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, said = run(capsys, "apply", plan.id)
+def test_without_anybody_to_ask_nothing_is_replayed(life: Life, plan: StreamPlan, run: Run) -> None:
+    code, _, said = run("recover", "apply", plan.id)
     assert code == 2 and "nobody to ask" in said and f"recourse recover apply {plan.id} --yes" in said
     assert executor.journal_of(life.settings, plan.id).outcome == "planned"
     assert not (life.settings.state / STREAM.name / "stop").exists()
 
 
-def test_without_anybody_to_ask_nothing_is_undone(
-    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_anybody_to_ask_nothing_is_undone(life: Life, plan: StreamPlan, run: Run) -> None:
     executor.journal_of(life.settings, plan.id).write("clean_up", "done")
-    code, _, said = run(capsys, "undo", plan.id)
+    code, _, said = run("recover", "undo", plan.id)
     assert code == 2 and "nobody to ask" in said and f"recourse recover undo {plan.id} --yes" in said
     assert not folder(life.settings, "things-0002").exists()
 
 
 @pytest.mark.parametrize("stage", ["audit", "confirm"])
 def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
-    life: Life, plan: StreamPlan, stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    life: Life, plan: StreamPlan, stage: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("take_savepoint", "begun")
     journal.write(stage, "failed", {"error": "REC-030 not confirmed\n  next: ..."})
-    code, listed, _ = run(capsys, "list", "-o", "json")
+    code, listed, _ = run("recover", "list", "-o", "json")
     assert code == 0 and json.loads(listed)[0]["outcome"] == "waits for confirmation"
     assert registry.under_way(life.settings, STREAM.name) == load(life.settings, plan.id)
     carried = []
     monkeypatch.setattr("reprocessing.executor.stages_of", lambda plan: carried.append(plan.id) or ())
-    code, _, said = run(capsys, "apply", plan.id, "--yes")
+    code, _, said = run("recover", "apply", plan.id, "--yes")
     assert code == 0 and carried == [plan.id], said
 
 
-def test_a_plan_whose_rows_were_refused_is_not_applied_again(
-    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_whose_rows_were_refused_is_not_applied_again(life: Life, plan: StreamPlan, run: Run) -> None:
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("audit", "failed", {"error": "REC-030 3 rows break the rule id >= 0"})
-    code, _, said = run(capsys, "apply", plan.id, "--yes")
+    code, _, said = run("recover", "apply", plan.id, "--yes")
     assert code == 2 and "refused" in said
     assert f"recourse recover resume {plan.id}" in said and f"recourse recover abort {plan.id}" in said
 
 
-def test_what_was_undone_is_listed_so_and_not_undone_again(
-    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: StreamPlan, run: Run) -> None:
     kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("take_savepoint", "done", {"savepoint": kept.id})
@@ -121,52 +94,50 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(
 
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     undo = undo_one(life, plan.id)
-    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run(capsys, "list", "-o", "json")[1])}
+    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run("recover", "list", "-o", "json")[1])}
     assert outcomes == {plan.id: "published", undo.id: "planned"}
     executor.journal_of(life.settings, undo.id).write("clean_up", "done")
-    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run(capsys, "list", "-o", "json")[1])}
+    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run("recover", "list", "-o", "json")[1])}
     assert outcomes == {plan.id: f"undone by {undo.id}", undo.id: "published"}
-    assert f"It is undone by {undo.id}" in run(capsys, "show", plan.id)[1]
-    code, _, said = run(capsys, "undo", plan.id, "--yes")
+    assert f"It is undone by {undo.id}" in run("recover", "show", plan.id)[1]
+    code, _, said = run("recover", "undo", plan.id, "--yes")
     assert code == 2 and f"plan {plan.id} was undone by {undo.id}" in said, said
     assert f"recourse recover undo {undo.id}" in said
 
 
-def test_a_plan_for_a_bad_row_requires_that_no_rebuilt_row_is_bad(
-    life: Life, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = json.loads(run(capsys, "plan", STREAM.name, "--before-first-bad", "id < 0", "-o", "json")[1])
+def test_a_plan_for_a_bad_row_requires_that_no_rebuilt_row_is_bad(life: Life, run: Run) -> None:
+    made = json.loads(run("recover", "plan", STREAM.name, "--before-first-bad", "id < 0", "-o", "json")[1])
     assert made["checks"]["rules"] == ["(id < 0) IS NOT TRUE"]
     arguments = ("plan", STREAM.name, "--before-first-bad", "id < 0", "--allow-bad", "-o", "json")
-    assert json.loads(run(capsys, *arguments)[1])["checks"]["rules"] == []
+    assert json.loads(run("recover", *arguments)[1])["checks"]["rules"] == []
 
 
-def test_a_rewind_names_the_batch_and_the_code(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rewind_names_the_batch_and_the_code(life: Life, run: Run) -> None:
     from streaming_jobs.state.stream_record import CodeSince
 
     record = life.record
     life.save(type(record)(**{**record.__dict__, "code": (*record.code, CodeSince("bug", "1", 1, 4, 1.0))}))
-    text = run(capsys, "plan", STREAM.name, "--before-code", "bug")[1]
+    text = run("recover", "plan", STREAM.name, "--before-code", "bug")[1]
     assert "rewind to batch 3, before code bug, stream things" in text
 
 
 def test_planning_without_a_broker_says_what_is_not_known(
-    life: Life, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    life: Life, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No embedded broker runs, and none is named."""
     monkeypatch.delenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS")
-    code, text, said = run(capsys, "plan", STREAM.name, "--to-batch", "3")
+    code, text, said = run("recover", "plan", STREAM.name, "--to-batch", "3")
     assert code == 0 and "no broker" in text, said
-    code, _, said = run(capsys, "plan", STREAM.name, "--to-earliest")
+    code, _, said = run("recover", "plan", STREAM.name, "--to-earliest")
     assert code == 1 and "only the broker knows" in said and "recourse up" in said
 
 
 @pytest.mark.parametrize("command", ["apply", "resume", "undo", "abort"])
-def test_a_plan_that_does_not_exist_is_said_first(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, _, said = run(capsys, command, "nonsense-0001")
+def test_a_plan_that_does_not_exist_is_said_first(run: Run, command: str) -> None:
+    code, _, said = run("recover", command, "nonsense-0001")
     assert code == 2 and "there is no plan nonsense-0001" in said and "recover list" in said
 
 
-def test_abort_takes_yes_like_the_others(life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = run(capsys, "abort", plan.id, "--yes")
+def test_abort_takes_yes_like_the_others(life: Life, plan: StreamPlan, run: Run) -> None:
+    code, _, said = run("recover", "abort", plan.id, "--yes")
     assert code == 0 and f"plan {plan.id} is aborted" in said

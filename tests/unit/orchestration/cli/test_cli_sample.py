@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,13 +11,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from orchestration import cli
 from reprocessing.sample import sample
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, stream
 from tests.support.worlds import DEAD_LETTERS, PRIMARY, Disk, NoBytes
+from tests.unit.orchestration.cli.conftest import Run
 
 ORDERS = StructType(
     [StructField("id", LongType()), StructField("at", TimestampType()), StructField('odd"name', StringType())]
@@ -39,11 +38,8 @@ class OrdersOnDisk(Disk):
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def home(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Table `orders_plain` with ids 0 to 99; id 1 and 2 are the newest by event time."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["tests.support.worlds", __name__]))
     settings = Settings.load()
     Disk(settings).open().run(0, 1, 2)
@@ -56,28 +52,27 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return settings
 
 
-def of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    capsys.readouterr()
-    assert cli.main(["streams", "sample", *arguments]) == code
-    printed = capsys.readouterr()
+def of(run: Run, *arguments: str, code: int = 0) -> str:
+    printed = run("streams", "sample", *arguments)
+    assert printed.code == code
     return printed.err if code else printed.out
 
 
-def test_the_newest_rows_come_first(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = json.loads(of(capsys, "orders_plain", "--rows", "2", "-o", "json"))
+def test_the_newest_rows_come_first(home: Settings, run: Run) -> None:
+    rows = json.loads(of(run, "orders_plain", "--rows", "2", "-o", "json"))
     assert [row["id"] for row in rows] == [2, 1]
     assert rows[0]["at"] == "2026-01-03T00:00:00+00:00"
-    rows = json.loads(of(capsys, "orders_plain", "--rows", "3", "--order-by", "id", "-o", "json"))
+    rows = json.loads(of(run, "orders_plain", "--rows", "3", "--order-by", "id", "-o", "json"))
     assert [row["id"] for row in rows] == [99, 98, 97]
-    assert len(of(capsys, "orders_plain").splitlines()) == 12
+    assert len(of(run, "orders_plain").splitlines()) == 12
 
 
-def test_a_condition_selects_rows(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = json.loads(of(capsys, "orders_plain", "--where", "id > 97 -- and a comment", "-o", "json"))
+def test_a_condition_selects_rows(home: Settings, run: Run) -> None:
+    rows = json.loads(of(run, "orders_plain", "--where", "id > 97 -- and a comment", "-o", "json"))
     assert sorted(row["id"] for row in rows) == [98, 99]
-    assert json.loads(of(capsys, "orders_plain", "--where", '"odd""name" IS NULL', "-o", "json")) == []
-    assert "cannot be evaluated" in of(capsys, "orders_plain", "--where", "idd > 3", code=2)
-    assert "has no column 'idd'" in of(capsys, "orders_plain", "--order-by", "idd", code=2)
+    assert json.loads(of(run, "orders_plain", "--where", '"odd""name" IS NULL', "-o", "json")) == []
+    assert "cannot be evaluated" in of(run, "orders_plain", "--where", "idd > 3", code=2)
+    assert "has no column 'idd'" in of(run, "orders_plain", "--order-by", "idd", code=2)
 
 
 @pytest.mark.parametrize(
@@ -92,28 +87,28 @@ def test_a_condition_selects_rows(home: Settings, capsys: pytest.CaptureFixture[
     ],
 )
 def test_nothing_can_be_changed_or_read_beside_the_table(
-    home: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], condition: str
+    home: Settings, tmp_path: Path, run: Run, condition: str
 ) -> None:
     file = tmp_path / "written"
     version = DeltaTable(home.tables / "orders_plain").version()
-    assert "cannot be evaluated" in of(capsys, "orders_plain", "--where", condition.format(file=file), code=2)
+    assert "cannot be evaluated" in of(run, "orders_plain", "--where", condition.format(file=file), code=2)
     assert not file.exists()
     assert DeltaTable(home.tables / "orders_plain").version() == version
 
 
-def test_text_of_records_does_not_steer_a_terminal(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    text = of(capsys, "orders_plain", "--rows", "1")
+def test_text_of_records_does_not_steer_a_terminal(home: Settings, run: Run) -> None:
+    text = of(run, "orders_plain", "--rows", "1")
     assert "\x1b" not in text and "\\x1b[31mred\\x0a" in text
 
 
-def test_dead_letters_and_tables_without_a_time(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [row["reason"] for row in json.loads(of(capsys, DEAD_LETTERS, "-o", "json"))] == ["not_json"]
+def test_dead_letters_and_tables_without_a_time(home: Settings, run: Run) -> None:
+    assert [row["reason"] for row in json.loads(of(run, DEAD_LETTERS, "-o", "json"))] == ["not_json"]
     topology = Topology.of_settings(home)
     assert sample(home, topology, DEAD_LETTERS, rows=1).order == ("timestamp", "offset")
     assert sample(home, topology, PRIMARY, rows=5).order == ()
     assert len(sample(home, topology, PRIMARY, rows=2).rows) == 2
 
 
-def test_an_unknown_table_and_one_that_is_not_made_yet(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean 'orders_plain'" in of(capsys, "order_plain", code=2)
-    assert "does not exist yet" in of(capsys, "plain", code=2)
+def test_an_unknown_table_and_one_that_is_not_made_yet(home: Settings, run: Run) -> None:
+    assert "did you mean 'orders_plain'" in of(run, "order_plain", code=2)
+    assert "does not exist yet" in of(run, "plain", code=2)

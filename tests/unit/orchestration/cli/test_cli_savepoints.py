@@ -9,114 +9,95 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from orchestration import cli
 from reprocessing import executor
 from streaming_jobs.state import savepoint_retention, savepoints
-from tests.support.life import Life, Topics
+from tests.support.life import Life
 from tests.support.life_flows import OTHERS, STREAM
+from tests.unit.orchestration.cli.conftest import Declare, Run
 
 NEVER_RAN = replace(OTHERS, name="never_ran", sinks={"never_ran": replace(OTHERS.primary, name="never_ran")})
 
 
 @pytest.fixture(autouse=True)
-def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Life]:
+def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> list[Life]:
     """Two streams that have run, and one that has not."""
-    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    flows = ModuleType("savepoints_test_flows")
-    flows.STREAM, flows.OTHERS, flows.NEVER_RAN = STREAM, OTHERS, NEVER_RAN  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, flows.__name__, flows)
-    monkeypatch.setenv("RECOURSE_HOME", str(tmp_path))
-    monkeypatch.setenv("RECOURSE_FLOWS", f'["{flows.__name__}"]')
-    monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: Topics())
-    monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "nowhere:1")
+    declare(STREAM, OTHERS, NEVER_RAN)
     return [Life.of_batches(tmp_path, count, stream.name) for stream, count in ((STREAM, 6), (OTHERS, 4))]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, data and talk."""
-    code = cli.main(list(arguments))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def named(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+def named(run: Run) -> dict[str, dict[str, str]]:
     """By name, the streams and their savepoints, as listed."""
-    listed = json.loads(run(capsys, "savepoints", "list", "-o", "json")[1])
+    listed = json.loads(run("savepoints", "list", "-o", "json")[1])
     return {each["name"]: {s: of["savepoint"] for s, of in each["streams"].items()} for each in listed}
 
 
-def test_all_streams_that_have_run_get_one_under_the_name(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = run(capsys, "savepoints", "create", "--name", "before-release", "--note", "v2")
+def test_all_streams_that_have_run_get_one_under_the_name(run: Run) -> None:
+    code, _, said = run("savepoints", "create", "--name", "before-release", "--note", "v2")
     assert code == 0 and "never_ran has not finished a batch yet: it is left out" in said
-    assert named(capsys) == {"before-release": {"things": "g0001-b000000005", "others": "g0001-b000000003"}}
-    text = run(capsys, "savepoints", "list")[1]
+    assert named(run) == {"before-release": {"things": "g0001-b000000005", "others": "g0001-b000000003"}}
+    text = run("savepoints", "list")[1]
     assert "before-release" in text and "others g0001-b000000003" in text and "v2" in text
-    listed = json.loads(run(capsys, "savepoints", "list", "things", "-o", "json")[1])
+    listed = json.loads(run("savepoints", "list", "things", "-o", "json")[1])
     assert [each["names"] for each in listed] == [["before-release"]]
 
 
-def test_named_streams_and_those_downstream_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "savepoints", "create", "others", "--name", "one", "--keep", "0 s")[0] == 0
-    assert run(capsys, "savepoints", "create", "--name", "down", "--downstream-of", "things")[0] == 0
-    assert named(capsys) == {"one": {"others": "g0001-b000000003"}, "down": {"things": "g0001-b000000005"}}
-    assert run(capsys, "savepoints", "create", "never_ran", "--name", "two")[0] == 2
-    assert run(capsys, "savepoints", "create", "things", "others")[0] == 2
-    assert run(capsys, "savepoints", "create", "things", "--name", "x", "--downstream-of", "things")[0] == 2
+def test_named_streams_and_those_downstream_of_one(run: Run) -> None:
+    assert run("savepoints", "create", "others", "--name", "one", "--keep", "0 s")[0] == 0
+    assert run("savepoints", "create", "--name", "down", "--downstream-of", "things")[0] == 0
+    assert named(run) == {"one": {"others": "g0001-b000000003"}, "down": {"things": "g0001-b000000005"}}
+    assert run("savepoints", "create", "never_ran", "--name", "two")[0] == 2
+    assert run("savepoints", "create", "things", "others")[0] == 2
+    assert run("savepoints", "create", "things", "--name", "x", "--downstream-of", "things")[0] == 2
 
 
-def test_one_of_one_stream_needs_no_name(lives: list[Life], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "savepoints", "create", "things")[0] == 0
+def test_one_of_one_stream_needs_no_name(lives: list[Life], run: Run) -> None:
+    assert run("savepoints", "create", "things")[0] == 0
     assert [s.reason for s in savepoints.savepoints(lives[0].settings, "things")] == ["purpose"]
 
 
-def test_it_is_dropped_as_one_and_only_as_one(lives: list[Life], capsys: pytest.CaptureFixture[str]) -> None:
-    run(capsys, "savepoints", "create", "--name", "before-release")
-    code, _, said = run(capsys, "savepoints", "drop", "things", "g0001-b000000005")
+def test_it_is_dropped_as_one_and_only_as_one(lives: list[Life], run: Run) -> None:
+    run("savepoints", "create", "--name", "before-release")
+    code, _, said = run("savepoints", "drop", "things", "g0001-b000000005")
     assert code == 2 and "belongs to 'before-release'" in said
-    assert run(capsys, "savepoints", "drop", "things", "g0001-b000000005", "--name", "before-release")[0] == 2
-    assert run(capsys, "savepoints", "drop", "things")[0] == 2
-    assert run(capsys, "savepoints", "drop", "--name", "before-release")[0] == 0
-    assert named(capsys) == {} and not savepoints.savepoints(lives[0].settings, "things")
-    assert run(capsys, "savepoints", "drop", "--name", "before-release")[0] == 2
+    assert run("savepoints", "drop", "things", "g0001-b000000005", "--name", "before-release")[0] == 2
+    assert run("savepoints", "drop", "things")[0] == 2
+    assert run("savepoints", "drop", "--name", "before-release")[0] == 0
+    assert named(run) == {} and not savepoints.savepoints(lives[0].settings, "things")
+    assert run("savepoints", "drop", "--name", "before-release")[0] == 2
 
 
 def test_a_recovery_under_way_lets_nobody_take_one(
-    lives: list[Life], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    lives: list[Life], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = json.loads(run(capsys, "recover", "plan", "things", "--to-batch", "3", "-o", "json")[1])["id"]
+    plan = json.loads(run("recover", "plan", "things", "--to-batch", "3", "-o", "json")[1])["id"]
     executor.journal_of(lives[0].settings, plan).write("take_savepoint", "begun")
-    code, _, said = run(capsys, "savepoints", "create", "--name", "before-release")
+    code, _, said = run("savepoints", "create", "--name", "before-release")
     assert code == 2 and f"plan {plan} of stream things is under way" in said
     assert savepoint_retention.named(lives[0].settings) == []
 
 
-def test_a_plan_goes_back_to_each_streams_own(lives: list[Life], capsys: pytest.CaptureFixture[str]) -> None:
-    run(capsys, "savepoints", "create", "--name", "before-release")
+def test_a_plan_goes_back_to_each_streams_own(lives: list[Life], run: Run) -> None:
+    run("savepoints", "create", "--name", "before-release")
     lives[0].batch(6)
     lives[1].batch(4)
-    every = json.loads(run(capsys, "recover", "plan", "--savepoint", "before-release", "-o", "json")[1])
+    every = json.loads(run("recover", "plan", "--savepoint", "before-release", "-o", "json")[1])
     bases = {each["stream"]: each["base"]["savepoint"] for each in every["streams"]}
     assert bases == {"things": "g0001-b000000005", "others": "g0001-b000000003"}
-    one = json.loads(run(capsys, "recover", "plan", "others", "--savepoint", "before-release", "-o", "json")[1])
+    one = json.loads(run("recover", "plan", "others", "--savepoint", "before-release", "-o", "json")[1])
     assert [each["base"]["savepoint"] for each in one["streams"]] == ["g0001-b000000003"]
     both = ("recover", "plan", "things", "others")
-    assert run(capsys, *both, "--savepoint", "before-release")[0] == 0
-    code, _, said = run(capsys, *both, "--savepoint", "g0001-b000000003")
+    assert run(*both, "--savepoint", "before-release")[0] == 0
+    code, _, said = run(*both, "--savepoint", "g0001-b000000003")
     assert code == 2 and "is about one stream" in said
-    code, _, said = run(capsys, "recover", "plan", "--to-batch", "3")
+    code, _, said = run("recover", "plan", "--to-batch", "3")
     assert code == 2 and "no stream was given" in said
 
 
-def test_killed_between_two_streams_nothing_has_the_name(
-    lives: list[Life], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_killed_between_two_streams_nothing_has_the_name(lives: list[Life], run: Run, tmp_path: Path) -> None:
     """The command is a process of its own, which the crash point kills after its first savepoint."""
     (tmp_path / "killed_flows.py").write_text("from tests.support.life_flows import OTHERS, STREAM")
     paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
@@ -127,6 +108,6 @@ def test_killed_between_two_streams_nothing_has_the_name(
         [sys.executable, "-c", command], env={**os.environ, "PYTHONPATH": paths, **environment}, check=False, timeout=60
     )
     assert child.returncode == -signal.SIGKILL
-    assert named(capsys) == {} and savepoints.savepoints(lives[0].settings, "things")
-    assert run(capsys, "savepoints", "create", "--name", "before-release")[0] == 0
-    assert named(capsys)["before-release"].keys() == {"things", "others"}
+    assert named(run) == {} and savepoints.savepoints(lives[0].settings, "things")
+    assert run("savepoints", "create", "--name", "before-release")[0] == 0
+    assert named(run)["before-release"].keys() == {"things", "others"}

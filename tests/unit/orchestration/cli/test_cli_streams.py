@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from streaming_jobs.state.health import HealthFacts, Space, state_of
 from streaming_jobs.state.lease import Owner, acquire, take
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import BoundTable, first, load, save
+from tests.unit.orchestration.cli.conftest import Run
 
 FLOWS = '''
 from pyspark.sql import types as t
@@ -59,13 +61,10 @@ def keep(words):
 
 
 @pytest.fixture(autouse=True)
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """An empty home and two declared streams, `count` and `keep`."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
-        monkeypatch.delenv(name)
-    (tmp_path / "cli_test_flows.py").write_text(FLOWS)
-    monkeypatch.syspath_prepend(tmp_path)
+    (empty_folder / "cli_test_flows.py").write_text(FLOWS)
+    monkeypatch.syspath_prepend(empty_folder)
     monkeypatch.setenv("RECOURSE_FLOWS", '["cli_test_flows"]')
     return Settings.load()
 
@@ -86,28 +85,26 @@ def running(**values: object) -> Status:
     return replace(status, processed_rows_per_s=345.6, **{"watermark": "2013-01-02T03:00:00Z", **values})
 
 
-def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, object]]:
-    """Run the command with -o json and read what it printed."""
-    assert cli.main(["streams", *arguments, "-o", "json"]) == code
-    value = json.loads(capsys.readouterr().out)
-    assert isinstance(value, list)
-    return value
+def json_of(run: Run, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+    """The list that a command of `recourse streams` prints as JSON."""
+    printed = run("streams", *arguments, "-o", "json")
+    assert printed.code == code and isinstance(printed.value, list)
+    return list(printed.value)
 
 
-def test_list_prints_every_stream(capsys: pytest.CaptureFixture[str]) -> None:
-    streams = json_of(capsys, "list")
+def test_list_prints_every_stream(run: Run) -> None:
+    streams = json_of(run, "list")
     assert [(f["stream"], f["topics"], f["tables"]) for f in streams] == [
         ("count", ["words"], ["counts"]),
         ("keep", ["words"], ["all_words"]),
     ]
-    assert cli.main(["streams", "list"]) == 0
-    text = capsys.readouterr().out
+    text = run("streams", "list").out
     assert "How often each word was said." in text
     assert "And more of it" not in text
 
 
 def test_list_prints_all_that_a_stream_reads_and_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     further = """
 from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, stream
@@ -123,8 +120,7 @@ def tell(words):
 """
     (tmp_path / "cli_further_flows.py").write_text(further)
     monkeypatch.setenv("RECOURSE_FLOWS", '["cli_test_flows", "cli_further_flows"]')
-    assert cli.main(["streams", "list"]) == 0
-    lines = capsys.readouterr().out.split("\n")
+    lines = run("streams", "list").out.split("\n")
     assert lines[0].split() == ["stream", "reads", "writes", "trigger", "description"]
     (line,) = [line for line in lines if line.startswith("tell")]
     assert "table all_words" in line and "told, topic loud" in line
@@ -144,45 +140,43 @@ def test_run_of_a_stream_that_another_process_runs_says_which_and_what_to_do(
     assert "next: stop it first: recourse streams stop count" in told
 
 
-def test_describe_prints_the_topology_as_text_and_the_schemas_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["streams", "describe", "count"]) == 0
-    text = capsys.readouterr().out
+def test_describe_prints_the_topology_as_text_and_the_schemas_as_json(run: Run) -> None:
+    text = run("streams", "describe", "count").out
     assert "<- topic words as words, watermark at - 6 hours" in text
     assert "-> table counts (primary, upsert by word)" in text
     assert "stream keep" not in text
-    (description,) = json_of(capsys, "describe", "count")
-    assert description["sinks"][0]["columns"][1] == {"name": "n", "type": "bigint", "nullable": False}  # type: ignore[index]
-    assert description["sources"][0]["lateness"] == "6 hours"  # type: ignore[index]
+    (description,) = json_of(run, "describe", "count")
+    assert description["sinks"][0]["columns"][1] == {"name": "n", "type": "bigint", "nullable": False}
+    assert description["sources"][0]["lateness"] == "6 hours"
 
 
-def test_an_unknown_stream_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["describe"], ["status"], ["stop"], ["run"], ["ledger"]):
-        assert cli.main(["streams", *command, "nobody"]) == 2
-        assert "no stream is named 'nobody'" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["describe", "status", "stop", "run", "ledger"])
+def test_an_unknown_stream_is_a_usage_error(run: Run, command: str) -> None:
+    code, _, said = run("streams", command, "nobody")
+    assert code == 2 and "no stream is named 'nobody'" in said
 
 
-def test_status_where_nothing_ever_ran_is_an_error_that_names_the_home(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
-    count, keep = json_of(capsys, "status", code=1)
+def test_status_where_nothing_ever_ran_is_an_error_that_names_the_home(settings: Settings, run: Run) -> None:
+    count, keep = json_of(run, "status", code=1)
     assert count["state"] == keep["state"] == "never started"
     assert count["live"] is False
     assert count["home"] == str(settings.home.absolute())
-    assert cli.main(["streams", "status"]) == 1
-    assert f"home {settings.home.absolute()}: none of these streams has ever run here" in capsys.readouterr().err
+    code, _, said = run("streams", "status")
+    assert code == 1 and f"home {settings.home.absolute()}: none of these streams has ever run here" in said
 
 
 @pytest.mark.usefixtures("held")
-def test_status_of_a_running_stream(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_running_stream(settings: Settings, run: Run) -> None:
     write_status(settings, running())
-    (status,) = json_of(capsys, "status", "count")
+    (status,) = json_of(run, "status", "count")
     assert (status["state"], status["live"], status["batch"], status["lag_records"]) == ("running", True, 7, 1200)
     assert (status["verdict"], status["reasons"], status["recoveries"]) == ("well", [], 0)
     assert status["last_committed_batch"] == 7
     assert status["rows_written_since_session_began"] == status["rows_written"] == 90
     assert status["holder_pid"] == os.getpid()
-    assert cli.main(["streams", "status"]) == 0, "keep has never run, which is not red"
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("count")).split()
+    printed = run("streams", "status")
+    assert printed.code == 0, "keep has never run, which is not red"
+    row = next(line for line in printed.out.splitlines() if line.startswith("count")).split()
     assert row[:8] == ["count", "running", "well", "0", "7", "346", "1,200", "3"]
 
 
@@ -198,31 +192,28 @@ def test_status_of_a_running_stream(settings: Settings, capsys: pytest.CaptureFi
     ],
 )
 def test_status_fails_and_names_what_is_red(
-    settings: Settings, capsys: pytest.CaptureFixture[str], changes: dict[str, object], word: str
+    settings: Settings, run: Run, changes: dict[str, object], word: str
 ) -> None:
     write_status(settings, replace(running(), **changes))  # type: ignore[arg-type]
-    (status,) = json_of(capsys, "status", "count", code=1)
+    (status,) = json_of(run, "status", "count", code=1)
     assert (status["verdict"], status["red"]) == ("red", True)
-    assert [reason["word"] for reason in status["reasons"]] == [word]  # type: ignore[attr-defined]
-    assert cli.main(["streams", "status"]) == 1
-    assert f"red: {word}" in capsys.readouterr().out
+    assert [reason["word"] for reason in status["reasons"]] == [word]
+    code, shown, _ = run("streams", "status")
+    assert code == 1 and f"red: {word}" in shown
 
 
-def test_status_shows_warnings_also_when_the_session_is_over(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_warnings_also_when_the_session_is_over(settings: Settings, run: Run) -> None:
     write_status(settings, running(state="stopped", warnings=["the watermark dropped records that came late"]))
-    cli.main(["streams", "status", "count"])
-    assert "count: the watermark dropped records that came late" in capsys.readouterr().err
+    assert "count: the watermark dropped records that came late" in run("streams", "status", "count").err
 
 
-def test_status_shows_a_dead_session_as_dead(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_a_dead_session_as_dead(settings: Settings, run: Run) -> None:
     write_status(settings, running(lag_at=time.time() - 300))
-    (status,) = json_of(capsys, "status", "count", code=1)
+    (status,) = json_of(run, "status", "count", code=1)
     assert (status["state"], status["live"], status["holder_pid"]) == ("dead", False, None)
     assert status["lag_age_s"] == pytest.approx(300, abs=30)
-    assert cli.main(["streams", "status", "count"]) == 1
-    printed = capsys.readouterr()
+    printed = run("streams", "status", "count")
+    assert printed.code == 1
     assert "1,200 (5 min ago)" in printed.out, "no broker can be asked, so the figure says its age"
     assert "ended without saying so" in printed.err
 
@@ -242,24 +233,22 @@ def test_the_ends_of_the_topics_are_looked_up_unless_a_driver_does(
     assert seen.status is not None and (seen.live, seen.status.lag_records) == (holds, shown)
 
 
-def test_status_shows_why_a_stream_failed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_why_a_stream_failed(settings: Settings, run: Run) -> None:
     error = {"code": "REC-022", "found": "offsets 5 to 9 of words are gone", "next": "recourse plan"}
     write_status(settings, running(state="failed", error=error))
-    assert cli.main(["streams", "status", "count"]) == 1
-    printed = capsys.readouterr().err
-    assert "REC-022 offsets 5 to 9 of words are gone\n  next: recourse plan" in printed
+    code, _, said = run("streams", "status", "count")
+    assert code == 1 and "REC-022 offsets 5 to 9 of words are gone\n  next: recourse plan" in said
 
 
-def test_status_names_the_recovery_at_work(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_names_the_recovery_at_work(settings: Settings, run: Run) -> None:
     write_status(settings, running(state="stopped"))
     stop_request.ask_for(settings, "count", "count-0007")
     with take(settings, "count", purpose="recovery count-0007"):
-        (status,) = json_of(capsys, "status", "count")
+        (status,) = json_of(run, "status", "count")
         assert (status["state"], status["verdict"]) == ("recovering", "recovering")
-        assert cli.main(["streams", "status", "count"]) == 0
-    printed = capsys.readouterr().err
-    assert "count: is being recovered by plan count-0007 since 2" in printed
-    assert "until it is started again" not in printed
+        code, _, said = run("streams", "status", "count")
+    assert code == 0 and "count: is being recovered by plan count-0007 since 2" in said
+    assert "until it is started again" not in said
 
 
 NOBODY = Owner(2**22 + 1, 0.0, None, None, 0.0, "session")
@@ -293,29 +282,23 @@ def test_a_driver_of_which_only_the_jvm_lives_is_dead() -> None:
     assert state_of(HealthFacts("s", 100.0, Status("s", "running", pid=NOBODY.pid), NOBODY, "jvm"), 60.0) == "dead"
 
 
-def test_stop_leaves_the_marker_for_keepalive_also_when_nothing_runs(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (result,) = json_of(capsys, "stop", "count")
+def test_stop_leaves_the_marker_for_keepalive_also_when_nothing_runs(settings: Settings, run: Run) -> None:
+    (result,) = json_of(run, "stop", "count")
     assert result["stopped"] is True
     assert (settings.state / "count" / "stop").exists()
     assert observe(settings, "count").asked_to_stop
 
 
 @pytest.mark.usefixtures("held")
-def test_stop_fails_after_its_deadline_while_the_session_goes_on(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stop_fails_after_its_deadline_while_the_session_goes_on(settings: Settings, run: Run) -> None:
     write_status(settings, running())
-    assert cli.main(["streams", "stop", "count", "--timeout", "0.2"]) == 1
-    printed = capsys.readouterr()
-    assert "count: still running after 0.2 s" in printed.out
-    assert "next:" in printed.err
+    code, shown, said = run("streams", "stop", "count", "--timeout", "0.2")
+    assert code == 1 and "count: still running after 0.2 s" in shown and "next:" in said
 
 
 @pytest.mark.usefixtures("held")
 def test_stop_is_done_when_the_session_says_so_though_it_runs_other_streams(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     write_status(settings, running())
 
@@ -324,8 +307,7 @@ def test_stop_is_done_when_the_session_says_so_though_it_runs_other_streams(
         write_status(settings, running(state="stopped"))
 
     monkeypatch.setattr(time, "sleep", session_obeys)
-    assert cli.main(["streams", "stop", "count"]) == 0
-    assert capsys.readouterr().out == "count: stopped\n"
+    assert run("streams", "stop", "count")[:2] == (0, "count: stopped\n")
 
 
 def commit(table: Path, version: int, entry: LedgerEntry | None, *actions: dict[str, object]) -> None:
@@ -354,32 +336,28 @@ def entry(batch: int, table: str = "counts") -> LedgerEntry:
     )
 
 
-def test_ledger_prints_the_newest_entries_first(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ledger_prints_the_newest_entries_first(settings: Settings, run: Run) -> None:
     for version in range(5):
         commit(settings.tables / "counts", version, entry(version) if version != 2 else None)
-    entries = json_of(capsys, "ledger", "count", "--limit", "3")
+    entries = json_of(run, "ledger", "count", "--limit", "3")
     assert [f["version"] for f in entries] == [4, 3, 1]
     assert entries[0]["offsets"] == {
         "words": {"id": "topic-id", "start": {"0": 40, "1": 0}, "end": {"0": 50, "1": 0}, "records": 10}
     }
     assert entries[0]["at"] == "2023-11-14T22:13:20.004+00:00"
-    assert cli.main(["streams", "ledger", "count", "--limit", "1"]) == 0
-    text = capsys.readouterr().out
-    assert "words 0:40-50" in text
-    assert "g0001" in text
+    text = run("streams", "ledger", "count", "--limit", "1").out
+    assert "words 0:40-50" in text and "g0001" in text
 
 
-def test_ledger_reads_another_table_of_the_stream(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ledger_reads_another_table_of_the_stream(settings: Settings, run: Run) -> None:
     commit(settings.tables / "count_dead_letters", 0, entry(3, "count_dead_letters"))
-    (printed,) = json_of(capsys, "ledger", "count", "--sink", "count_dead_letters")
+    (printed,) = json_of(run, "ledger", "count", "--sink", "count_dead_letters")
     assert printed["batch"] == 3
-    assert cli.main(["streams", "ledger", "count", "--sink", "all_words"]) == 2
-    assert "its tables are: counts, count_dead_letters" in capsys.readouterr().err
+    code, _, said = run("streams", "ledger", "count", "--sink", "all_words")
+    assert code == 2 and "its tables are: counts, count_dead_letters" in said
 
 
-def test_ledger_goes_on_in_the_file_beside_the_state_where_the_log_was_shortened(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ledger_goes_on_in_the_file_beside_the_state_where_the_log_was_shortened(settings: Settings, run: Run) -> None:
     """500 versions are minutes at some rates; what the code was an hour ago has to be seen all the same."""
     file = ledger_file(settings, "count")
     codes = {0: "0ld0", 1: "0ld0", 2: "bad1", 3: "bad1", 4: "bad1", 5: "new2", 6: "new2"}
@@ -388,45 +366,42 @@ def test_ledger_goes_on_in_the_file_beside_the_state_where_the_log_was_shortened
         file.append(made[batch], {"counts": batch})
     for batch in (4, 5, 6):
         commit(settings.tables / "counts", batch, made[batch])
-    entries = json_of(capsys, "ledger", "count")
+    entries = json_of(run, "ledger", "count")
     assert [(f["batch"], f["version"], f["from"]) for f in entries] == [
         *((batch, batch, "table log") for batch in (6, 5, 4)),
         *((batch, batch, "ledger file") for batch in (3, 2, 1, 0)),
     ]
-    assert len(json_of(capsys, "ledger", "count", "--limit", "5")) == 5
-    changes = json_of(capsys, "ledger", "count", "--code-changes")
-    assert [(f["batch"], f["code"]["hash"]) for f in changes] == [(5, "new2"), (2, "bad1"), (0, "0ld0")]  # type: ignore[index]
-    assert cli.main(["streams", "ledger", "count"]) == 0
-    assert "the log of counts has been shortened" in capsys.readouterr().err
+    assert len(json_of(run, "ledger", "count", "--limit", "5")) == 5
+    changes = json_of(run, "ledger", "count", "--code-changes")
+    assert [(f["batch"], f["code"]["hash"]) for f in changes] == [(5, "new2"), (2, "bad1"), (0, "0ld0")]
+    assert "the log of counts has been shortened" in run("streams", "ledger", "count").err
 
 
-def test_ledger_of_a_table_without_batches_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json_of(capsys, "ledger", "keep") == []
-    assert cli.main(["streams", "ledger", "keep"]) == 0
-    assert "no batch is in the ledger of all_words" in capsys.readouterr().err
+def test_ledger_of_a_table_without_batches_is_empty(run: Run) -> None:
+    assert json_of(run, "ledger", "keep") == []
+    assert "no batch is in the ledger of all_words" in run("streams", "ledger", "keep").err
 
 
-def test_accept_records_the_commit_and_the_reason(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accept_records_the_commit_and_the_reason(settings: Settings, run: Run) -> None:
     save(settings, replace(first("count"), tables=(BoundTable("counts", "id", "primary"),)))
     arguments = ["streams", "accept", "count", "--table", "counts", "--version", "12"]
-    assert cli.main(arguments) == 2, "a reason is required"
-    assert cli.main([*arguments, "--why", "removed on request"]) == 2, "there is no such version"
+    assert run(*arguments).code == 2, "a reason is required"
+    assert run(*arguments, "--why", "removed on request").code == 2, "there is no such version"
     commit(settings.tables / "counts", 12, None, {"remove": {"path": "a.parquet", "dataChange": True}})
-    assert cli.main([*arguments, "--why", "removed on request"]) == 0
+    assert run(*arguments, "--why", "removed on request").code == 0
     record = load(settings, "count")
     assert record is not None
     assert record.accepts("counts") == {12}
     assert record.accepted[0].why == "removed on request"
-    assert cli.main(["streams", "accept", "count", "--table", "none", "--version", "1", "--why", "x"]) == 2
-    capsys.readouterr()
+    assert run("streams", "accept", "count", "--table", "none", "--version", "1", "--why", "x").code == 2
 
 
 def test_a_disk_that_fills_up_is_yellow_with_the_folder(
-    settings: Settings, held: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, held: None, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     space = Space("yellow", "1,000 MB are free on the disk of /data")
     monkeypatch.setattr("streaming_jobs.state.health.disk_space", lambda _: space)
     write_status(settings, running())
-    assert cli.main(["streams", "status", "count"]) == 0
-    said = capsys.readouterr()
-    assert "yellow: disk" in said.out and "count: 1,000 MB are free on the disk of /data" in said.out + said.err
+    code, shown, said = run("streams", "status", "count")
+    assert code == 0 and "yellow: disk" in shown
+    assert "count: 1,000 MB are free on the disk of /data" in shown + said

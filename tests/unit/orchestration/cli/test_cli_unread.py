@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestration import cli
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.platform import broker
 from streaming_jobs.runtime import lag
@@ -22,17 +19,15 @@ from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.topic_records import VoidRange, declare_void
 from tests.support.worlds import STREAM, TOPIC, TOPIC_ID, Disk, FakeTopics
+from tests.unit.orchestration.cli.conftest import Run
 
 ENDS = Ends(1_000.0, {TOPIC: {0: 50, 1: 7, 2: 0}})
 POSITION = {TOPIC: {0: 20, 1: 9}}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def home(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A home in which `parity` has run; its lag was seen just now."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name != "RECOURSE_DEMO"]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("RECOURSE_FLOWS", '["tests.support.worlds"]')
     settings, now = Settings.load(), time.time()
     status = Status(STREAM, "stopped", heartbeat=now, started_at=now, lag_at=now, lag_records=30, lag_s=4.0)
@@ -66,52 +61,43 @@ def test_only_partitions_with_unread_records_are_read_and_no_more_than_the_bound
     assert unread_by_partition({}, ENDS) == {(TOPIC, 0): 0}
 
 
-def test_one_stream_is_shown_with_its_partitions(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_stream_is_shown_with_its_partitions(home: Settings, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     answers(monkeypatch, unread_of(POSITION, ENDS, {(TOPIC, 0): 1_357_000_000.0}))
-    assert cli.main(["streams", "status", STREAM]) == 0
-    printed = capsys.readouterr()
+    printed = run("streams", "status", STREAM)
+    assert printed.code == 0
     assert "30 records unread; by timestamps the oldest is of 2013-01-01 00:26:40 UTC" in printed.err
     (line,) = [line.split() for line in printed.out.splitlines() if "2013-01-01" in line]
     assert line[:5] == [TOPIC, "0", "20", "50", "30"]
     answers(monkeypatch, unread_of(POSITION, ENDS, {}))
-    assert cli.main(["streams", "status", STREAM]) == 0
-    assert "not read in time" in capsys.readouterr().out
-    assert cli.main(["streams", "status"]) == 0
-    assert "unread" not in capsys.readouterr().err
+    assert "not read in time" in run("streams", "status", STREAM).out
+    assert "unread" not in run("streams", "status").err
 
 
-def test_json_has_it_for_every_stream(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_it_for_every_stream(home: Settings, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     answers(monkeypatch, unread_of(POSITION, ENDS, {}))
-    assert cli.main(["streams", "status", "-o", "json"]) == 0
-    by_name = {value["stream"]: value["unread"] for value in json.loads(capsys.readouterr().out)}
+    by_name = {value["stream"]: value["unread"] for value in run("streams", "status", "-o", "json").value}
     assert by_name["plain"] is None
     assert by_name[STREAM]["records"] == 30 and by_name[STREAM]["oldest_age_s"] is None
     assert by_name[STREAM]["partitions"][0]["position"] == 20
 
 
 def test_code_that_cannot_be_loaded_costs_the_detail_and_no_status(
-    home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     (tmp_path / "torn_flows.py").write_text("def (")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("RECOURSE_FLOWS", '["torn_flows"]')
-    assert cli.main(["streams", "status", "-o", "json"]) == 0
-    printed = capsys.readouterr()
-    (value,) = json.loads(printed.out)
-    assert (value["stream"], value["unread"]) == (STREAM, None)
+    printed = run("streams", "status", "-o", "json")
+    (value,) = printed.value
+    assert printed.code == 0 and (value["stream"], value["unread"]) == (STREAM, None)
     assert "the code on disk cannot be loaded" in printed.err
 
 
 def test_without_a_broker_the_last_known_lag_is_shown_with_its_age(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Settings, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     answers(monkeypatch, None)
-    assert cli.main(["streams", "status", STREAM]) == 0
-    printed = capsys.readouterr()
+    printed = run("streams", "status", STREAM)
     assert "the end of its topics cannot be seen; the lag by partition 0 s ago was" in printed.err
     assert next(line.split() for line in printed.out.splitlines() if line.startswith(TOPIC)) == [TOPIC, "0", "30"]
 
@@ -139,41 +125,36 @@ def growing(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Growing:
 
 
 def test_topics_have_figures_and_the_lag_of_their_readers(
-    growing: Growing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     answers(monkeypatch, unread_of(POSITION, ENDS, {}))
-    assert cli.main(["topics", "--seconds", "0.05", "-o", "json"]) == 0
-    (value,) = json.loads(capsys.readouterr().out)
+    (value,) = run("topics", "--seconds", "0.05", "-o", "json").value
     assert (value["topic"], value["partitions"], value["records"], value["end"]) == (TOPIC, 2, 83, 88)
     assert 0 < value["records_per_s"] <= 20 / 0.05
     assert value["lag"] == {"parity": 30, "plain": None}
     assert value["bytes"] is None
-    assert cli.main(["topics", TOPIC, "--seconds", "0"]) == 0
-    printed = capsys.readouterr()
+    printed = run("topics", TOPIC, "--seconds", "0")
     assert "7 days" in printed.out and "about 120 bytes" in printed.err
     assert len(printed.out.splitlines()) == 3 + 1 + 4
 
 
 def test_void_ranges_of_a_topic_are_shown_with_their_plans(
-    growing: Growing, home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    growing: Growing, home: Settings, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     answers(monkeypatch, unread_of(POSITION, ENDS, {}))
     ranges = [VoidRange(0, 11, 33, "w-0001", 2, 0.0), VoidRange(0, 20, 40, "w-0002", 3, 1.0)]
     gone = VoidRange(0, 50, 60, "w-0003", 4, 2.0)
     declare_void(home, TOPIC, TOPIC_ID, writer="w", path=(1, 2, 3), ranges=[*ranges, gone])
-    assert cli.main(["topics", TOPIC, "--seconds", "0"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split() for line in run("topics", TOPIC, "--seconds", "0").out.splitlines()]
     assert lines[2][3] == "29", "ranges that overlap count once"
     assert [line[:4] for line in lines if "1970-01-01" in line] == [
         ["0", "11", "33", "w-0001"],
         ["0", "20", "40", "w-0002"],
     ]
-    assert cli.main(["topics", "--seconds", "0", "-o", "json"]) == 0
-    (value,) = json.loads(capsys.readouterr().out)
+    (value,) = run("topics", "--seconds", "0", "-o", "json").value
     assert [each["plan"] for each in value["void"]] == ["w-0001", "w-0002"]
     declare_void(home, TOPIC, "another id", writer="w", path=(1,), ranges=[VoidRange(0, 1, 2, "x", 1, 0.0)])
-    assert cli.main(["topics", "--seconds", "0", "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["void"] == []
+    assert run("topics", "--seconds", "0", "-o", "json").value[0]["void"] == []
 
 
 def test_void_offsets_are_not_unread() -> None:
@@ -185,13 +166,12 @@ def test_void_offsets_are_not_unread() -> None:
 
 
 def test_a_topic_that_is_missing_or_unknown_is_named(
-    growing: Growing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     growing.info = None
-    assert cli.main(["topics"]) == 0
-    assert f"topic {TOPIC} does not exist at broker:9092" in capsys.readouterr().err
-    assert cli.main(["topics", "thing"]) == 2
-    assert f"did you mean '{TOPIC}'" in capsys.readouterr().err
+    missing, unknown = run("topics"), run("topics", "thing")
+    assert missing.code == 0 and f"topic {TOPIC} does not exist at broker:9092" in missing.err
+    assert unknown.code == 2 and f"did you mean '{TOPIC}'" in unknown.err
 
 
 def test_the_void_ranges_of_a_streams_topics_are_those_of_the_topic_that_it_is_bound_to(home: Settings) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,9 +21,9 @@ from orchestration.cli import preparations, up
 from orchestration.cli.children import Retried
 from orchestration.cli.options import Invocation
 from orchestration.cli.preparations import sole_use
-from orchestration.cli.progress import CatchingUp, Observed, Screen, lines
+from orchestration.cli.progress import CatchingUp, ObservedStream, Screen, lines
 from orchestration.cli.text import log_to_stderr, say
-from orchestration.cli.up import Feeding
+from orchestration.cli.up import FeederState
 from streaming_jobs.errors import SetupError, UsageError
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.settings import Settings
@@ -32,6 +31,7 @@ from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.lease import Owner
 from streaming_jobs.state.status import Status
 from tests.conftest import SettingsFactory
+from tests.unit.orchestration.cli.conftest import Run
 
 Events = list[str]
 
@@ -90,11 +90,9 @@ class FakeProcesses:
 
 
 @pytest.fixture
-def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
+def events(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
     """Everything that `up` starts, faked at its border; the list says what was called."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
-        monkeypatch.delenv(name)
+    monkeypatch.delenv("RECOURSE_DEMO")
     monkeypatch.setattr(Invocation, "export", lambda self: None)
     called: Events = []
     for fake in (FakeBroker, FakeProcesses):
@@ -105,20 +103,18 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
     processes.DagsterProcesses = FakeProcesses  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "orchestration.local_dagster.processes", processes)
     monkeypatch.setattr("streaming_jobs.platform.broker.Broker", FakeBroker)
-    monkeypatch.setattr("orchestration.cli.preparations.quick_checks", lambda settings, ui: called.append("checks"))
-    monkeypatch.setattr(
-        "orchestration.cli.preparations.fetch_jars", lambda settings, broker: called.append(f"jars {broker}")
-    )
-    monkeypatch.setattr("orchestration.cli.preparations.warm_up_once", lambda settings: called.append("warm-up"))
+    monkeypatch.setattr(preparations, "quick_checks", lambda settings, ui: called.append("checks"))
+    monkeypatch.setattr(preparations, "fetch_jars", lambda settings, broker: called.append(f"jars {broker}"))
+    monkeypatch.setattr(preparations, "warm_up_once", lambda settings: called.append("warm-up"))
     monkeypatch.setattr(up, "_topics", lambda call: called.append("topics"))
-    monkeypatch.setattr("orchestration.cli.up.FeederThread", lambda settings, **options: _feeder(called, options))
+    monkeypatch.setattr(up, "FeederThread", lambda settings, **options: _feeder(called, options))
     monkeypatch.setattr(up.time, "sleep", lambda seconds: None)
     return called
 
 
 def _feeder(called: Events, options: dict[str, object]) -> SimpleNamespace:
     return SimpleNamespace(
-        state=Feeding("feeding", 1, 2),
+        state=FeederState("feeding", 1, 2),
         start=lambda: called.append(f"feeder start {options}"),
         stop=lambda: called.append("feeder stop"),
     )
@@ -127,8 +123,8 @@ def _feeder(called: Events, options: dict[str, object]) -> SimpleNamespace:
 def fails_first(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception) -> Events:
     """Has one part of the start fail once; each try of it is in the list."""
     where = {
-        "home": (sys.modules["orchestration.cli.preparations"], "sole_use"),
-        "jars": (sys.modules["orchestration.cli.preparations"], "fetch_jars"),
+        "home": (preparations, "sole_use"),
+        "jars": (preparations, "fetch_jars"),
         "broker": (FakeBroker, "start"),
         "topics": (up, "_topics"),
         "Dagster": (FakeProcesses, "start"),
@@ -145,10 +141,9 @@ def fails_first(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception) ->
     return tries
 
 
-def test_it_starts_in_order_restarts_a_dead_broker_and_ends_in_the_opposite_order(
-    events: Events, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["up"]) == 0
+def test_it_starts_in_order_restarts_a_dead_broker_and_ends_in_the_opposite_order(events: Events, run: Run) -> None:
+    code, data, said = run("up")
+    assert (code, data) == (0, "") and "http://127.0.0.1:3000" in said
     assert events == [
         "checks",
         "jars True",
@@ -163,36 +158,27 @@ def test_it_starts_in_order_restarts_a_dead_broker_and_ends_in_the_opposite_orde
         "dagster stop",
         "broker stop",
     ]
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "http://127.0.0.1:3000" in printed.err
 
 
-def test_a_configured_cluster_gets_no_broker_of_ours(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--set", "kafka.bootstrap_servers=kafka:9092", "up", "--rate", "0", "--port", "3111"]
-    assert cli.main(arguments) == 0
+def test_a_configured_cluster_gets_no_broker_of_ours(events: Events, run: Run) -> None:
+    assert run("--set", "kafka.bootstrap_servers=kafka:9092", "up", "--rate", "0", "--port", "3111").code == 0
     assert events == ["checks", "jars False", "topics", "dagster port 3111", "dagster start", "dagster stop"]
-    capsys.readouterr()
 
 
 def test_what_started_is_ended_when_the_rest_cannot_start(
-    events: Events, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    events: Events, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    def fail(self: object) -> str:
-        raise SetupError("port 3000 is taken", "--port 0")
-
-    monkeypatch.setattr(FakeProcesses, "start", fail)
-    assert cli.main(["up"]) == 1
-    assert events[-2:] == ["dagster stop", "broker stop"]
-    assert "REC-003 port 3000 is taken\n  next: --port 0" in capsys.readouterr().err
+    fails_first(monkeypatch, "Dagster", SetupError("port 3000 is taken", "--port 0"))
+    code, _, said = run("up")
+    assert code == 1 and events[-2:] == ["dagster stop", "broker stop"]
+    assert "REC-003 port 3000 is taken\n  next: --port 0" in said
 
 
-def test_a_second_up_on_one_home_is_refused(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_up_on_one_home_is_refused(events: Events, run: Run) -> None:
     with sole_use(Settings.load()):
-        assert cli.main(["up"]) == 2
-    assert events == []
-    assert f"process {os.getpid()}" in capsys.readouterr().err
-    assert cli.main(["up", "--rate", "0"]) == 0, "the lock goes with its holder"
+        code, _, said = run("up")
+    assert code == 2 and events == [] and f"process {os.getpid()}" in said
+    assert run("up", "--rate", "0").code == 0, "the lock goes with its holder"
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -225,7 +211,7 @@ def test_a_broker_that_does_not_come_up_is_tried_again_later_each_time_and_ends_
 
 
 def test_a_full_disk_ends_nothing_and_is_told_with_its_path(
-    events: Events, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    events: Events, monkeypatch: pytest.MonkeyPatch, empty_folder: Path, run: Run
 ) -> None:
     looks = []
 
@@ -236,44 +222,42 @@ def test_a_full_disk_ends_nothing_and_is_told_with_its_path(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(FakeProcesses, "supervise", supervise)
-    assert cli.main(["up"]) == 0
-    assert len(looks) == 2
-    assert f"Dagster: REC-003 {tmp_path / '.recourse'}: No space left on device" in capsys.readouterr().err
+    code, _, said = run("up")
+    assert code == 0 and len(looks) == 2
+    assert f"Dagster: REC-003 {empty_folder / '.recourse'}: No space left on device" in said
 
 
-@pytest.mark.parametrize("part", ["home", "jars", "broker", "topics", "Dagster"])
-def test_a_full_disk_at_the_first_start_is_waited_for(
-    events: Events, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str
+FULL = OSError(errno.ENOSPC, "No space left on device")
+BROKER_ENDED = SetupError("the broker ended while it started", may_pass=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "words"),
+    [
+        *((part, FULL, "No space left on device") for part in ("home", "jars", "broker", "topics", "Dagster")),
+        ("broker", BROKER_ENDED, "broker: REC-003 the broker ended"),
+    ],
+)
+def test_a_first_start_waits_for_a_full_disk_and_for_a_broker_that_does_not_come_up(
+    events: Events, monkeypatch: pytest.MonkeyPatch, run: Run, part: str, error: Exception, words: str
 ) -> None:
-    tries = fails_first(monkeypatch, part, OSError(errno.ENOSPC, "No space left on device"))
-    assert cli.main(["up"]) == 0
-    assert len(tries) == 2 and events[-1] == "broker stop"
-    said = capsys.readouterr().err
-    assert said.count("No space left on device") == 1 and "tried again in 1 s" in said and "works again" in said
-
-
-def test_a_broker_that_does_not_come_up_at_the_first_start_is_waited_for(
-    events: Events, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tries = fails_first(monkeypatch, "broker", SetupError("the broker ended while it started", may_pass=True))
-    assert cli.main(["up"]) == 0
-    assert len(tries) == 2 and "broker: REC-003 the broker ended" in capsys.readouterr().err
+    tries = fails_first(monkeypatch, part, error)
+    code, _, said = run("up")
+    assert code == 0 and len(tries) == 2 and events[-1] == "broker stop"
+    assert said.count(words) == 1 and "tried again in 1 s" in said and "works again" in said
 
 
 def test_what_a_person_has_to_mend_ends_the_first_start_unless_the_disk_is_full(
-    events: Events, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    events: Events, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    taken = SetupError("port 9092 is taken", "choose another one")
-    fails_first(monkeypatch, "broker", taken)
-    assert cli.main(["up"]) == 1
+    fails_first(monkeypatch, "broker", SetupError("port 9092 is taken", "choose another one"))
+    assert run("up").code == 1
     tries = fails_first(monkeypatch, "Dagster", SetupError("Dagster's webserver ended at once"))
-    assert cli.main(["--set", f"quality.free_disk_mb={2**40}", "up"]) == 0
-    assert len(tries) == 2
-    capsys.readouterr()
+    assert run("--set", f"quality.free_disk_mb={2**40}", "up").code == 0 and len(tries) == 2
 
 
 def test_once_waits_for_nothing(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = fails_first(monkeypatch, "broker", OSError(errno.ENOSPC, "No space left on device"))
+    tries = fails_first(monkeypatch, "broker", FULL)
     assert cli.main(["up", "--once"]) == 1
     assert len(tries) == 1
 
@@ -302,10 +286,9 @@ def test_topics_are_created_only_on_a_broker_of_ours(
     ],
 )
 def test_whose_the_broker_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], ours: bool
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], ours: bool
 ) -> None:
     """The demonstration makes its own topic in any cluster."""
-    monkeypatch.chdir(tmp_path)
     asked: list[bool] = []
     monkeypatch.setattr(preparations, "create_topics", lambda *_, ours: asked.append(ours) or [])
     monkeypatch.setattr("streaming_jobs.platform.broker.bootstrap_servers", lambda _: "127.0.0.1:9")
@@ -359,43 +342,34 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Events]:
 STREAMS = "process ['airport_hours', 'carrier_totals', 'flights_clean']"
 
 
-def test_once_feeds_processes_and_compares(
-    events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_once_feeds_processes_and_compares(events: Events, compared: Callable[..., Events], run: Run) -> None:
     called = compared(OK)
-    assert cli.main(["up", "--once", "--share", "0.5"]) == 0
-    assert called == ["feed {'rate': None, 'share': 0.5}", STREAMS]
-    printed = capsys.readouterr()
-    assert "flights_clean" in printed.out
-    assert "every table equals the truth" in printed.err
+    code, data, said = run("up", "--once", "--share", "0.5")
+    assert code == 0 and called == ["feed {'rate': None, 'share': 0.5}", STREAMS]
+    assert "flights_clean" in data and "every table equals the truth" in said
 
 
 def test_once_does_not_feed_twice_and_fails_when_a_table_is_wrong(
-    events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
+    events: Events, compared: Callable[..., Events], run: Run
 ) -> None:
     called = compared(OK, WRONG, records=100, complete=True)
-    assert cli.main(["up", "--once", "-o", "json"]) == 1
-    assert called == [STREAMS]
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["ok"] is False
-    assert printed["tables"][1] == vars(WRONG)
+    printed = run("up", "--once", "-o", "json")
+    assert printed.code == 1 and called == [STREAMS]
+    assert printed.value["ok"] is False and printed.value["tables"][1] == vars(WRONG)
 
 
 def test_once_refuses_a_topic_that_holds_more_than_the_share(
-    events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
+    events: Events, compared: Callable[..., Events], run: Run
 ) -> None:
     called = compared(OK, records=16838, complete=True)
-    assert cli.main(["up", "--once", "--share", "0.01"]) == 2
-    assert called == []
-    assert "--share 0.05," in capsys.readouterr().err
+    code, _, said = run("up", "--once", "--share", "0.01")
+    assert code == 2 and called == [] and "--share 0.05," in said
 
 
-def test_once_needs_the_shipped_streams(
-    events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_once_needs_the_shipped_streams(events: Events, compared: Callable[..., Events], run: Run) -> None:
     compared(OK)
-    assert cli.main(["--set", 'flows=["tests.support.tick_flows"]', "up", "--once"]) == 2
-    assert "streaming_jobs.examples.flights.streams" in capsys.readouterr().err
+    code, _, said = run("--set", 'flows=["tests.support.tick_flows"]', "up", "--once")
+    assert code == 2 and "streaming_jobs.examples.flights.streams" in said
 
 
 @pytest.mark.parametrize("records", [1, 100, 16838, 336775, 336776])
@@ -409,11 +383,7 @@ def nowhere(_: str) -> tuple[dict[str, dict[int, int]], None]:
     return {}, None
 
 
-def test_a_session_that_fails_is_told_with_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
+def test_a_session_that_fails_is_told_with_its_log(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(streams: object, environment: dict[str, str], **_: object) -> ChildCommand:
         return ChildCommand([sys.executable, "-c", "raise SystemExit(78)"], environment)
 
@@ -422,16 +392,15 @@ def test_a_session_that_fails_is_told_with_its_log(
     with pytest.raises(up.SessionFailed, match="exit code 78") as failed:
         up.process(Invocation(), ["flights_clean"])
     assert "session-once.log" in failed.value.next_step
-    capsys.readouterr()
 
 
 def test_the_screen_without_a_terminal_is_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     status = Status("count", "running", 1, generation=1, batch=7, lag_records=1200, processed_rows_per_s=50.0)
     owner = Owner(1, 0.0, None, None, 0.0, "session")
-    seen = [Observed("count", "running", 0.0, status, owner, Health("count", 0.0, "running"))]
+    seen = [ObservedStream("count", "running", 0.0, status, owner, Health("count", 0.0, "running"))]
     with Screen(["open this"], every=60.0) as screen:
-        screen.show(seen, Feeding("feeding", 500, 1000, 100.0))
-        screen.show(seen, Feeding("feeding", 600, 1000, 100.0))
+        screen.show(seen, FeederState("feeding", 500, 1000, 100.0))
+        screen.show(seen, FeederState("feeding", 600, 1000, 100.0))
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
@@ -444,33 +413,22 @@ def test_the_screen_without_a_terminal_is_lines_now_and_then(capsys: pytest.Capt
 def test_the_screen_shows_no_figures_of_a_dead_session() -> None:
     status = Status("count", "running", 1, generation=1, batch=7, lag_records=1200)
     gone = Health("count", 0.0, "dead", (Reason("dead", "its session ended"),))
-    assert lines([Observed("count", "dead", 0.0, status, None, gone)], None) == ["count: dead"]
+    assert lines([ObservedStream("count", "dead", 0.0, status, None, gone)], None) == ["count: dead"]
 
 
 def test_a_command_without_a_broker_starts_one_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called: Events = []
 
-    class Broker:
-        def __init__(self, settings: Settings) -> None:
-            pass
+    @contextlib.contextmanager
+    def broker(settings: Settings) -> Iterator[SimpleNamespace]:
+        called.append("start")
+        yield SimpleNamespace(start=lambda: "127.0.0.1:9")
+        called.append("stop")
 
-        def __enter__(self) -> Broker:
-            called.append("start")
-            return self
-
-        def start(self) -> str:
-            return "127.0.0.1:9"
-
-        def __exit__(self, *_: object) -> None:
-            called.append("stop")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("streaming_jobs.platform.broker.Broker", Broker)
-    monkeypatch.setattr(
-        "orchestration.cli.preparations.fetch_jars", lambda settings, broker, spark: called.append("jars")
-    )
+    monkeypatch.setattr("streaming_jobs.platform.broker.Broker", broker)
+    monkeypatch.setattr(preparations, "fetch_jars", lambda settings, broker, spark: called.append("jars"))
     with preparations.broker_for_command(Settings.load()) as address:
         assert address == "127.0.0.1:9"
     assert called == ["jars", "start", "stop"]

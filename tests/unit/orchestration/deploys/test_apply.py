@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from orchestration.deploys.plan import StreamPlan
+from orchestration.deploys.plan import StreamDeploy
 from orchestration.deploys.starting import request, wait_for_code
 from streaming_jobs.state import start_request
 from streaming_jobs.state.status import Status, write_status
 from tests.conftest import SettingsFactory
 
-PLAN = StreamPlan("orders", "deploy", "old", "new")
+PLAN = StreamDeploy("orders", "deploy", "old", "new")
 
 
 def test_a_request_that_waits_is_not_repeated_and_one_that_a_failed_start_has_seen_is(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from orchestration.deploys import starting
-from orchestration.deploys.plan import StreamPlan, make_plan, refusals
+from orchestration.deploys.plan import StreamDeploy, make_plan, refusals
 from orchestration.deploys.starting import ask, wait
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime import declaration
@@ -133,7 +133,7 @@ def test_a_deploy_that_was_killed_asks_for_no_second_start(home: Settings) -> No
 
 
 def test_a_deploy_is_done_when_the_new_code_has_committed(home: Settings) -> None:
-    plan = StreamPlan("plain", "deploy", "a", "b")
+    plan = StreamDeploy("plain", "deploy", "a", "b")
     asked = starting.request(home, "plain", "anna", newest=0.0)
     assert [o.result for o in starting.wait_for_code(home, [plan], {"plain": asked}, 0.3, lambda _: None)] == [
         "not yet"
