@@ -390,7 +390,10 @@ def _set_values(stream_settings: StreamSettings) -> dict[str, Any]:
 def _leaves(values: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, item in values.items():
         if isinstance(item, BaseModel):
-            yield from _leaves(_set_values(item) if prefix == ("streams",) else dict(item), (*prefix, name))
+            values_set = (
+                _set_values(item) if isinstance(item, StreamSettings) and prefix == ("streams",) else dict(item)
+            )
+            yield from _leaves(values_set, (*prefix, name))
         elif isinstance(item, Mapping) and item:
             yield from _leaves(item, (*prefix, name))
         else:

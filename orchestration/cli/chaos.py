@@ -110,7 +110,7 @@ def _subject(name: ChaosSubject) -> LoopSubject[TableFindings | TopicFindings]:
 def as_json(report: LoopReport[Any]) -> dict[str, Any]:
     tally, found = report.tally, report.findings
     if _about_topics(found):
-        figures, checks = _topic_data(found), {}
+        figures, checks = _topic_data(found), dict[str, Any]()
     else:
         figures, checks = _table_data(tally, found)
     return {

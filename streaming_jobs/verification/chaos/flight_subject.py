@@ -22,6 +22,7 @@ from streaming_jobs.errors import TransientError
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.examples.flights.feeder import CHUNK, PARTITIONS, feed, survey
+from streaming_jobs.examples.flights.streams import STREAMS as FLIGHT_STREAMS
 from streaming_jobs.examples.flights.truth import KEYS, TruthCheck, as_frame, compare, differences, truth
 from streaming_jobs.platform import table_rows
 from streaming_jobs.runtime.crash_points import POINTS
@@ -102,7 +103,7 @@ class FlightObserver:
         self._reader.finish()
         tell(f"{self._reader.seen:,} versions read")
         settings, with_truth = self._home.settings, {watched.table for watched in self._watched} & KEYS.keys()
-        checks = compare(settings, fed / dataset.TOTAL) if with_truth else []
+        checks = compare(settings, FLIGHT_STREAMS, fed / dataset.TOTAL) if with_truth else []
         return TableFindings(
             self._reader.seen,
             self._reader.unseen,

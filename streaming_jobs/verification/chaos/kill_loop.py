@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from streaming_jobs.catalog import truths
-from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.catalog.topology import Topology, truths_in
 from streaming_jobs.platform.broker import Broker, bootstrap_servers
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
@@ -239,7 +238,7 @@ def _verdict(home: Home, plan: LoopPlan) -> OverallVerdict:
     verdict, _ = verify_streams(
         home.settings,
         [topology[stream] for stream in plan.streams],
-        truths.find(home.settings.flows, tables),
+        truths_in(home.settings.flows, tables),
         bootstrap_servers(home.settings),
         Options(finished=True),
     )
