@@ -380,11 +380,9 @@ def _has(layer: Any, location: tuple[int | str, ...]) -> bool:
     return True
 
 
-def _set_values(stream_settings: StreamSettings) -> dict[str, Any]:
-    """The values that were set for one stream, without its defaults."""
-    return {
-        name: value for name, value in stream_settings if name in stream_settings.model_fields_set and value is not None
-    }
+def _set_values(section: BaseModel) -> dict[str, Any]:
+    """The values that were set, without the defaults."""
+    return {name: value for name, value in section if name in section.model_fields_set and value is not None}
 
 
 def _leaves(values: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
