@@ -51,7 +51,9 @@ def recovery(context: typer.Context, movements: Movements = 60_000, home: Home =
 
     Every step is a command that you could type. After each step the tables are compared with the truth.
     """
-    _in_a_home(context, home, keep, lambda *at: Story(*at, count=movements).tell())
+    _in_a_home(
+        context, home, keep, lambda folder, settings, bootstrap: Story(folder, settings, bootstrap, movements).tell()
+    )
 
 
 @app.command(short_help="A check turns red, and leads to the recovery.")
@@ -60,7 +62,12 @@ def quality(context: typer.Context, movements: Movements = 60_000, home: Home = 
 
     Every step is a command that you could type.
     """
-    _in_a_home(context, home, keep, lambda *at: Story(*at, count=movements, suites=STOCK_SUITES).tell_quality())
+    _in_a_home(
+        context,
+        home,
+        keep,
+        lambda folder, settings, bootstrap: Story(folder, settings, bootstrap, movements, STOCK_SUITES).tell_quality(),
+    )
 
 
 @app.command(short_help="A bug in the first of three streams, recovered through the topics between them.")
@@ -74,7 +81,9 @@ def topology(
 
     Every step is a command that you could type. After each step the topics and the table are compared with the truth.
     """
-    _in_a_home(context, home, keep, lambda *at: ShopStory(*at, count=orders).tell())
+    _in_a_home(
+        context, home, keep, lambda folder, settings, bootstrap: ShopStory(folder, settings, bootstrap, orders).tell()
+    )
 
 
 def _in_a_home(
