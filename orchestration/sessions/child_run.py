@@ -49,7 +49,7 @@ _CANCELED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 
 class Gone(Exception):
-    """The process above this worker is gone, or the child works no more; the text says which."""
+    """The process above this worker is gone, or the child hangs; the text says which."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def uninterrupted() -> Iterator[None]:
 
 @dataclass
 class LastWord:
-    """How a run is to end; each in one line, None where the step alone decides."""
+    """The line with which a run ends, stopped or failed; None where the step alone decides."""
 
     stopped: str | None = None
     failed: str | None = None

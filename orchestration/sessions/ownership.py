@@ -1,4 +1,4 @@
-"""Whose a run is, and where it works: the tags of every run of this code location.
+"""The owner of a run and the process of its worker: the tags of every run of this code location.
 
 A Dagster instance may have other code locations, with jobs and tables of the same names: a job's name says nothing.
 So each home has an id, which is a tag of each of its jobs (present before a worker is) and of each run whose worker has
@@ -31,10 +31,10 @@ LOCATION_TAG = "recourse/location"
 """Id of the home that the run belongs to (`ownership.py`): other code locations may have jobs of the same name."""
 
 HEARTBEAT_TAG = "recourse/heartbeat"
-"""When the run's worker last reported (seconds since 1970): for a watchdog that cannot look at the worker's host."""
+"""When the run's worker last reported (seconds since 1970), for a watchdog on another host."""
 
 SESSION_TAG = "recourse/session"
-"""The job whose session the run is; a run launched from a table's page, which has no job, gets it when it begins."""
+"""The job of the session; a run launched from a table's page, which has no job, gets it when it begins."""
 
 FAILURE_TAG = "recourse/failure"
 """`permanent` or `lease_busy`, for keepalive."""
@@ -108,7 +108,7 @@ def is_running(worker: str) -> bool | None:
 
 
 def parent_lives(parent: str) -> bool:
-    """True if the `recourse up` that started this process still runs, or if none started it."""
+    """True unless this process was started by a `recourse up` that is gone."""
     return not parent or is_running(parent) is not False
 
 
@@ -128,7 +128,7 @@ def _id_in(path: Path) -> str:
             file.write(uuid.uuid4().hex[:16])
             file.flush()
             os.fsync(file.fileno())
-            with suppress(FileExistsError):  # another process was quicker: its id holds
+            with suppress(FileExistsError):  # another process was first: its id is valid
                 os.link(file.name, path)
         sync(folder)
     return path.read_text(encoding="utf-8").strip()

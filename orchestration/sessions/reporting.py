@@ -48,7 +48,7 @@ LogEvent = Callable[[dg.AssetObservation | dg.AssetMaterialization], None]
 AT_WORK = ("running", "idle")
 """States in which a stream's figures are current."""
 PLOTTED_DELAY = 86_400.0
-"""A watermark further behind than these seconds is that of historic data: shown as text, not plotted."""
+"""Watermark delay (s) beyond which the data is historic: shown as text, not plotted."""
 
 MOST_PARTITIONS = 64
 """Partitions up to which the lag of each is shown."""
@@ -127,7 +127,7 @@ def figures(status: Status, now: float, unread: Unread | None = None) -> dict[st
 
 
 def dead_letter_figures(status: Status) -> dict[str, dg.MetadataValue]:
-    """The dead letters' own figures: those of the stream's rows do not belong to their table."""
+    """The figures of the table of dead letters, which has none of the stream's rows."""
     metadata: dict[str, dg.MetadataValue] = {
         "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
         "as_of": dg.MetadataValue.timestamp(status.heartbeat),
@@ -139,7 +139,7 @@ def dead_letter_figures(status: Status) -> dict[str, dg.MetadataValue]:
 
 
 def health_figures(status: Status, last: Sequence[Deploy]) -> dict[str, dg.MetadataValue]:
-    """What an on-call person asks first of a stream, beside the verdict; `last` has its last deploy, if any."""
+    """The first figures that an operator needs beside the verdict; `last` has the last deploy, if any."""
     metadata: dict[str, dg.MetadataValue] = {
         "state": dg.MetadataValue.text(status.state),
         **_numbers(status, ("lag_records", "lag_s")),
@@ -194,7 +194,7 @@ def _watermark(status: Status) -> dict[str, dg.MetadataValue]:
 
 
 def _code_on_disk(status: Status) -> dict[str, dg.MetadataValue]:
-    """Only while the code or the settings on disk are not those that run."""
+    """Shown only while code or settings on disk differ from those that run."""
     other = f"{status.disk_code}: {commands.deploy(status.stream)}" if status.disk_code else "other settings"
     text = f"cannot be loaded: {status.disk_code_error}" if status.disk_code_error else other
     return {
@@ -204,7 +204,7 @@ def _code_on_disk(status: Status) -> dict[str, dg.MetadataValue]:
 
 
 def unread_of(settings: Settings, stream: Stream) -> Unread | None:
-    """What a stream has not read; None if no broker answers, which its driver then shows by the age of the lag."""
+    """What a stream has not read; None if the driver's lag is too old, which means that no broker answers."""
     from streaming_jobs.runtime.lag import unread_now  # it loads the Kafka client
 
     status = read_status(settings, stream.name)

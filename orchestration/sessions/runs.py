@@ -45,9 +45,9 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
 
 
 def runs_by_session(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunSeen]]:
-    """The runs of each session by its job, newest first; those that have ended only where none has begun and runs.
+    """The runs of each session by its job, newest first; runs that have ended only where no run is under way.
 
-    One look at all runs in progress: the sensors that need every session would otherwise ask for each job.
+    One query reads all runs in progress: the sensors that need every session would otherwise query once per job.
     """
     in_progress = _in_progress(instance, sessions)
     runs = {}
@@ -66,7 +66,7 @@ def _in_progress(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) 
     for record in instance.get_run_records(dg.RunsFilter(tags=ours, statuses=UNFINISHED)):
         if (key := record.dagster_run.tags.get(SESSION_TAG)) in found:
             found[key].append(record)
-    # Nothing but its tables tells that a run launched from a table's page is a session, before it has begun.
+    # Before it has begun, only its tables show that a run launched from a table's page is a session.
     for record in instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED)):
         selected = set(record.dagster_run.asset_selection or ())
         for session in sessions if LOCATION_TAG not in record.dagster_run.tags else ():
@@ -76,7 +76,7 @@ def _in_progress(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) 
 
 
 def _ended(instance: dg.DagsterInstance, session: SessionSpec) -> Sequence[RunRecord]:
-    """The newest runs that have ended, and those that count however many queued duplicates were cancelled since."""
+    """The newest runs that have ended; if all of these were cancelled, also the newest that were not."""
     ours = {LOCATION_TAG: location_id(session.settings), SESSION_TAG: session.job.key}
     records = list(instance.get_run_records(dg.RunsFilter(tags=ours, statuses=ENDED), limit=NEWEST))
     if records and all(record.dagster_run.status is dg.DagsterRunStatus.CANCELED for record in records):
@@ -102,7 +102,7 @@ def _newest_first(records: Iterable[RunRecord]) -> list[RunSeen]:
 
 
 def end_lost(instance: dg.DagsterInstance, settings: Settings) -> list[str]:
-    """Fail our runs, but for sessions, whose process is gone: a run of suites would stop all others."""
+    """Fail runs other than sessions whose process is gone: a lost run of suites would block all later ones."""
     ended = []
     for run in instance.get_runs(dg.RunsFilter(tags={LOCATION_TAG: location_id(settings)}, statuses=BEGUN)):
         worker = run.tags.get(WORKER_TAG)
@@ -115,7 +115,7 @@ def end_lost(instance: dg.DagsterInstance, settings: Settings) -> list[str]:
 
 
 def end_doubled(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequence[RunSeen]) -> list[str]:
-    """Cancel each queued run that was launched from a table's page while the session runs: it would wait for ever.
+    """Cancel queued runs that were launched from a table's page while the session runs: they would wait for ever.
 
     A launch of the job itself stays in the queue: it follows the session that a person then stops.
     """

@@ -32,11 +32,11 @@ CRON = "0 12 * * *"
 """Noon in UTC: yesterday is over in every time zone."""
 
 RebuildDays = Callable[[Settings, Sliceable, str, str, Callable[[str], None]], "SliceReport"]
-"""Rebuild the days from one to another, which is the first one after them."""
+"""Rebuilds the days from a first day up to, but not including, another."""
 
 
 def definitions(settings: Settings, topology: Topology) -> dg.Definitions:
-    """Those of all tables that declare slices; raises UsageError for slices that cannot be rebuilt."""
+    """The definitions for all tables that declare slices; raises UsageError for slices that cannot be rebuilt."""
     streams = topology.streams.values()
     return definitions_of(
         settings, [sliceable(stream, table) for stream in streams for table in tables_with_slices(stream)]
@@ -49,12 +49,12 @@ def definitions_of(
     """One asset per table, the job of all of them, and its schedule, which is off by default; none without tables."""
     if not tables:
         return dg.Definitions()
-    keys = [slices_key(made) for made in tables]
+    keys = [slices_key(sliced) for sliced in tables]
     job = dg.define_asset_job(
         JOB,
         selection=dg.AssetSelection.assets(*keys).without_checks(),
-        description=f"Rebuilds days of {', '.join(made.table.name for made in tables)} from their topics; the streams "
-        "go on.",
+        description=f"Rebuilds days of {', '.join(sliced.table.name for sliced in tables)} from their topics; the "
+        "streams go on.",
         tags=job_tags(settings, GROUP),
     )
 
@@ -67,29 +67,29 @@ def definitions_of(
         description="Rebuilds the newest day that each stream has closed.",
     )
     def newest_days(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest]:
-        for made in tables:
-            day = newest_closed_day(made, settings, context.scheduled_execution_time)
-            if day >= date.fromisoformat(made.slices.first_day):
+        for sliced in tables:
+            day = newest_closed_day(sliced, settings, context.scheduled_execution_time)
+            if day >= date.fromisoformat(sliced.slices.first_day):
                 yield dg.RunRequest(
-                    run_key=f"{made.table.name}-{day}",
+                    run_key=f"{sliced.table.name}-{day}",
                     partition_key=day.isoformat(),
-                    asset_selection=[slices_key(made)],
+                    asset_selection=[slices_key(sliced)],
                 )
 
-    days = dg.DailyPartitionsDefinition(start_date=min(made.slices.first_day for made in tables))
-    assets = [_asset(settings, made, days, rebuild or rebuild_days) for made in tables]
+    days = dg.DailyPartitionsDefinition(start_date=min(sliced.slices.first_day for sliced in tables))
+    assets = [_asset(settings, sliced, days, rebuild or rebuild_days) for sliced in tables]
     return dg.Definitions(assets=assets, jobs=[job], schedules=[newest_days])
 
 
 def _asset(
-    settings: Settings, made: Sliceable, days: dg.DailyPartitionsDefinition, rebuild: RebuildDays
+    settings: Settings, sliced: Sliceable, days: dg.DailyPartitionsDefinition, rebuild: RebuildDays
 ) -> dg.AssetsDefinition:
     def rebuilt_days(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
         claim(context.instance, context.run.run_id, settings, GROUP)
         first, last = context.partition_key_range
         after = (date.fromisoformat(last) + timedelta(days=1)).isoformat()
         try:
-            report = rebuild(settings, made, first, after, context.log.info)
+            report = rebuild(settings, sliced, first, after, context.log.info)
         except RecourseError as error:
             retry = not isinstance(error, PermanentError | UsageError)
             raise dg.Failure(description=str(error), allow_retries=retry) from error
@@ -98,29 +98,29 @@ def _asset(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # one run for a range of days: `backfill_policy`
         return dg.asset(
-            key=slices_key(made),
-            deps=[table_key(made.table.name)],
+            key=slices_key(sliced),
+            deps=[table_key(sliced.table.name)],
             partitions_def=days,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            pool=f"slices_{made.stream.name}",
+            pool=f"slices_{sliced.stream.name}",
             group_name=GROUP,
             kinds={"spark"},
-            description=f"Days of table {made.table.name} that were rebuilt from topic {made.topic.name}, beside the "
-            f"running stream. Days are those of {made.slices.zone}, by {made.slices.column}.",
-            tags={"recourse/stream": made.stream.name},
+            description=f"Days of table {sliced.table.name} that were rebuilt from topic {sliced.topic.name}, beside "
+            f"the running stream. Days are those of {sliced.slices.zone}, by {sliced.slices.column}.",
+            tags={"recourse/stream": sliced.stream.name},
         )(rebuilt_days)
 
 
-def slices_key(made: Sliceable) -> dg.AssetKey:
-    return dg.AssetKey([GROUP, made.table.name])
+def slices_key(sliced: Sliceable) -> dg.AssetKey:
+    return dg.AssetKey([GROUP, sliced.table.name])
 
 
-def newest_closed_day(made: Sliceable, settings: Settings, now: datetime) -> date:
-    """The newest day of the table's calendar that a stream which keeps up has closed: its watermark is past its end."""
-    own = settings.for_stream(made.stream.name).lateness
-    delay = own if own is not None else made.topic.delay or timedelta(0)
-    passed = now - delay - made.slices.distance
-    return passed.astimezone(made.slices.calendar).date() - timedelta(days=1)
+def newest_closed_day(sliced: Sliceable, settings: Settings, now: datetime) -> date:
+    """The newest day of the table's calendar that lies behind the watermark of a stream without lag."""
+    lateness = settings.for_stream(sliced.stream.name).lateness
+    delay = lateness if lateness is not None else sliced.topic.delay or timedelta(0)
+    passed = now - delay - sliced.slices.distance
+    return passed.astimezone(sliced.slices.calendar).date() - timedelta(days=1)
 
 
 def metadata(report: "SliceReport") -> dict[str, Any]:
@@ -138,11 +138,11 @@ def metadata(report: "SliceReport") -> dict[str, Any]:
 
 
 def rebuild_days(
-    settings: Settings, made: Sliceable, first: str, after: str, tell: Callable[[str], None]
+    settings: Settings, sliced: Sliceable, first: str, after: str, tell: Callable[[str], None]
 ) -> "SliceReport":
-    """Rebuild days in this process, with a Spark session that ends with it."""
+    """Rebuild days in this process, with a Spark session of their own."""
     from orchestration.slices.runner import rebuild_slice
     from streaming_jobs.platform.broker import bootstrap_servers
 
     address = bootstrap_servers(settings)
-    return rebuild_slice(settings, address, made.stream, made.table.name, first, after, tell=tell)
+    return rebuild_slice(settings, address, sliced.stream, sliced.table.name, first, after, tell=tell)

@@ -1,4 +1,4 @@
-"""One rebuild of a slice with a Spark session of its own, which is started only if the slice is not refused before."""
+"""One rebuild of a slice with a Spark session of its own, which starts only after all refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rebuild_slice(
     tell: Callable[[str], None] = lambda _: None,
 ) -> SliceReport:
     """Rebuild a slice of a stream's table; raises the error of its refusal or failure."""
-    made = sliceable(stream, table)
+    sliced = sliceable(stream, table)
     runtime = LocalSpark(settings)
     started: list[SparkSession] = []
 
@@ -44,8 +44,8 @@ def rebuild_slice(
         settings, Topics.of(settings.kafka, bootstrap), bootstrap, spark, tell, waits or Waits(), despite_accepted
     )
     try:
-        report = rebuild(tools, made, begin, end, dry_run=dry_run)
-    except BaseException:  # an orderly end would wait for a query that runs
+        report = rebuild(tools, sliced, begin, end, dry_run=dry_run)
+    except BaseException:  # an orderly end would wait for the running query
         runtime.kill()
         raise
     runtime.stop()

@@ -5,62 +5,37 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 import psutil
 import pytest
 from deltalake import DeltaTable
 
-from orchestration.local_dagster.dagster_home import LOCATION
-from orchestration.local_dagster.processes import (
-    CODE_SERVER,
-    DAEMON,
-    REPOSITORY,
-    WEBSERVER,
-    DagsterClient,
-    DagsterProcesses,
-)
+from orchestration.local_dagster.processes import CODE_SERVER, DAEMON, WEBSERVER, DagsterProcesses
 from streaming_jobs.errors import SetupError
 from streaming_jobs.examples.flights.feeder import feed
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
+from tests.dagster.live import LiveDagster, selector
 from tests.support import ROOT
 
 JOB = "flights"
 STREAMS = ("flights_clean", "airport_hours", "carrier_totals")
 SHARE = 0.02
-PATIENCE = 120.0
-"""Seconds for anything to happen; a quiet machine needs a tenth of it."""
 
 pytestmark = pytest.mark.timeout(600)
-T = TypeVar("T")
 
 
-@dataclass
-class Live:
-    """A running Dagster and what it runs."""
+class Live(LiveDagster):
+    """Dagster over the session of the flights."""
 
-    settings: Settings
-    processes: DagsterProcesses
-
-    @property
-    def client(self) -> DagsterClient:
-        return self.processes.client
-
-    def wait_for(self, condition: Callable[[], T], what: str) -> T:
-        """Wait, looking after the processes each half second as `recourse up` does."""
-        deadline = time.monotonic() + PATIENCE
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}: {self.runs()}"
-            self.processes.supervise()
-            time.sleep(0.5)
-        return value
+    def state(self) -> object:
+        return self.runs()
 
     def runs(self) -> list[tuple[str, str]]:
         """The job's runs, newest first; none while the webserver cannot answer."""
@@ -129,7 +104,7 @@ def test_keepalive_starts_the_session_and_its_figures_can_be_seen(live: Live) ->
         lambda: (s := live.status("carrier_totals")) and s.batch is not None and s.lag_records == 0, "the end"
     )
     key = dg.AssetKey("carrier_totals")
-    with instance(live) as stored:
+    with live.stored() as stored:
         wanted = {"last_committed_batch", "lag_records", "rows_since_session_start"}
 
         def figures() -> bool:
@@ -153,7 +128,7 @@ def test_keepalive_starts_the_session_and_its_figures_can_be_seen(live: Live) ->
 
 
 def test_the_suites_of_the_tables_run_by_themselves(live: Live) -> None:
-    with instance(live) as stored:
+    with live.stored() as stored:
 
         def evaluated() -> dg.AssetCheckEvaluation | None:
             key = dg.AssetCheckKey(dg.AssetKey("flights_clean"), "flights_rows")
@@ -196,7 +171,7 @@ def test_kill_9_of_the_driver_is_a_failed_run_and_a_new_session(live: Live) -> N
     killed = int(time.time())  # Dagster keeps the time of a check in whole seconds
     switch_keepalive(live, on=False)  # it may be quicker than the next look at the streams
     os.kill(driver.pid, signal.SIGKILL)
-    with instance(live) as stored:
+    with live.stored() as stored:
         tables = ("flights_clean", "airport_hours", "carrier_totals")
 
         def red() -> bool:
@@ -245,7 +220,9 @@ def test_stop_cancels_the_run_and_nobody_starts_it_again_but_a_person(live: Live
     assert live.driver() is None
     assert {(s.state if (s := live.status(name)) else None) for name in STREAMS} == {"stopped"}
     since = time.time()
-    live.wait_for(lambda: any("operator" in reason for reason in skips(live, since)), "keepalive's refusal")
+    live.wait_for(
+        lambda: any("operator" in reason for reason in live.skips(f"keepalive_{JOB}", since)), "keepalive's refusal"
+    )
     assert live.runs()[0] == (run_id, "CANCELED")
     launched = live.client.launch(JOB, {"max_offsets_per_trigger": "1000"})
     live.wait_for(lambda: live.session_at_work(other_than=run_id) == launched, "the launched session")
@@ -270,13 +247,9 @@ def test_a_taken_port_is_said_before_anything_starts(live: Live, tmp_path: Path)
     assert not other.pids
 
 
-def instance(live: Live) -> dg.DagsterInstance:
-    return dg.DagsterInstance.from_config(str(live.settings.dagster_home))
-
-
 def switch_keepalive(live: Live, *, on: bool) -> None:
     """Start or stop the sensor, as a person does in the UI."""
-    sensor = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION, "sensorName": f"keepalive_{JOB}"}
+    sensor = selector(f"keepalive_{JOB}")
     found = """query($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) {
         ... on Sensor { sensorState { id } } } }"""
     answer = live.client.query(found, {"sensor": sensor})
@@ -291,14 +264,3 @@ def switch_keepalive(live: Live, *, on: bool) -> None:
 
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def skips(live: Live, since: float) -> list[str]:
-    """The reasons of keepalive's skipped ticks since then."""
-    answer = live.client.query(
-        """query { sensorOrError(sensorSelector: {repositoryLocationName: "streams", repositoryName: "__repository__",
-        sensorName: "keepalive_flights"})
-        { ... on Sensor { sensorState { ticks(limit: 5) { timestamp skipReason } } } } }"""
-    )
-    ticks = answer["sensorOrError"]["sensorState"]["ticks"]
-    return [tick["skipReason"] or "" for tick in ticks if tick["timestamp"] >= since]

@@ -67,20 +67,19 @@ def test_the_verdict_ends_the_run_and_is_its_metadata(shop: Settings, verdict: s
     assert "--last 2 hours --no-suites" in str(found["text"].value)
 
 
-def test_what_could_not_be_previewed_fails_with_the_reason(shop: Settings) -> None:
-    with dg.DagsterInstance.ephemeral() as instance:
-        result = execute(shop, instance, stream="usage")
-    failure = result.failure_data_for_node(STEP)
+@pytest.mark.parametrize(
+    ("command", "stream", "found"),
+    [
+        (fake, "usage", "REC-001 stream usage has never run"),
+        pytest.param(preview_command, "orders", "REC-012 the embedded broker", id="the real command"),
+    ],
+)
+def test_what_could_not_be_previewed_fails_with_the_reason(
+    shop: Settings, instance: dg.DagsterInstance, command: Any, stream: str, found: str
+) -> None:
+    failure = execute(shop, instance, command, stream=stream).failure_data_for_node(STEP)
     assert failure is not None and failure.user_failure_data is not None
-    assert "REC-001 stream usage has never run" in (failure.user_failure_data.description or "")
-
-
-def test_the_real_command_is_run(shop: Settings) -> None:
-    with dg.DagsterInstance.ephemeral() as instance:
-        result = execute(shop, instance, preview_command, stream="orders")
-    failure = result.failure_data_for_node(STEP)
-    assert failure is not None and failure.user_failure_data is not None
-    assert "REC-012 the embedded broker" in (failure.user_failure_data.description or "")
+    assert found in (failure.user_failure_data.description or "")
 
 
 def test_a_run_that_is_canceled_ends_its_preview(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

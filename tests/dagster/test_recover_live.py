@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 import psutil
 import pytest
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
-from orchestration.local_dagster.processes import DagsterClient, DagsterProcesses
+from orchestration.local_dagster.processes import DagsterProcesses
 from orchestration.recoveries.launchpad import run_config
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG, WORKER_TAG
 from reprocessing.plan.journal import journal_of
@@ -26,37 +25,20 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request, stream_record
 from streaming_jobs.state.lease import holder
 from streaming_jobs.state.status import read_status
+from tests.dagster.live import LiveDagster
 from tests.support import ROOT
 
 COUNT = 4_000
-PATIENCE = 180.0
-"""Seconds for anything to happen; a quiet machine needs a tenth of it."""
 JOBS = Path(__file__).parent / "fakes" / "stock.yml"
-T = TypeVar("T")
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass
-class Live:
+class Live(LiveDagster):
     """A running Dagster over the streams of the story, half of whose movements were read by wrong code."""
 
     story: Story
-    processes: DagsterProcesses
-    settings: Settings
-
-    @property
-    def client(self) -> DagsterClient:
-        return self.processes.client
-
-    def wait_for(self, condition: Callable[[], T], what: str) -> T:
-        """Wait, looking after the processes meanwhile as `recourse up` does."""
-        deadline = time.monotonic() + PATIENCE
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}"
-            self.processes.supervise()
-            time.sleep(0.3)
-        return value
 
     def launch(self, fields: Mapping[str, Any]) -> str:
         return self.client.launch_with("recover", run_config(fields))
@@ -125,32 +107,19 @@ def running(story: Story, batch: int = 100) -> Iterator[Live]:
                 patch.setenv(name, text)
         settings = Settings.load()
         with DagsterProcesses(settings, flags, module="tests.dagster.fakes.quick") as processes:
-            yield Live(story, processes, settings)
+            yield Live(settings, processes, story)
         assert not processes.pids
-
-
-def instance(live: Live) -> dg.DagsterInstance:
-    return dg.DagsterInstance.from_config(str(live.settings.dagster_home))
 
 
 def said(live: Live, run_id: str) -> str:
     """Everything that the run's log says."""
-    with instance(live) as stored:
+    with live.stored() as stored:
         return "\n".join(entry.user_message or entry.message or "" for entry in stored.all_logs(run_id))
-
-
-def skips(live: Live) -> list[str]:
-    """The reasons of keepalive's newest ticks."""
-    answer = live.client.query(
-        """query { sensorOrError(sensorSelector: {repositoryLocationName: "streams", repositoryName: "__repository__",
-        sensorName: "keepalive_stock"}) { ... on Sensor { sensorState { ticks(limit: 3) { skipReason } } } } }"""
-    )
-    return [tick["skipReason"] or "" for tick in answer["sensorOrError"]["sensorState"]["ticks"]]
 
 
 def marks(live: Live, table: str) -> list[dict[str, Any]]:
     """The marks of recoveries on a table, newest first."""
-    with instance(live) as stored:
+    with live.stored() as stored:
         records = stored.fetch_observations(dg.AssetKey(table), limit=20).records
         found = [record.asset_observation.metadata for record in records if record.asset_observation]
     return [{name: entry.value for name, entry in each.items()} for each in found if "recovery" in each]
@@ -182,7 +151,10 @@ def test_a_recovery_is_planned_killed_with_its_run_continued_and_taken_back(live
     live.wait_for(lambda: not psutil.pid_exists(owner.pid), "the end of the recovery's process")
     assert live.ended(applied) == "FAILURE"
     assert journal_of(live.settings, plan).outcome == "applying" and live.quantities() == wrong
-    live.wait_for(lambda: any(f"recover resume {plan}" in reason for reason in skips(live)), "keepalive's advice")
+    live.wait_for(
+        lambda: any(f"recover resume {plan}" in reason for reason in live.skips("keepalive_stock")),
+        "keepalive's advice",
+    )
     assert not live.at_work() and live.at_work("low_stock")
 
     resumed = live.launch({"do": "apply", "plan": plan})

@@ -17,11 +17,8 @@ from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.ownership import (
     FAILURE_TAG,
     FINGERPRINT_TAG,
-    SESSION_TAG,
     STOPPED_BY_TAG,
     WORKER_TAG,
-    identity,
-    job_tags,
 )
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, runs_by_session, session_runs
@@ -31,11 +28,10 @@ from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from tests.dagster.fakes.command import fake_command
-from tests.dagster.ticks import Ticks
+from tests.dagster.ticks import DEAD_WORKER, Ticks
 from tests.support.dagster_homes import REPOSITORY, stored_instance
 
 TABLES = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
-DEAD_WORKER = f"{identity().rsplit(':', 2)[0]}:999999999:gone"
 
 
 @pytest.fixture
@@ -221,33 +217,6 @@ def test_materialize_all_beside_a_running_session_is_ended_with_the_reason(ticks
         log = [entry.message for entry in ticks.instance.all_logs(queued)]
         assert any(f"run {session[:8]} is the session of orders, customers" in message for message in log)
         assert session[:8] in str(ticks.keepalive()), "that was no stop of the session"
-
-
-def test_what_another_location_of_the_instance_runs_is_left_alone(
-    shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has a job of the same name and, if it is of Recourse too, the same tags but that of the home."""
-    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
-    other = shop.model_copy(update={"home": tmp_path / "other"})
-    with stored_instance(short) as instance:
-        ticks = Ticks(short, instance)
-
-        @dg.job(name="shop")
-        def theirs() -> None:
-            pass
-
-        tags = {**job_tags(other, "continuous"), SESSION_TAG: "shop", WORKER_TAG: DEAD_WORKER}
-        created = [
-            instance.create_run_for_job(theirs, status=status, tags=each).run_id
-            for each in ({}, tags)
-            for status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
-        ]
-        before = {run_id: instance.get_run_by_id(run_id) for run_id in created}
-        monkeypatch.setattr("orchestration.sessions.definitions.time.time", lambda: 4e9)
-        assert "worker" in str(ticks.tick("watchdog"))
-        assert ticks.keepalive() is None, "no session of ours has been started"
-        assert "0 old runs deleted" in str(ticks.tick("retention"))
-        assert {run_id: instance.get_run_by_id(run_id) for run_id in created} == before
 
 
 def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:

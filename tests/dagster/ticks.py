@@ -8,10 +8,13 @@ from dagster._core.remote_origin import RemoteJobOrigin
 from orchestration.bundle import job_yaml
 from orchestration.definitions import definitions
 from orchestration.sessions.definitions import sessions
+from orchestration.sessions.ownership import identity
 from orchestration.sessions.supervisor import SessionSpec
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 from tests.support.dagster_homes import REPOSITORY
+
+DEAD_WORKER = f"{identity().rsplit(':', 2)[0]}:999999999:gone"
 
 
 class Ticks:

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import dagster as dg
+import psutil
 import pytest
 import yaml
 from dagster._core.remote_origin import RemoteJobOrigin
@@ -179,23 +180,33 @@ def test_the_outcome_counts_for_the_table_also_after_its_next_materialisation(
     assert newest.evaluation.metadata["run"] == dg.MetadataValue.dagster_run(done.run_id)
 
 
-@pytest.mark.parametrize(("needs_spark", "fails"), [(True, False), (True, True), (False, False)])
-def test_a_run_starts_at_most_one_session_and_ends_it_however_it_ends(
-    runs_of: Make, monkeypatch: pytest.MonkeyPatch, needs_spark: bool, fails: bool
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_has_one_session_and_ends_it_however_it_ends(
+    runs_of: Make, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     runtime, sessions = MemoryRuntime(), []
     monkeypatch.setattr(spark_session, "LocalSpark", lambda _: runtime)
 
     def outcome(_: Suite, spark: Callable[[], Any]) -> Validation:
-        if needs_spark:
-            sessions.append(spark())
+        sessions.append(spark())
         if fails:
             raise KeyboardInterrupt
         return validation(GOOD)
 
     assert runs_of(outcome).execute().success is not fails
     assert all(session is sessions[0] for session in sessions)
-    assert (runtime.names, runtime.ends) == ((["quality"], ["stop"]) if needs_spark else ([], []))
+    assert (runtime.names, runtime.ends) == (["quality"], ["stop"])
+
+
+def test_without_a_suite_that_needs_spark_no_java_process_is_started(runs_of: Make) -> None:
+    seen: list[list[str]] = []
+
+    def outcome(*_: object) -> Validation:
+        seen.append([p.name() for p in psutil.Process().children(recursive=True) if "java" in p.name()])
+        return validation(GOOD)
+
+    assert runs_of(outcome).execute().success
+    assert seen == [[], []]
 
 
 def test_the_session_is_smaller_than_a_streams() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from orchestration.recoveries import run_page as made
+from orchestration.recoveries import run as made
 from orchestration.recoveries.events import (
     ChangedTable,
     Ended,
@@ -22,7 +22,7 @@ from orchestration.recoveries.events import (
     decode,
     encode,
 )
-from orchestration.recoveries.run_page import Metadata, RunView
+from orchestration.recoveries.run import Metadata, RunView
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG
 from reprocessing.stages.recovery import StageBegun
 
