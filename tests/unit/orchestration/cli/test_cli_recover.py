@@ -13,7 +13,7 @@ import pytest
 from orchestration import cli
 from reprocessing import executor
 from reprocessing.plan import registry
-from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import folder, load
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
@@ -45,7 +45,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 
 @pytest.fixture
-def plan(life: Life) -> StreamPlan:
+def plan(life: Life) -> StreamRecoveryPlan:
     return plan_one(planning_snapshot(life.settings, STREAM, Topics()), Target("batch", "3"), Checks())
 
 
@@ -57,7 +57,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_without_anybody_to_ask_nothing_is_replayed(
-    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
+    life: Life, plan: StreamRecoveryPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, said = run(capsys, "apply", plan.id)
     assert code == 2 and "nobody to ask" in said and f"recourse recover apply {plan.id} --yes" in said
@@ -66,7 +66,7 @@ def test_without_anybody_to_ask_nothing_is_replayed(
 
 
 def test_without_anybody_to_ask_nothing_is_undone(
-    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
+    life: Life, plan: StreamRecoveryPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executor.journal_of(life.settings, plan.id).write("clean_up", "done")
     code, _, said = run(capsys, "undo", plan.id)
@@ -76,7 +76,11 @@ def test_without_anybody_to_ask_nothing_is_undone(
 
 @pytest.mark.parametrize("stage", ["audit", "confirm"])
 def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
-    life: Life, plan: StreamPlan, stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    life: Life,
+    plan: StreamRecoveryPlan,
+    stage: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("take_savepoint", "begun")
@@ -91,7 +95,7 @@ def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
 
 
 def test_a_plan_whose_rows_were_refused_is_not_applied_again(
-    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
+    life: Life, plan: StreamRecoveryPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("audit", "failed", {"error": "REC-030 3 rows break the rule id >= 0"})
@@ -101,7 +105,7 @@ def test_a_plan_whose_rows_were_refused_is_not_applied_again(
 
 
 def test_what_was_undone_is_listed_so_and_not_undone_again(
-    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
+    life: Life, plan: StreamRecoveryPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = executor.journal_of(life.settings, plan.id)
@@ -167,6 +171,8 @@ def test_a_plan_that_does_not_exist_is_said_first(capsys: pytest.CaptureFixture[
     assert code == 2 and "there is no plan nonsense-0001" in said and "recover list" in said
 
 
-def test_abort_takes_yes_like_the_others(life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_abort_takes_yes_like_the_others(
+    life: Life, plan: StreamRecoveryPlan, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, said = run(capsys, "abort", plan.id, "--yes")
     assert code == 0 and f"plan {plan.id} is aborted" in said
