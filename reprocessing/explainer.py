@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from reprocessing.stages.stages import stages_of
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instant_words
@@ -26,7 +26,7 @@ def _head(plan: RecoveryPlan) -> Iterator[str]:
     yield f"  made         {instant_words(plan.made_at)}, fingerprint {plan.fingerprint}"
 
 
-def _does(plan: RecoveryPlan, each: StreamPlan) -> str:
+def _does(plan: RecoveryPlan, each: StreamRecoveryPlan) -> str:
     return (
         f"take back {plan.undoes}"
         if plan.undoes
@@ -34,7 +34,7 @@ def _does(plan: RecoveryPlan, each: StreamPlan) -> str:
     )
 
 
-def _stream(plan: StreamPlan) -> Iterator[str]:
+def _stream(plan: StreamRecoveryPlan) -> Iterator[str]:
     yield f"  stops        {plan.stream}, which is in generation {plan.saw.generation}, batch {plan.saw.batch}"
     if not plan.skips:
         yield f"  code         {plan.saw.code} runs the replay"
@@ -56,7 +56,7 @@ def _stream(plan: StreamPlan) -> Iterator[str]:
     yield from (f"  note         {note}" for note in plan.notes)
 
 
-def _topics(plan: StreamPlan) -> Iterator[str]:
+def _topics(plan: StreamRecoveryPlan) -> Iterator[str]:
     """The topics that the stream writes, with the offsets that become void, as of planning."""
     for topic, begins in plan.wrong_from.items():
         ends = plan.ends_written.get(topic, {})
@@ -71,7 +71,7 @@ def _size(size: float) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} KB"
 
 
-def _state(plan: StreamPlan) -> str:
+def _state(plan: StreamRecoveryPlan) -> str:
     if not plan.stateful:
         return "the stream keeps none"
     if plan.skips:
@@ -86,7 +86,7 @@ def _state(plan: StreamPlan) -> str:
     return f"kept from savepoint {plan.base.savepoint}"
 
 
-def _replayed(plan: StreamPlan) -> Iterator[str]:
+def _replayed(plan: StreamRecoveryPlan) -> Iterator[str]:
     positions = {(t.name, p): t.earliest.get(p, 0) for t in plan.saw.topics for p in t.latest}
     yield f"  {'topic':<24} {'partition':>9} {'retained from':>13} {'target':>10} {'replay from':>11} {'end':>10}"
     for topic, partition, begin, end in plan.ranges():
@@ -103,7 +103,7 @@ def _replayed(plan: StreamPlan) -> Iterator[str]:
     yield f"  {records}{size} to replay; the stream stands still {time}, its tables stay readable"
 
 
-def _from_archives(plan: StreamPlan) -> Iterator[str]:
+def _from_archives(plan: StreamRecoveryPlan) -> Iterator[str]:
     """The offsets that come from archives, by topic; nothing for a replay that Kafka has all records of."""
     names = {topic.name: topic.archive for topic in plan.saw.topics}
     for topic, archive in names.items():
@@ -117,7 +117,7 @@ def _from_archives(plan: StreamPlan) -> Iterator[str]:
         yield f"  {counted(rest, 'record')} of {topic} from Kafka"
 
 
-def _skipped(plan: StreamPlan) -> Iterator[str]:
+def _skipped(plan: StreamRecoveryPlan) -> Iterator[str]:
     yield f"  {'topic':<24} {'partition':>9} {'skip from':>10} {'to':>10} {'records':>10}"
     total = 0
     for topic, partition, begin, end in plan.skipped():

@@ -29,7 +29,7 @@ from benchmarks.laid_home import ROWS, data_file, lay_checkpoint, lay_stream, un
 from benchmarks.place import megabytes
 from benchmarks.run import Report, progress, seconds_of, verdict
 from reprocessing.plan.first_bad_row import before_first_bad
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.registry import under_way
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
@@ -190,7 +190,7 @@ class GrownHome:
 
         def plan() -> None:
             snapshot = planning_snapshot(settings, STREAM, topics)
-            make_plan(settings, [Request(snapshot, Target("batch", str(last - 20)))])
+            make_plan(settings, [RecoveryRequest(snapshot, Target("batch", str(last - 20)))])
 
         figures = {"periodic savepoint within a batch, s": seconds_of(lambda: keeper.after(last))}
         keeper.settled(600)

@@ -22,7 +22,7 @@ from deltalake import write_deltalake
 from benchmarks.laid_home import ROWS, lay_checkpoint, lay_stream, unchanged
 from benchmarks.place import Place, place
 from benchmarks.run import Report, Row, median, seconds_of, verdict
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from streaming_jobs.declare.topic_sink import KafkaSink
@@ -81,7 +81,7 @@ def _measured(here: Place, shape: str, streams: Sequence[Stream], batches: int, 
 
     def plan() -> None:
         snapshot = planning_snapshot(settings, streams[0], topics)
-        made = make_plan(settings, [Request(snapshot, Target("batch", str(batches - 1 - BACK)))])
+        made = make_plan(settings, [RecoveryRequest(snapshot, Target("batch", str(batches - 1 - BACK)))])
         assert [planned.stream for planned in made.streams] == [stream.name for stream in streams]
         assert all(planned.base.savepoint is not None for planned in made.streams)
 

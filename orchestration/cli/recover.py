@@ -28,7 +28,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
-    from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+    from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
     from reprocessing.stages.recovery import Recovery, RecoveryEvents
     from streaming_jobs.settings import Settings
 
@@ -230,7 +230,7 @@ def _value(plan: RecoveryPlan) -> dict[str, Any]:
     return {**streams[0], **dataclasses.asdict(plan), **whole, "streams": streams}
 
 
-def _stream_value(plan: StreamPlan) -> dict[str, Any]:
+def _stream_value(plan: StreamRecoveryPlan) -> dict[str, Any]:
     return {
         **dataclasses.asdict(plan),
         "skips": plan.skips,

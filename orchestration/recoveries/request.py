@@ -14,7 +14,7 @@ from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
     from reprocessing.plan.plan import Checks, RecoveryPlan
-    from reprocessing.plan.planner import Request
+    from reprocessing.plan.planner import RecoveryRequest
     from reprocessing.stages.recovery import Recovery, RecoveryEvents
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
@@ -248,12 +248,12 @@ def _suites(settings: Settings, topology: Topology, request: PlanRequest, stream
 
 def _of_stream(
     settings: Settings, topology: Topology, topics: Callable[[], Topics], request: PlanRequest, name: str
-) -> Request:
+) -> RecoveryRequest:
     """The request for one of the streams, as the planner takes it."""
     from orchestration.recoveries.suite_gate import condition_named
     from reprocessing.plan.first_bad_row import before_first_bad
     from reprocessing.plan.plan import Checks
-    from reprocessing.plan.planner import Request
+    from reprocessing.plan.planner import RecoveryRequest
     from reprocessing.plan.replay_range import until_target
     from reprocessing.plan.snapshot import look_for_plan
     from reprocessing.plan.targets import Target
@@ -275,9 +275,11 @@ def _of_stream(
     snapshot = look_for_plan(settings, stream, topics)
     if searched is not None:
         target, resolved = before_first_bad(snapshot, searched, exact=request.exact, same_code=request.same_code)
-        return Request(snapshot, target, checks, resolved=resolved, discard_state=request.discard_state, until=until)
+        return RecoveryRequest(
+            snapshot, target, checks, resolved=resolved, discard_state=request.discard_state, until=until
+        )
     target = Target(kind, value)  # type: ignore[arg-type]
-    return Request(
+    return RecoveryRequest(
         snapshot, target, checks, discard_state=request.discard_state, same_code=request.same_code, until=until
     )
 

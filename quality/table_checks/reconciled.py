@@ -52,7 +52,7 @@ class Reconciled(Check):
         if checked.is_primary:
             entries = [entry for _, entry in reversed(checked.batches)]
             faults += offset_faults(entries, complete_from=_first_logged(checked))
-            compared.append(f"offsets of {_batches(len(entries))}")
+            compared.append(f"offsets of {counted(len(entries), 'batch')}")
         text = in_words(faults) if faults else f"compared: {', '.join(compared)}"
         if rows.unknown:
             text += f"; {counted(rows.unknown, 'commit')} without row counts in the statistics not compared"
@@ -164,7 +164,7 @@ def offset_faults(entries: Sequence[LedgerEntry], *, complete_from: tuple[int, i
             skipped = entry.batch - last.batch - 1
             sure = complete_from is not None and (entry.generation, entry.batch) > complete_from
             if skipped and sure:
-                yield f"{_batches(skipped)} missing between {last.txn} and {entry.txn}"
+                yield f"{counted(skipped, 'batch')} missing between {last.txn} and {entry.txn}"
             for place in sorted(now):
                 start, due = starts.get(place, 0), ends.get(place, 0)
                 if start < due:
@@ -183,10 +183,6 @@ def _first_logged(checked: CheckedTable) -> tuple[int, int] | None:
     """The oldest batch of the table's log: from there on every batch is known."""
     logged = [c.entry for c in checked.commits if c.entry is not None and c.entry.kind == "batch"]
     return min(((e.generation, e.batch) for e in logged), default=None)
-
-
-def _batches(count: int) -> str:
-    return f"{count:,} {'batch' if count == 1 else 'batches'}"
 
 
 def _added_rows(change: Change) -> dict[str, int | None]:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reprocessing.plan.history import generation_spans, within
-from reprocessing.plan.plan import RecoveryPlan, SawTopic, StreamPlan, opened_by
+from reprocessing.plan.plan import RecoveryPlan, SawTopic, StreamRecoveryPlan, opened_by
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Resolved, Target, at_or_before, named_savepoint
 from reprocessing.plan.void_records import first_changed, path_with
@@ -198,7 +198,7 @@ def _readers_beside(
     ]
 
 
-def changed_by(settings: Settings, plan: StreamPlan, opened: Generation) -> dict[str, dict[int, int]]:
+def changed_by(settings: Settings, plan: StreamRecoveryPlan, opened: Generation) -> dict[str, dict[int, int]]:
     """By topic that a stream's plan appends to, the first offset from which readers will see other records.
 
     Those that become void, and those that a recovery had declared void, if the plan takes that back.
@@ -261,7 +261,7 @@ def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Tar
 
 
 def further_back(
-    snapshot: PlanningSnapshot, target: Target, resolved: Resolved, before: Mapping[str, StreamPlan]
+    snapshot: PlanningSnapshot, target: Target, resolved: Resolved, before: Mapping[str, StreamRecoveryPlan]
 ) -> tuple[Target, Resolved] | None:
     """The target moved back to before the first record that differs; None if it can stay.
 
@@ -296,7 +296,11 @@ def further_back(
 
 
 def _after(
-    settings: Settings, topic: str, record: TopicRecord | None, today: VoidRanges, before: Mapping[str, StreamPlan]
+    settings: Settings,
+    topic: str,
+    record: TopicRecord | None,
+    today: VoidRanges,
+    before: Mapping[str, StreamRecoveryPlan],
 ) -> VoidRanges:
     """The void ranges of a topic once the plan is carried out; ranges that the plan declares void count as endless."""
     writer = next((plan for plan in before.values() if topic in plan.wrong_from), None)
@@ -307,7 +311,7 @@ def _after(
 
 
 def still_void(
-    snapshot: PlanningSnapshot, topic: SawTopic, today: VoidRanges, before: Mapping[str, StreamPlan]
+    snapshot: PlanningSnapshot, topic: SawTopic, today: VoidRanges, before: Mapping[str, StreamRecoveryPlan]
 ) -> VoidRanges:
     """The void ranges of a topic once the plan is carried out, without those that it declares; `today` are today's."""
     writer = next((plan for plan in before.values() if topic.name in plan.wrong_from), None)
@@ -317,7 +321,7 @@ def still_void(
     return _left_void(snapshot.settings, record, writer)
 
 
-def _left_void(settings: Settings, record: TopicRecord, writer: StreamPlan) -> VoidRanges:
+def _left_void(settings: Settings, record: TopicRecord, writer: StreamRecoveryPlan) -> VoidRanges:
     return record.holding(path_with(_record(settings, record.writer), opened_by(writer)))
 
 

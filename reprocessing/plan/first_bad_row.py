@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from deltalake import DeltaTable
 
 from reprocessing.plan.conditions import added_columns, bad_rows
-from reprocessing.plan.history import Batch, corrections, has_present_rows
+from reprocessing.plan.history import CommittedBatch, corrections, has_present_rows
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Resolved, Target, before
 from streaming_jobs.errors import UsageError
@@ -76,7 +76,7 @@ def refuse_same_code(snapshot: PlanningSnapshot, code: CodeVersion, did: str, *,
     )
 
 
-def _first(snapshot: PlanningSnapshot, table: StoredTable, condition: str, notes: list[str]) -> Batch:
+def _first(snapshot: PlanningSnapshot, table: StoredTable, condition: str, notes: list[str]) -> CommittedBatch:
     """The first batch after which the table has a bad row, as exactly as savepoints and the log show it."""
     last = snapshot.history.last
     assert last is not None
@@ -131,7 +131,7 @@ def _readable(table: StoredTable, version: int | None, in_log: set[int]) -> bool
     return version is not None and version in in_log and table.complete(version)
 
 
-def _first_of_code(snapshot: PlanningSnapshot, batch: Batch) -> Batch:
+def _first_of_code(snapshot: PlanningSnapshot, batch: CommittedBatch) -> CommittedBatch:
     """The first batch of the unbroken run of the same code that includes this batch."""
     first, wrote = batch, _code_of(snapshot, batch)
     while (earlier := snapshot.history.before(first.txn)) is not None and wrote.same_code(_code_of(snapshot, earlier)):
@@ -139,7 +139,7 @@ def _first_of_code(snapshot: PlanningSnapshot, batch: Batch) -> Batch:
     return first
 
 
-def _code_of(snapshot: PlanningSnapshot, batch: Batch) -> CodeVersion:
+def _code_of(snapshot: PlanningSnapshot, batch: CommittedBatch) -> CodeVersion:
     """The code that wrote the present rows of a batch: of a corrected one, that of the correction."""
     for each in corrections(snapshot.record.generations):
         if each.after < batch.txn <= each.up_to:

@@ -23,7 +23,7 @@ _PACE_OF, _PAIRED = 500, 200
 
 
 @dataclass(frozen=True)
-class Batch:
+class CommittedBatch:
     """One batch on the path: its offsets (topic -> partition -> offset), its code, and the tables' versions after it.
 
     `at` is its time in seconds since 1970, `seconds` its duration; None if that is not known. `rows` are those written
@@ -42,7 +42,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Pace:
+class BatchPace:
     """The time that batches take: one per batch, and one per record, both in seconds."""
 
     per_batch: float
@@ -59,12 +59,14 @@ class History:
     After skipped records, the path has a batch without records that ends after them.
     """
 
-    def __init__(self, batches: Iterable[Batch] = (), older: Iterator[Sequence[RawLine]] | None = None) -> None:
-        self._known: list[Batch | RawLine] = list(batches)  # oldest first; a line is decoded when it is needed
+    def __init__(
+        self, batches: Iterable[CommittedBatch] = (), older: Iterator[Sequence[RawLine]] | None = None
+    ) -> None:
+        self._known: list[CommittedBatch | RawLine] = list(batches)  # oldest first; a line is decoded when it is needed
         self._older = older if older is not None else iter(())
 
     @property
-    def last(self) -> Batch | None:
+    def last(self) -> CommittedBatch | None:
         while not self._known and self._load():
             pass
         return self._batch(len(self._known) - 1) if self._known else None
@@ -74,11 +76,11 @@ class History:
         """The offsets at which the next batch begins; empty before the first one."""
         return self.last.ends if self.last else {}
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: CommittedBatch) -> None:
         """Add the newest batch, which the ledger file does not have yet."""
         self._known.append(batch)
 
-    def newest_first(self) -> Iterator[Batch]:
+    def newest_first(self) -> Iterator[CommittedBatch]:
         """Yields every batch, back to the oldest in the ledger."""
         seen = 0
         while seen < len(self._known) or self._load():
@@ -86,32 +88,32 @@ class History:
                 seen += 1
                 yield self._batch(len(self._known) - seen)
 
-    def last_within(self, wanted: TopicOffsets) -> Batch | None:
+    def last_within(self, wanted: TopicOffsets) -> CommittedBatch | None:
         """The last batch that read no record at or after `wanted`; None if already the first one did."""
         return self._last(lambda at: within(self._batch(at).ends, wanted))
 
-    def first_covering(self, wanted: TopicOffsets) -> Batch | None:
+    def first_covering(self, wanted: TopicOffsets) -> CommittedBatch | None:
         """The first batch after which every record before `wanted` was read; None if the last one has not read all."""
         before = self._last(lambda at: not _covers(self._batch(at).ends, wanted))
         after = self.between(before.txn if before else None, self.last.txn) if self.last else []
         return after[0] if after else None
 
-    def at_version(self, table: str, version: int) -> Batch | None:
+    def at_version(self, table: str, version: int) -> CommittedBatch | None:
         """The last batch after which the table had at most that version; replayed batches have no version."""
         return next((b for b in self.newest_first() if b.versions.get(table, 1 << 62) <= version), None)
 
-    def up_to(self, txn: Txn) -> Batch | None:
+    def up_to(self, txn: Txn) -> CommittedBatch | None:
         return self._last(lambda at: self._known[at].txn <= txn)
 
-    def find(self, txn: Txn) -> Batch | None:
+    def find(self, txn: Txn) -> CommittedBatch | None:
         """The batch at a position, if it is on the path."""
         batch = self.up_to(txn)
         return batch if batch is not None and batch.txn == txn else None
 
-    def before(self, txn: Txn) -> Batch | None:
+    def before(self, txn: Txn) -> CommittedBatch | None:
         return self._last(lambda at: self._known[at].txn < txn)
 
-    def between(self, after: Txn | None, up_to: Txn) -> list[Batch]:
+    def between(self, after: Txn | None, up_to: Txn) -> list[CommittedBatch]:
         """The batches after one position and up to another, oldest first."""
         batches = []
         for batch in self.newest_first():
@@ -121,7 +123,7 @@ class History:
                 batches.append(batch)
         return batches[::-1]
 
-    def numbered(self, number: int, present: Callable[[Txn], bool] = lambda _: True) -> Batch | None:
+    def numbered(self, number: int, present: Callable[[Txn], bool] = lambda _: True) -> CommittedBatch | None:
         """The newest batch of that number whose rows are `present`.
 
         Only if there is no other, the empty one with which a generation begins after a skip or a bounded recovery.
@@ -134,14 +136,14 @@ class History:
                 border = border or batch
         return border
 
-    def pace(self) -> Pace | None:
+    def pace(self) -> BatchPace | None:
         """The pace of the newest batches, or None: the line through their sizes and times that most of them are near.
 
         Its slope is the median of those between pairs of batches, so that some slow batches do not tilt it.
 
         For a batch that began right after the one before, all the time since is counted, Spark's part included.
         """
-        newest: list[Batch] = []
+        newest: list[CommittedBatch] = []
         for batch in self.newest_first():
             newest.append(batch)
             if len(newest) > _PACE_OF:
@@ -157,9 +159,9 @@ class History:
         slopes = [(t - u) / (n - m) for (n, t), (m, u) in itertools.combinations(points[:_PAIRED], 2) if n != m]
         per_record = max(statistics.median(slopes), 0.0) if slopes else 0.0
         per_record = min(per_record, statistics.median(t / n for n, t in points))
-        return Pace(max(statistics.median(t - per_record * n for n, t in points), 0.001), per_record)
+        return BatchPace(max(statistics.median(t - per_record * n for n, t in points), 0.001), per_record)
 
-    def _last(self, holds: Callable[[int], bool]) -> Batch | None:
+    def _last(self, holds: Callable[[int], bool]) -> CommittedBatch | None:
         """The last batch for which `holds` is true; it is true for all before that one."""
         while not (self._known and holds(0)):
             if not self._load():
@@ -181,7 +183,7 @@ class History:
         self._known[:0] = day if first is None else [line for line in day if line.txn < first]
         return True
 
-    def _batch(self, at: int) -> Batch:
+    def _batch(self, at: int) -> CommittedBatch:
         known = self._known[at]
         if isinstance(known, RawLine):
             known = _from(known.read())
@@ -209,9 +211,9 @@ def lineage(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]
     return History(older=on_the_path())
 
 
-def _from(line: LedgerLine) -> Batch:
+def _from(line: LedgerLine) -> CommittedBatch:
     entry = line.entry
-    return Batch(
+    return CommittedBatch(
         txn=entry.txn,
         at=line.at,
         starts=starts_of(entry.offsets),

@@ -111,7 +111,7 @@ NO_CHECKS = Checks()
 
 
 @dataclass(frozen=True)
-class StreamPlan:
+class StreamRecoveryPlan:
     """The plan for one stream; `id` is that of the recovery, which commits, savepoints and folders name.
 
     `rewind` replays from `base` and publishes the rebuilt rows; with `discards_state` the replay starts with the base's
@@ -210,7 +210,7 @@ class RecoveryPlan:
 
     id: str
     made_at: float
-    streams: tuple[StreamPlan, ...]
+    streams: tuple[StreamRecoveryPlan, ...]
     undoes: str | None = None
     fingerprint: str = ""
     left: tuple[str, ...] = ()
@@ -233,12 +233,12 @@ class RecoveryPlan:
         """Records to replay, counted when the plan was made."""
         return sum(each.records for each in self.streams)
 
-    def upstream(self, stream: str) -> list[StreamPlan]:
+    def upstream(self, stream: str) -> list[StreamRecoveryPlan]:
         """The plans for streams that append to topics which this one reads."""
         read = {topic.name for topic in self.of(stream).saw.topics if not topic.continues}
         return [each for each in self.streams if read.intersection(each.wrong_from)]
 
-    def of(self, stream: str) -> StreamPlan:
+    def of(self, stream: str) -> StreamRecoveryPlan:
         """The plan for one stream; raises KeyError for one that is not in it."""
         for each in self.streams:
             if each.stream == stream:
@@ -246,14 +246,14 @@ class RecoveryPlan:
         raise KeyError(stream)
 
 
-def opened_by(plan: StreamPlan) -> Generation:
+def opened_by(plan: StreamRecoveryPlan) -> Generation:
     origin = plan.base.generation if plan.base.savepoint else None
     return Generation(
         plan.generation, time.time(), f"recovery {plan.id}", origin, plan.base.batch, restarts=plan.discards_state
     )
 
 
-def moved(plan: StreamPlan, now: PlannedAgainst) -> list[str]:
+def moved(plan: StreamRecoveryPlan, now: PlannedAgainst) -> list[str]:
     """The changes since planning that make the plan invalid, in words."""
     saw, changes = plan.saw, []
     if now.generation != saw.generation:

@@ -16,7 +16,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, Until
+from reprocessing.plan.plan import (
+    Base,
+    Checks,
+    PlannedAgainst,
+    RecoveryPlan,
+    SawTable,
+    SawTopic,
+    StreamRecoveryPlan,
+    Until,
+)
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.ledger.entry import CodeVersion
@@ -53,7 +62,7 @@ def only_operator(settings: Settings, plan: str) -> Iterator[None]:
         yield
 
 
-def staging_folder(settings: Settings, plan: StreamPlan) -> Path:
+def staging_folder(settings: Settings, plan: StreamRecoveryPlan) -> Path:
     """The folder of the staging tables of a plan's stream: beside the tables, on the same file system."""
     return settings.tables / "_staging" / plan.staging
 
@@ -170,9 +179,9 @@ def _without_empty(value: dict[str, Any], *later: str) -> dict[str, Any]:
     return {key: each for key, each in value.items() if each or key not in later}
 
 
-def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
+def _stream_plan(value: Mapping[str, Any]) -> StreamRecoveryPlan:
     saw, base, checks, until = value["saw"], value["base"], value["checks"], value.get("until")
-    return StreamPlan(
+    return StreamRecoveryPlan(
         **{
             **value,
             "notes": tuple(value["notes"]),

@@ -30,7 +30,7 @@ from reprocessing.plan.affected_streams import (
 from reprocessing.plan.conditions import UnknownColumn, broken
 from reprocessing.plan.first_bad_row import refuse_same_code
 from reprocessing.plan.history import generation_spans
-from reprocessing.plan.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until, opened_by
+from reprocessing.plan.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamRecoveryPlan, Until, opened_by
 from reprocessing.plan.plan_file import next_id, save, sealed
 from reprocessing.plan.registry import prune_plans
 from reprocessing.plan.replay_range import replay_start, until_border, until_of
@@ -71,7 +71,7 @@ _ONE_DEPLOY = 900.0
 
 
 @dataclass(frozen=True)
-class Request:
+class RecoveryRequest:
     """The request for a recovery of one stream.
 
     `resolved` and `base`, if given, are used as they are. With `until` the recovery is bounded. With `same_code` the
@@ -92,7 +92,7 @@ class Request:
 
 def make_plan(
     settings: Settings,
-    requests: Sequence[Request],
+    requests: Sequence[RecoveryRequest],
     *,
     undoes: str | None = None,
     checks_of: Callable[[Stream], Checks] = lambda _: NO_CHECKS,
@@ -132,16 +132,16 @@ def _left_words(name: str) -> str:
 
 def _drafts(
     settings: Settings,
-    requests: Sequence[Request],
+    requests: Sequence[RecoveryRequest],
     undoes: str | None,
     checks_of: Callable[[Stream], Checks],
     choice: Along,
-) -> tuple[list[StreamPlan], tuple[str, ...]]:
+) -> tuple[list[StreamRecoveryPlan], tuple[str, ...]]:
     """The plans of the streams, those that read topics of others after these; and the streams that are left."""
     asked = {request.snapshot.stream.name: request for request in requests}
     streams = all_streams(settings, [request.snapshot.stream for request in requests])
     along = through_topics(streams, asked)
-    drafts: dict[str, StreamPlan] = {}
+    drafts: dict[str, StreamRecoveryPlan] = {}
     changed: dict[str, dict[int, int]] = {}
     left: list[str] = []
     choice.check([name for name in along if name not in asked])
@@ -191,8 +191,8 @@ def _drafts(
 
 
 def _draft_along(
-    request: Request, undoes: str | None, before: Mapping[str, StreamPlan], committed: CommittedOffsets
-) -> StreamPlan:
+    request: RecoveryRequest, undoes: str | None, before: Mapping[str, StreamRecoveryPlan], committed: CommittedOffsets
+) -> StreamRecoveryPlan:
     """The plan of a stream that is taken along; raises UsageError with what can be chosen for it."""
     try:
         return _draft(request, undoes, before, committed)
@@ -207,13 +207,13 @@ def _draft_along(
 
 def _taken_along(
     snapshot: PlanningSnapshot, changed: TopicOffsets, checks_of: Callable[[Stream], Checks], choice: Along
-) -> Request:
+) -> RecoveryRequest:
     """The request for a stream that reads topics which change from these offsets on."""
     name, checks = snapshot.stream.name, checks_of(snapshot.stream)
     if name in choice.rebuild:
-        return Request(snapshot, Target("batch", "-1"), checks)
+        return RecoveryRequest(snapshot, Target("batch", "-1"), checks)
     target, resolved = goes_back_to(snapshot, changed)
-    return Request(snapshot, target, checks, resolved=resolved, discard_state=name in choice.discard_state)
+    return RecoveryRequest(snapshot, target, checks, resolved=resolved, discard_state=name in choice.discard_state)
 
 
 def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> None:
@@ -234,8 +234,8 @@ def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> 
 
 
 def _draft(
-    request: Request, undoes: str | None, before: Mapping[str, StreamPlan], committed: CommittedOffsets
-) -> StreamPlan:
+    request: RecoveryRequest, undoes: str | None, before: Mapping[str, StreamRecoveryPlan], committed: CommittedOffsets
+) -> StreamRecoveryPlan:
     """The plan of one stream, without the name of the recovery; `before` are those put right before it."""
     snapshot, target, checks = request.snapshot, request.target, request.checks
     refuse_fenced(snapshot)
@@ -280,7 +280,7 @@ def _draft(
     if not resolved.ahead:
         written = written_topics(snapshot, start, request.wrong_from, committed, discards=discards)
     reminded = reminders(snapshot, resolved, start, until)
-    plan = StreamPlan(
+    plan = StreamRecoveryPlan(
         id="",
         stream=snapshot.stream.name,
         kind="skip" if resolved.ahead else "rewind",
@@ -305,7 +305,7 @@ def _draft(
     return plan
 
 
-def _void(snapshot: PlanningSnapshot, plan: StreamPlan, before: Mapping[str, StreamPlan]) -> int:
+def _void(snapshot: PlanningSnapshot, plan: StreamRecoveryPlan, before: Mapping[str, StreamRecoveryPlan]) -> int:
     """How many of the offsets to replay are void, and stay so; those that the plan declares void are replaced."""
     archives, found = Archives(snapshot.settings), 0
     for topic in (topic for topic in plan.saw.topics if not topic.continues):
@@ -315,7 +315,7 @@ def _void(snapshot: PlanningSnapshot, plan: StreamPlan, before: Mapping[str, Str
     return found
 
 
-def _start(request: Request, resolved: Resolved) -> tuple[Base, list[str], bool]:
+def _start(request: RecoveryRequest, resolved: Resolved) -> tuple[Base, list[str], bool]:
     """The replay's start, notes about it, and True if state is discarded."""
     snapshot = request.snapshot
     if resolved.ahead:
@@ -450,7 +450,7 @@ def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until
     ]
 
 
-def same_deploy(settings: Settings, plans: Sequence[StreamPlan]) -> Iterator[str]:
+def same_deploy(settings: Settings, plans: Sequence[StreamRecoveryPlan]) -> Iterator[str]:
     """Notes about streams beside the plan that got new code when a stream of the plan got code which it replays."""
     named = {plan.stream for plan in plans}
     changed = [

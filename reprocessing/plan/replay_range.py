@@ -29,8 +29,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from reprocessing.plan.history import Batch, has_present_rows, in_lineage
-from reprocessing.plan.plan import Base, StreamPlan, Until
+from reprocessing.plan.history import CommittedBatch, has_present_rows, in_lineage
+from reprocessing.plan.plan import Base, StreamRecoveryPlan, Until
 from reprocessing.plan.sliceable import sliceable, tables_with_slices
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import (
@@ -301,7 +301,7 @@ def _wanted(target: Target, view: View) -> TopicOffsets:
     return wanted
 
 
-def _last_of_code(text: str, view: View) -> Batch:
+def _last_of_code(text: str, view: View) -> CommittedBatch:
     """The last batch of the newest unbroken run of a version of the code."""
     codes = view.record.code
     begun = codes.index(named_code(text, view.record))
@@ -399,7 +399,7 @@ def rows_of_no_batch(
     return None
 
 
-def rebuilt_since(settings: Settings, stream: Stream, plan: StreamPlan) -> list[str]:
+def rebuilt_since(settings: Settings, stream: Stream, plan: StreamRecoveryPlan) -> list[str]:
     """The slices that were rebuilt since a plan was made, in words: it would publish their rows as they were before."""
     if plan.skips or plan.until is not None:  # nothing is published, or `rows_of_no_batch` is asked
         return []

@@ -7,56 +7,16 @@ second topic.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import UsageError
+from streaming_jobs.runtime.spark_plan import batch_traits_of
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
-
-_NODE = re.compile(r"^[\s:+|-]*([A-Za-z0-9]+)")
-_KEYS = re.compile(r"Aggregate \[(.*?)\], \[")
-_WINDOW = re.compile(r"\bwindow#\d+")
-_OF_WINDOW = re.compile(r"named_struct\(start, .*? AS window#|Expand \[\[named_struct\(start, ")
-_LENGTH = re.compile(r"- \d+\) \+ (\d+)")
-_ROW_BY_ROW = {
-    "Project",
-    "Filter",
-    "TypedFilter",
-    "SubqueryAlias",
-    "View",
-    "Union",
-    "Repartition",
-    "RepartitionByExpression",
-    "RebalancePartitions",
-    "ResolvedHint",
-    "CollectMetrics",
-    "DeserializeToObject",
-    "SerializeFromObject",
-    "MapElements",
-    "Generate",
-    "Expand",
-    "Join",
-    "MapInPandas",
-    "MapInArrow",
-    "PythonMapInArrow",
-    "FlatMap",
-    "WithCTE",
-    "CTERelationDef",
-    "CTERelationRef",
-    "RelationV2",
-    "LogicalRelation",
-    "LocalRelation",
-    "LogicalRDD",
-    "OneRowRelation",
-}
-"""Operators of Spark 4.2 whose rows come from one row each; a join is one with a table that does not change."""
-_READ = re.compile(r"RelationV2\[.*?\] +kafka-")
 
 
 @dataclass(frozen=True)
@@ -132,22 +92,19 @@ def check_plan(made: Sliceable, plan: str) -> timedelta:
 
     `plan` is Spark's analysed plan of the function on batch frames.
     """
-    lines = plan.splitlines()
-    names = {match[1] for line in lines if (match := _NODE.match(line))}
-    stream = made.stream.name
-    if len(_READ.findall(plan)) > 1:
+    traits, stream = batch_traits_of(plan), made.stream.name
+    if traits.reads > 1:
         raise _dependent(stream, "joins its topic with itself")
-    if "session_window#" in plan:
+    if traits.session_windows:
         raise _dependent(stream, "has session windows, whose length has no bound")
-    for line in lines:
-        if (match := _NODE.match(line)) and match[1] == "Aggregate":
-            keys = _KEYS.search(line)
-            if keys is None or not _WINDOW.search(keys[1]):
-                raise _dependent(stream, "adds records up without a window of event time")
-    others = sorted(names - _ROW_BY_ROW - {"Aggregate"})
-    if others:
-        raise _dependent(stream, f"has an operator whose rows may depend on any record ({', '.join(others)})")
-    windows = timedelta(microseconds=sum(_lengths(lines, stream)))
+    if traits.unwindowed_aggregate:
+        raise _dependent(stream, "adds records up without a window of event time")
+    if traits.others:
+        raise _dependent(stream, f"has an operator whose rows may depend on any record ({', '.join(traits.others)})")
+    lengths = [length for length in traits.windows if length is not None]
+    if len(lengths) < len(traits.windows):
+        raise _dependent(stream, "has windows whose length its plan does not show")
+    windows = timedelta(microseconds=sum(lengths))  # windows of windows add up
     if windows > made.slices.distance:
         raise UsageError(
             f"the windows of stream {stream} are {format_duration(windows)} long, the slices of table "
@@ -155,16 +112,6 @@ def check_plan(made: Sliceable, plan: str) -> timedelta:
             f"declare Slices({made.slices.column!r}, reach='{format_duration(windows)}', ...)",
         )
     return windows
-
-
-def _lengths(lines: list[str], stream: str) -> Iterator[int]:
-    """The length of each node's windows, in microseconds; windows of windows add up."""
-    for line in lines:
-        if _OF_WINDOW.search(line):
-            length = _LENGTH.search(line)
-            if length is None:
-                raise _dependent(stream, "has windows whose length its plan does not show")
-            yield int(length[1])
 
 
 def _declared(stream: Stream, table: str | None) -> tuple[str, DeclaredTable, Slices]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from reprocessing.plan.history import Batch, History, lineage
+from reprocessing.plan.history import CommittedBatch, History, lineage
 from reprocessing.plan.journal import next_step
 from reprocessing.plan.plan import PlannedAgainst, SawTable, SawTopic
 from reprocessing.plan.targets import View, no_batch
@@ -148,8 +148,8 @@ def _saw(topic: TopicSnapshot) -> SawTopic:
     )
 
 
-def _batch(entry: LedgerEntry) -> Batch:
-    return Batch(
+def _batch(entry: LedgerEntry) -> CommittedBatch:
+    return CommittedBatch(
         txn=entry.txn,
         at=time.time(),
         starts=starts_of(entry.offsets),

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from reprocessing.plan.history import Batch, History, corrections, generation_spans, has_present_rows, within
+from reprocessing.plan.history import CommittedBatch, History, corrections, generation_spans, has_present_rows, within
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import TopicOffsets
@@ -131,7 +131,7 @@ def resolve(target: Target, view: View) -> Resolved:
 
 def at_or_before(wanted: TopicOffsets, view: View) -> Resolved:
     """The last batch that read no record at or after these offsets."""
-    border: Batch | Savepoint | None = view.history.last_within(wanted)
+    border: CommittedBatch | Savepoint | None = view.history.last_within(wanted)
     notes = list(view.notes)
     if border is None:  # the ledger may not reach back that far
         earlier = [
@@ -276,7 +276,7 @@ def _batch(target: Target, view: View) -> Resolved:
     return Resolved(batch.txn, batch.ends)
 
 
-def named_batch(target: Target, view: View) -> Batch:
+def named_batch(target: Target, view: View) -> CommittedBatch:
     """The batch of a number, or that made a version of the primary table; raises UsageError if the ledger has none."""
     history = view.history
     if target.kind == "table-version":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from reprocessing.plan.affected_streams import Along
 from reprocessing.plan.journal import journal_of, next_step
 from reprocessing.plan.plan import RecoveryPlan
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.registry import refuse_if_held, undone_by
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.targets import Resolved, Target
@@ -44,7 +44,7 @@ def plan_undo(
         target = Target("savepoint", f"from before {plan.id}")
         voided = journal.done("void_records", name)
         wrong_from = None if voided is None else decode(voided["kept"])
-        requests.append(Request(snapshot, target, resolved=back_to, base=before, wrong_from=wrong_from))
+        requests.append(RecoveryRequest(snapshot, target, resolved=back_to, base=before, wrong_from=wrong_from))
     return make_plan(settings, requests, undoes=plan.id, along=Along(leave=frozenset(plan.left)))
 
 

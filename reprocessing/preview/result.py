@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reprocessing.replay.difference import Difference
-from reprocessing.replay.session import Failure
+from reprocessing.replay.session import ReplayFailure
 from reprocessing.report.page import SECTIONS, difference_section
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place
@@ -42,7 +42,7 @@ class TableChange:
         return not self.rows and not self.new_columns and not self.misfits
 
 
-class Verdict(StrEnum):
+class PreviewVerdict(StrEnum):
     equal = "equal"
     different = "different"
     broken = "broken"
@@ -91,22 +91,22 @@ class Preview:
     before: Counts = Counts()
     after: Counts = Counts()
     suites: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    failure: Failure | None = None
+    failure: ReplayFailure | None = None
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> PreviewVerdict:
         """The verdict; what must not be deployed is never only `different`."""
         if self.failure is not None:
-            return Verdict.broken if self.failure.starts else Verdict.cannot_start
+            return PreviewVerdict.broken if self.failure.starts else PreviewVerdict.cannot_start
         if any(table.misfits for table in self.tables):
-            return Verdict.cannot_start
+            return PreviewVerdict.cannot_start
         if any(failing for _, failing in self.suites):
-            return Verdict.broken
+            return PreviewVerdict.broken
         if all(table.equal for table in self.tables):
-            return Verdict.equal
-        return Verdict.different
+            return PreviewVerdict.equal
+        return PreviewVerdict.different
 
     @property
     def same_code(self) -> bool:
@@ -150,7 +150,7 @@ class Preview:
         }
 
 
-def _failure_json(failure: Failure) -> dict[str, Any]:
+def _failure_json(failure: ReplayFailure) -> dict[str, Any]:
     return {name: value for name, value in asdict(failure).items() if name != "permanent"}
 
 
@@ -198,12 +198,12 @@ def _samples(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def headline(preview: Preview) -> str:
-    if preview.verdict is Verdict.cannot_start:
+    if preview.verdict is PreviewVerdict.cannot_start:
         return f"stream {preview.stream}: cannot start on today's state: {'; '.join(reasons(preview))}"
-    if preview.verdict is Verdict.broken:
+    if preview.verdict is PreviewVerdict.broken:
         what = "the replay failed" if preview.failure is not None else "the rebuilt rows break a suite"
         return f"stream {preview.stream}: broken: {what}: {'; '.join(reasons(preview))}"
-    if preview.verdict is Verdict.equal:
+    if preview.verdict is PreviewVerdict.equal:
         return f"stream {preview.stream}: equal: the code on disk makes the same rows"
     return f"stream {preview.stream}: different: {'; '.join(filter(None, map(_changed, preview.tables)))}"
 

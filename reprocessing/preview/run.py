@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from reprocessing.plan.history import in_lineage
 from reprocessing.preview.folders import Folders, hold_previews
 from reprocessing.preview.result import Counts, Edge, Preview, TableChange
-from reprocessing.preview.start import NewestBatch, Start, StartView, Wanted, choose, newest_batch, records
+from reprocessing.preview.start import NewestBatch, PreviewStart, StartView, Wanted, choose, newest_batch, records
 from reprocessing.replay.border import Border
 from reprocessing.replay.difference import compare_stored
-from reprocessing.replay.session import Failure, Outcome, Replay, missed_end
+from reprocessing.replay.session import ReplayFailure, ReplayResult, ReplaySession, missed_end
 from reprocessing.replay.staging import fill, make_empty_tables
 from reprocessing.stages.publish import misfit
 from reprocessing.stages.recovery import RunSuite, no_suites
@@ -52,13 +52,13 @@ READ = 50_000
 """Batches at most whose figures are read from a ledger, the newest ones."""
 
 
-RunReplay = Callable[[Folders, Stream, StreamRecord, NewestBatch, Callable[[int], None]], Failure | None]
+RunReplay = Callable[[Folders, Stream, StreamRecord, NewestBatch, Callable[[int], None]], ReplayFailure | None]
 """Runs the stream's code on the preview's folders up to the border; reports batches, returns why it failed."""
 
 
 def replay(
     folders: Folders, stream: Stream, record: StreamRecord, until: NewestBatch, progress: Callable[[int], None]
-) -> Failure | None:
+) -> ReplayFailure | None:
     """Run the stream's code up to the border; returns why it failed, None if it reached the border.
 
     `progress` is called with the number of the batch that was written last, if there is a new one, once per second.
@@ -73,7 +73,7 @@ def replay(
             progress(batch)
 
     target = folders.replay_settings()
-    outcome = Replay(
+    outcome = ReplaySession(
         target,
         stream,
         Archives(folders.settings),
@@ -85,13 +85,13 @@ def replay(
     return failure_at(outcome, until)
 
 
-def failure_at(outcome: Outcome, until: NewestBatch) -> Failure | None:
+def failure_at(outcome: ReplayResult, until: NewestBatch) -> ReplayFailure | None:
     """Why a replay says that the code must not be deployed; raises TransientError if it says nothing about the code."""
     failure = outcome.failure
     if failure is not None and not failure.permanent:
         raise TransientError(f"the replay failed: {failure.found}", failure.next_step or "try again")
     if failure is None and (missed := missed_end(outcome.reached, until.ends, exactly=True)):
-        return Failure(PreflightRefused.code, missed, "see whether the topic still has these records")
+        return ReplayFailure(PreflightRefused.code, missed, "see whether the topic still has these records")
     return failure
 
 
@@ -174,7 +174,7 @@ def preview(
             f"stream {stream.name} writes topics only, and a preview compares tables",
             "give a copy of the stream a table as its sink, and preview that",
         )
-    folders, clock = Folders(settings, stream.name), Clock()
+    folders, clock = Folders(settings, stream.name), PartTimes()
     topics = Archives(settings).added_to(topics, stream)
     with hold_previews(folders):
         folders.clear()
@@ -188,7 +188,7 @@ def preview(
 
 
 @dataclass
-class Clock:
+class PartTimes:
     parts: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     _last: float = field(default_factory=time.monotonic)
@@ -208,7 +208,7 @@ def _preview(
     record: StreamRecord,
     topics: TopicReader,
     request: PreviewRequest,
-    clock: Clock,
+    clock: PartTimes,
     tell: Callable[[str], None],
 ) -> Preview:
     end = newest_batch(folders, stream, record)
@@ -255,7 +255,7 @@ def _preview(
     )
 
 
-def prepare(folders: Folders, stream: Stream, record: StreamRecord, start: Start) -> None:
+def prepare(folders: Folders, stream: Stream, record: StreamRecord, start: PreviewStart) -> None:
     """Make the state and the tables of the replay: those of the savepoint, or empty tables with today's columns.
 
     Raises TransientError if the savepoint is dropped meanwhile, as the running stream does with old ones.
@@ -314,13 +314,13 @@ def _view(settings: Settings, record: StreamRecord, topics: TopicReader, end: Ne
     )
 
 
-def _undeclared(stream: Stream, record: StreamRecord) -> Failure | None:
+def _undeclared(stream: Stream, record: StreamRecord) -> ReplayFailure | None:
     """The refusal of code that no longer declares a table of the stream, which has to be there to be rebuilt."""
     gone = sorted({bound.name for bound in record.tables} - {declared.name for declared, _ in all_tables(stream)})
     if not gone:
         return None
     found = f"stream {stream.name} no longer writes table {', '.join(gone)}"
-    return Failure(PreflightRefused.code, found, "declare the sink again", starts=False)
+    return ReplayFailure(PreflightRefused.code, found, "declare the sink again", starts=False)
 
 
 def _published_entries(settings: Settings, record: StreamRecord, after: Txn | None, up_to: Txn) -> list[LedgerEntry]:
@@ -354,7 +354,7 @@ def _counts(entries: Sequence[LedgerEntry]) -> Counts:
 
 
 def _notes(
-    start: Start, end: NewestBatch, written: Sequence[LedgerEntry], rebuilt: Sequence[SliceCommitRequest]
+    start: PreviewStart, end: NewestBatch, written: Sequence[LedgerEntry], rebuilt: Sequence[SliceCommitRequest]
 ) -> list[str]:
     notes = []
     if len(written) == READ:

@@ -57,7 +57,7 @@ class StartView:
 
 
 @dataclass(frozen=True)
-class Start:
+class PreviewStart:
     """The savepoint (None: the stream's start), the offsets there, and why it is this one, in words."""
 
     savepoint: Savepoint | None
@@ -65,7 +65,7 @@ class Start:
     why: str
 
 
-def choose(wanted: Wanted, view: StartView) -> Start:
+def choose(wanted: Wanted, view: StartView) -> PreviewStart:
     """The start of the preview; raises UsageError if there is none, with what is possible instead."""
     if wanted.savepoint is not None:
         return _named(wanted.savepoint, view)
@@ -87,7 +87,7 @@ def records(begin: TopicOffsets, end: TopicOffsets) -> int:
     return sum(max(offset - begins.get(place, 0), 0) for place, offset in by_place(end).items())
 
 
-def _named(name: str, view: StartView) -> Start:
+def _named(name: str, view: StartView) -> PreviewStart:
     savepoint = next((each for each in view.savepoints if each.id == name), None)
     if savepoint is None:
         raise UsageError(
@@ -108,15 +108,15 @@ def _unusable(savepoint: Savepoint, view: StartView) -> str:
     return lost(savepoint.ends, view.earliest, view.archived, view.continues)
 
 
-def _from(savepoint: Savepoint, why: str) -> Start:
-    return Start(savepoint, savepoint.ends, why)
+def _from(savepoint: Savepoint, why: str) -> PreviewStart:
+    return PreviewStart(savepoint, savepoint.ends, why)
 
 
-def _beginning(view: StartView, younger: Sequence[Savepoint], why: str) -> Start:
+def _beginning(view: StartView, younger: Sequence[Savepoint], why: str) -> PreviewStart:
     """The stream's very start, if the topics still have all records since."""
     gone = lost(view.starts, view.earliest, view.archived, view.continues)
     if not gone:
-        return Start(None, view.starts, why)
+        return PreviewStart(None, view.starts, why)
     oldest = next((each for each in younger if records(each.ends, view.ends)), None)
     raise UsageError(
         f"{why}, and {gone}",

@@ -1,7 +1,7 @@
 """One replay: an ordinary session of a stream on folders of its own, from the checkpoint there to an end.
 
-Recoveries and previews run the same `Replay`. Each chooses where it starts (`staging.fill`) and ends (`border.py`),
-which topics it writes, and what a failure means; a slice, which has no state, reads one batch instead.
+Recoveries and previews run the same `ReplaySession`. Each chooses where it starts (`staging.fill`) and ends
+(`border.py`), which topics it writes, and what a failure means; a slice, which has no state, reads one batch instead.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _LOOK_EVERY = 1.0
 Watch = Callable[[StreamRunner, int | None], None]
 """Called once per second with the running stream and its newest committed batch (None before the first).
 
-A RecourseError that it raises ends the session, and `Replay.run` raises it again.
+A RecourseError that it raises ends the session, and `ReplaySession.run` raises it again.
 """
 
 
 @dataclass(frozen=True)
-class Failure:
+class ReplayFailure:
     """Why a replay did not reach its end. `starts` is False if the code cannot start on the stream's state at all."""
 
     code: str
@@ -53,11 +53,11 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayResult:
     """The ledger entry of the replay's last batch, or why the replay failed."""
 
     last: LedgerEntry | None
-    failure: Failure | None = None
+    failure: ReplayFailure | None = None
 
     @property
     def reached(self) -> TopicOffsets:
@@ -65,7 +65,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplaySession:
     """A replay of `stream` under `settings`, whose state and tables must exist and belong to the replay alone.
 
     `replan` checks each batch before it runs. With `until`, sources read nothing past these offsets; otherwise the
@@ -81,7 +81,7 @@ class Replay:
     topic_sinks: TopicSinks | None = None
     name: str | None = None
 
-    def run(self, watch: Watch) -> Outcome:
+    def run(self, watch: Watch) -> ReplayResult:
         queries = SparkQueries(
             self.settings, self.replan, archives=self.archives, until=self.until, topic_sinks=self.topic_sinks
         )
@@ -98,8 +98,8 @@ class Replay:
         if raised:
             raise raised[0]
         if code:
-            return Outcome(None, failure_of(session.running[0] if session.running else None))
-        return Outcome(last_entry(self.settings, self.stream))
+            return ReplayResult(None, failure_of(session.running[0] if session.running else None))
+        return ReplayResult(last_entry(self.settings, self.stream))
 
 
 def _watch(session: Session, watch: Watch, over: threading.Event, raised: list[RecourseError]) -> None:
@@ -119,11 +119,11 @@ def _launch(log_name: str, settings: Settings, **options: Any) -> Launched:
     return spark.launch(settings, **{**options, "name": log_name})
 
 
-def failure_of(running: StreamRunner | None) -> Failure:
+def failure_of(running: StreamRunner | None) -> ReplayFailure:
     """The failure of a session, from the status of its stream (None: the stream was never started)."""
     error = (running.status.error if running is not None else None) or {}
     code, never_began = error.get("code", ""), running is None or running.pipeline is None
-    return Failure(
+    return ReplayFailure(
         code,
         error.get("found", "see its log"),
         error.get("next", ""),

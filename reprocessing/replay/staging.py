@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-from reprocessing.plan.plan import StreamPlan, opened_by
+from reprocessing.plan.plan import StreamRecoveryPlan, opened_by
 from reprocessing.plan.plan_file import folder, staging_folder
 from reprocessing.replay.session import replay_settings
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
@@ -30,12 +30,12 @@ from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRec
 from streaming_jobs.stream import Stream
 
 
-def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
+def settings_of(settings: Settings, plan: StreamRecoveryPlan) -> Settings:
     return replay_settings(settings, plan.stream, folder(settings, plan.id) / "state", staging_folder(settings, plan))
 
 
 def prepare(
-    settings: Settings, stream: Stream, plan: StreamPlan, record: StreamRecord, savepoint: Savepoint | None
+    settings: Settings, stream: Stream, plan: StreamRecoveryPlan, record: StreamRecord, savepoint: Savepoint | None
 ) -> None:
     """Make the staging folders anew; what a kill has left in them is removed."""
     clear(settings, plan)
@@ -100,7 +100,7 @@ def make_empty_tables(settings: Settings, target: Settings, stream: Stream, open
     stream_record.save(target, replace(begun, tables=tuple(bound)))
 
 
-def sync_all(settings: Settings, plan: StreamPlan) -> None:
+def sync_all(settings: Settings, plan: StreamRecoveryPlan) -> None:
     """Sync the staging folders: state, tables, and the folders above them."""
     target = settings_of(settings, plan)
     for root in (target.state, target.tables):
@@ -109,7 +109,7 @@ def sync_all(settings: Settings, plan: StreamPlan) -> None:
         sync(above)
 
 
-def clear(settings: Settings, plan: StreamPlan) -> None:
+def clear(settings: Settings, plan: StreamRecoveryPlan) -> None:
     """Remove the staging folders, durably."""
     state = folder(settings, plan.id) / "state"
     shutil.rmtree(StreamFolder.of(settings_of(settings, plan), plan.stream).path, ignore_errors=True)

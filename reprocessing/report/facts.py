@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reprocessing.plan.journal import Journal, PlanOutcome
-from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from reprocessing.replay.difference import Difference
 from streaming_jobs.ledger.positions import Place, by_place, decode
 
@@ -185,7 +185,7 @@ def _noted(journal: Journal) -> tuple[Difference, ...]:
     return ()
 
 
-def _of_stream(plan: StreamPlan, journal: Journal, *, aborted: bool) -> StreamFacts:
+def _of_stream(plan: StreamRecoveryPlan, journal: Journal, *, aborted: bool) -> StreamFacts:
     keep, replay = journal.done("take_savepoint") or {}, journal.done("replay")
     published = journal.done("skip" if plan.skips else "publish") is not None and not aborted
     batches = (replay or {}).get("batches", {})
@@ -208,7 +208,7 @@ def _of_stream(plan: StreamPlan, journal: Journal, *, aborted: bool) -> StreamFa
 
 
 def _partitions(
-    plan: StreamPlan,
+    plan: StreamRecoveryPlan,
     starts: Mapping[Place, int],
     position: Mapping[Place, int],
     reached: Mapping[Place, int],

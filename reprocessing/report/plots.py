@@ -109,16 +109,12 @@ def shares_scale(stream: StreamFacts) -> bool:
 
 
 def _totals(series: BatchSeries) -> str:
-    return f"{batch_words(series.batches)} with {counted(series.rows, 'row')}"
-
-
-def batch_words(count: int) -> str:
-    return "1 batch" if count == 1 else f"{count:,} batches"
+    return f"{counted(series.batches, 'batch')} with {counted(series.rows, 'row')}"
 
 
 def _panel(words: str, series: BatchSeries, kind: str, top: float, largest: float) -> Iterator[str]:
     bottom = top + _PANEL
-    head = f"{batch_words(series.batches)} {words}: {counted(series.rows, 'row')} written"
+    head = f"{counted(series.batches, 'batch')} {words}: {counted(series.rows, 'row')} written"
     yield text(_PANEL_LEFT, top - 12, head if series.columns else f"no batches {words} are in the ledger")
     if not series.columns:
         yield line(_PANEL_LEFT, bottom, WIDTH - 10, bottom, class_="axis")

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 from reprocessing.plan.conditions import broken
-from reprocessing.plan.plan import StreamPlan, Until
+from reprocessing.plan.plan import StreamRecoveryPlan, Until
 from reprocessing.replay.difference import Difference, compare_stored, not_compared
 from reprocessing.stages.bounded import combined, combined_settings, compared_folder, rows_until, unequal_later_rows
 from reprocessing.stages.publish import incompatible, misfit
@@ -174,7 +174,7 @@ class LaterRowsUnchanged:
                 )
 
 
-def checks_of(plan: StreamPlan, run_suite: RunSuite = no_suites) -> tuple[AuditCheck, ...]:
+def checks_of(plan: StreamRecoveryPlan, run_suite: RunSuite = no_suites) -> tuple[AuditCheck, ...]:
     bound = plan.checks.max_changed
     return (
         *(EveryRow(rule) for rule in plan.checks.rules),

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from reprocessing.plan.journal import Journal
-from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from reprocessing.plan.written_topics import WrittenTopics
 from reprocessing.replay import staging
 from reprocessing.replay.difference import Difference
@@ -113,7 +113,7 @@ class Recovery:
 class RecoveryContext:
     settings: Settings
     stream: Stream
-    plan: StreamPlan
+    plan: StreamRecoveryPlan
     topics: TopicReader
     journal: Journal
     events: RecoveryEvents

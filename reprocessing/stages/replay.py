@@ -17,10 +17,10 @@ import structlog
 
 from reprocessing.plan.conditions import refuse_unaskable
 from reprocessing.plan.history import lineage
-from reprocessing.plan.plan import StreamPlan
+from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.plan.plan_file import staging_folder
 from reprocessing.replay.border import Border, RowByRow
-from reprocessing.replay.session import Failure, Replay, missed_end
+from reprocessing.replay.session import ReplayFailure, ReplaySession, missed_end
 from reprocessing.report.facts import READ, BatchRows, BatchSeries
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.void_ranges import border_offsets, lagged, void_for
@@ -61,13 +61,13 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     archives = Archives(context.settings, void_for(context))
     topics = (topic for topic in plan.saw.topics if not topic.continues)
     void = {topic.name: archives.void_of(context.stream, topic.name, topic.topic_id) for topic in topics}
-    outcome = Replay(
+    outcome = ReplaySession(
         context.replay_settings,
         context.stream,
         archives,
         replan=border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
         until=None if until is None else until.ends,
-    ).run(_Watch(context, void))
+    ).run(_ReplayWatch(context, void))
     if outcome.failure is not None:
         raise _error(outcome.failure, plan.id)
     check_end(plan, outcome.reached, context.kept().ends)
@@ -81,14 +81,14 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     }
 
 
-def _error(failure: Failure, plan: str) -> RecourseError:
+def _error(failure: ReplayFailure, plan: str) -> RecourseError:
     found = f"the replay failed: {failure.code} {failure.found}"
     if failure.permanent:
         return PermanentError(found, f"{commands.abort(plan)}, correct it, and plan again")
     return TransientError(found, f"continue it: {commands.resume(plan)}")
 
 
-def check_end(plan: StreamPlan, reached: TopicOffsets, before: TopicOffsets) -> None:
+def check_end(plan: StreamRecoveryPlan, reached: TopicOffsets, before: TopicOffsets) -> None:
     """Raise PermanentError if a replay ended before the stream's last batch, `before`.
 
     A bounded recovery has to end exactly at its end: a later record would be in the tables twice.
@@ -102,7 +102,7 @@ def check_end(plan: StreamPlan, reached: TopicOffsets, before: TopicOffsets) -> 
         )
 
 
-class _Watch:
+class _ReplayWatch:
     """Reports a replay's progress, and refuses rules that cannot be evaluated on the table that it writes."""
 
     def __init__(self, context: RecoveryContext, void: Mapping[str, VoidRanges]) -> None:
@@ -164,7 +164,7 @@ def _present(context: RecoveryContext, void: Mapping[str, VoidRanges]) -> int:
         return 0
 
 
-def _read(plan: StreamPlan, void: Mapping[str, VoidRanges], reached: TopicOffsets) -> int:
+def _read(plan: StreamRecoveryPlan, void: Mapping[str, VoidRanges], reached: TopicOffsets) -> int:
     """The offsets from the replay's start to where it is, without void ones."""
     begins = {(topic, p): begin for topic, p, begin, _ in plan.ranges()}
     spans = {t: {p: (begins.get((t, p), 0), end) for p, end in each.items()} for t, each in reached.items()}

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from reprocessing.plan.journal import NOT_CONFIRMED, next_step
-from reprocessing.plan.plan import RecoveryPlan, StreamPlan, moved, opened_by
+from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan, moved, opened_by
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.written_topics import GroupPosition, group_words
@@ -101,7 +101,7 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class OfOneStream:
-    plan: StreamPlan
+    plan: StreamRecoveryPlan
 
     @property
     def stream(self) -> str:
@@ -128,7 +128,7 @@ def _stages(plan: RecoveryPlan) -> Iterator[Stage]:
     yield CleanUp(plan.streams)
 
 
-def _table_names(plan: StreamPlan) -> str:
+def _table_names(plan: StreamRecoveryPlan) -> str:
     return ", ".join(table.name for table in plan.saw.tables)
 
 
@@ -306,8 +306,8 @@ class Audit:
 
     name: ClassVar[str] = "audit"
     stream: ClassVar[None] = None
-    plans: tuple[StreamPlan, ...]
-    skipping: tuple[StreamPlan, ...] = ()
+    plans: tuple[StreamRecoveryPlan, ...]
+    skipping: tuple[StreamRecoveryPlan, ...] = ()
 
     def explain(self) -> str:
         checks = dict.fromkeys(check.words() for plan in self.plans for check in checks_of(plan))
@@ -343,7 +343,7 @@ class Audit:
 class Confirm:
     name: ClassVar[str] = "confirm"
     stream: ClassVar[None] = None
-    plans: tuple[StreamPlan, ...]
+    plans: tuple[StreamRecoveryPlan, ...]
 
     def explain(self) -> str:
         return _ask_words(self.plans)
@@ -354,7 +354,7 @@ class Confirm:
         return {}
 
 
-def _compared_words(plan: StreamPlan) -> str:
+def _compared_words(plan: StreamRecoveryPlan) -> str:
     end = "as of where these end in the topics" if plan.until is None else f"as of batch {plan.until.batch}"
     return f"compare staging with the published tables, {end}"
 
@@ -376,12 +376,12 @@ def _border_words(context: RecoveryContext) -> str:
     )
 
 
-def _ask_words(plans: Sequence[StreamPlan]) -> str:
+def _ask_words(plans: Sequence[StreamRecoveryPlan]) -> str:
     records = sum(end - begin for plan in plans for _, _, begin, end in plan.skipped())
     return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
 
 
-def _check_skips(recovery: Recovery, plans: Sequence[StreamPlan]) -> None:
+def _check_skips(recovery: Recovery, plans: Sequence[StreamRecoveryPlan]) -> None:
     for plan in plans:
         check_skip(recovery.of(plan.stream))
 
@@ -498,7 +498,7 @@ class ContinueGeneration(OfOneStream):
 class CleanUp:
     name: ClassVar[str] = "clean_up"
     stream: ClassVar[None] = None
-    plans: tuple[StreamPlan, ...]
+    plans: tuple[StreamRecoveryPlan, ...]
 
     def explain(self) -> str:
         removal = "" if all(each.skips for each in self.plans) else "remove staging; "

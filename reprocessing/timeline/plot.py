@@ -135,7 +135,9 @@ class _Picture:
     def svg(self) -> str:
         timeline = self.timeline
         rows = sum(each.rows for each in timeline.batches)
-        label = f"Timeline of stream {timeline.stream}: {_batches(len(timeline.batches))}, {counted(rows, 'row')}"
+        label = (
+            f"Timeline of stream {timeline.stream}: {counted(len(timeline.batches), 'batch')}, {counted(rows, 'row')}"
+        )
         parts = [
             element("style", STYLE),
             rect(0, 0, WIDTH, self.height, class_="back"),
@@ -168,8 +170,8 @@ class _Picture:
         timeline = self.timeline
         width = width_of(timeline.since, timeline.until)
         return (
-            f"{instant_words(timeline.since)} to {instant_words(timeline.until)}: {_batches(len(timeline.batches))}, "
-            f"{counted(rows, 'row')}; a column is {_span(width)}"
+            f"{instant_words(timeline.since)} to {instant_words(timeline.until)}: "
+            f"{counted(len(timeline.batches), 'batch')}, {counted(rows, 'row')}; a column is {_span(width)}"
         )
 
     def _panel(self, top: float, words: str, draw_in: Callable[[float], Iterator[str]]) -> Iterator[str]:
@@ -193,7 +195,7 @@ class _Picture:
         for each in self.bins:
             own, replayed = each.rows * 60 / width, each.replayed * 60 / width
             x, wide = self._column(each, width)
-            hover = f"{instant_words(each.since)}: {_batches(each.batches)}, {counted(each.rows, 'row')}"
+            hover = f"{instant_words(each.since)}: {counted(each.batches, 'batch')}, {counted(each.rows, 'row')}"
             if each.replayed:
                 words = f"{hover}, and {counted(each.replayed, 'row')} of a replay"
                 yield from scale.column(x, wide, own + replayed, hover=words, class_="replay")
@@ -317,10 +319,6 @@ def _label(mark: Mark) -> str:
     if mark.kind == "recovery":
         return f"{mark.plan} {mark.what}"
     return mark.what if mark.kind == "session" or mark.what != "time" else ""
-
-
-def _batches(count: int) -> str:
-    return "1 batch" if count == 1 else f"{count:,} batches"
 
 
 def _span(seconds: int) -> str:

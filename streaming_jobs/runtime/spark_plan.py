@@ -115,6 +115,11 @@ _COLUMN = re.compile(r"#(\d+)")
 _DEFINITION = re.compile(r"(.*) AS (.+)#(\d+)L?(?:-T\d+ms)?")
 _REFERENCE = re.compile(r"~CTERelationRef (\d+)")
 _KEYS = re.compile(r"\[(.*?)\]")
+_GROUPED_BY = re.compile(r"Aggregate \[(.*?)\], \[")
+_WINDOW = re.compile(r"\bwindow#\d+")
+_DEFINES_WINDOW = re.compile(r"named_struct\(start, .*? AS window#|Expand \[\[named_struct\(start, ")
+_WINDOW_LENGTH = re.compile(r"- \d+\) \+ (\d+)")
+_TOPIC_READ = re.compile(r"RelationV2\[.*?\] +kafka-")
 _DECODED = "_record"
 _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 _STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
@@ -153,6 +158,12 @@ _PLAIN = (
     "CTERelationRef",
 )
 """Operators of Spark 4.2 that keep no state and make at most one row of each row."""
+_STATIC = ("RelationV2", "LogicalRelation", "LocalRelation", "LogicalRDD", "OneRowRelation")
+"""What a batch reads."""
+_ORDER_DEPENDENT = ("LocalLimit", "Sample", "EventTimeWatermark")
+"""Plain operators that choose among rows, or belong to streams only: a batch that has them is not read row by row."""
+_ROW_BY_ROW = {*_PLAIN, *_MULTIPLIES, *_STATIC}.difference(_ORDER_DEPENDENT)
+"""Operators of a batch whose rows come from one row each; a join is one with a table that does not change."""
 _SOURCE = "StreamingRelation"
 _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -225,6 +236,35 @@ def not_row_by_row(nodes: Iterable[str], sources: int) -> tuple[str, ...]:
     """
     stateful = (name for name in nodes if _keeps_state(name) or (sources > 1 and name.startswith("Join")))
     return tuple(sorted({*stateful, *(name for name in nodes if not _is_known(name))}))
+
+
+@dataclass(frozen=True)
+class BatchPlanTraits:
+    """The traits of a plan on batch frames that decide which records a row depends on.
+
+    `reads` counts reads of topics. `windows` are the lengths of the windows of event time in microseconds, None for a
+    length that the plan does not show. `others` names the operators whose rows may depend on any record.
+    """
+
+    reads: int
+    session_windows: bool
+    unwindowed_aggregate: bool
+    windows: tuple[int | None, ...]
+    others: tuple[str, ...]
+
+
+def batch_traits_of(plan: str) -> BatchPlanTraits:
+    lines = plan.splitlines()
+    nodes = [(match[2], line) for line in lines if (match := _NODE.match(line))]
+    aggregates = [_GROUPED_BY.search(line) for name, line in nodes if name == "Aggregate"]
+    lengths = [_WINDOW_LENGTH.search(line) for line in lines if _DEFINES_WINDOW.search(line)]
+    return BatchPlanTraits(
+        reads=len(_TOPIC_READ.findall(plan)),
+        session_windows="session_window#" in plan,
+        unwindowed_aggregate=any(keys is None or not _WINDOW.search(keys[1]) for keys in aggregates),
+        windows=tuple(length and int(length[1]) for length in lengths),
+        others=tuple(sorted({name for name, _ in nodes} - _ROW_BY_ROW - {"Aggregate"})),
+    )
 
 
 def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:

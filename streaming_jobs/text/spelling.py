@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 def counted(count: int, noun: str, one: str = "", many: str = "") -> str:
     """A number with its noun, such as `1 record`, and its verb if it is given, such as `2 rows differ`."""
     verb = one if count == 1 else many
-    return f"{count:,} {noun}{'' if count == 1 else 's'}{verb and ' ' + verb}"
+    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{plural}{verb and ' ' + verb}"
 
 
 def instant_words(at: float) -> str:

@@ -19,7 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from streaming_jobs.catalog.topology import Topology
@@ -287,7 +287,7 @@ def test_every_target_becomes_offsets_and_a_border(story: Story, tmp_path: Path)
         ("code", record.code[1].hash, 0),
     ):
         snapshot = planning_snapshot(story.settings, stream, Topics.of(story.settings.kafka, story.bootstrap))
-        made = make_plan(story.settings, [Request(snapshot, Target(kind, value))]).of("inventory")  # type: ignore[arg-type]
+        made = make_plan(story.settings, [RecoveryRequest(snapshot, Target(kind, value))]).of("inventory")  # type: ignore[arg-type]
         assert not made.skips and made.record_bytes and made.record_bytes > 20
         assert (made.base.savepoint, made.base.batch) == ((None, -1) if batch is None else (savepoint, batch)), kind
         assert made.records == sum(offsets.values()) - (0 if batch is None else sum(border.values())), kind

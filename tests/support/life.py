@@ -15,9 +15,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from reprocessing.executor import recovery_of
-from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Target
 from reprocessing.plan.undo import plan_undo
@@ -194,9 +194,9 @@ def _made(count: int, stream: str, wrong: range, code: str) -> TemporaryDirector
 
 def plan_one(
     snapshot: PlanningSnapshot, target: Target, *checks: Checks, undoes: str | None = None, **more: Any
-) -> StreamPlan:
+) -> StreamRecoveryPlan:
     """The stream's part of the plan of a recovery of one stream."""
-    request = Request(snapshot, target, *checks, **more)
+    request = RecoveryRequest(snapshot, target, *checks, **more)
     return make_plan(snapshot.settings, [request], undoes=undoes).streams[0]
 
 
@@ -234,7 +234,7 @@ def run_stages(whole: Recovery, until: str = "") -> RecoveryContext:
     return whole.of(whole.plan.names[0])
 
 
-def undo_one(life: Life, plan: str, topics: Any = None) -> StreamPlan:
+def undo_one(life: Life, plan: str, topics: Any = None) -> StreamRecoveryPlan:
     """The plan that undoes a plan of the stream."""
     made = plan_undo(life.settings, {STREAM.name: STREAM}, topics or Topics(), load(life.settings, plan))
     return made.streams[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reprocessing.plan.journal import Journal
-from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamRecoveryPlan
 from reprocessing.replay.difference import ByKey, ByTime, Difference, for_journal
 from reprocessing.report.facts import BatchRows, BatchSeries
 from streaming_jobs.ledger.entry import CodeVersion
@@ -34,7 +34,7 @@ def plan_of(
     base = Base(savepoint, 1, 20 if savepoint else -1, {TOPIC: begin})
     wanted = {TOPIC: {p: end - 1_000 if skips else begin[p] + 400 for p, end in latest.items()}}
     each = [
-        StreamPlan(
+        StreamRecoveryPlan(
             id="inventory-0001",
             stream="inventory" if number == 0 else f"inventory{number}",
             kind="skip" if skips else "rewind",

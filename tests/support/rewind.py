@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamRecoveryPlan
 from reprocessing.plan.plan_file import next_id, save, sealed
 from reprocessing.replay import staging
 from streaming_jobs.ledger.entry import CodeVersion
@@ -10,14 +10,14 @@ from streaming_jobs.state import savepoints
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life
 
 
-def planned(life: Life, batch: int | None = 2) -> StreamPlan:
+def planned(life: Life, batch: int | None = 2) -> StreamRecoveryPlan:
     taken = None if batch is None else savepoints.take(life.settings, STREAM, life.record, batch, "recovery")
     tables = tuple(
         SawTable(t.name, t.role, t.table_id, 1, 1, 1, "append")  # type: ignore[arg-type]
         for t in life.record.tables
     )
     name = next_id(life.settings, STREAM.name)
-    plan = StreamPlan(
+    plan = StreamRecoveryPlan(
         id=name,
         stream=STREAM.name,
         kind="rewind",
@@ -36,7 +36,7 @@ def planned(life: Life, batch: int | None = 2) -> StreamPlan:
     return plan
 
 
-def replay(life: Life, plan: StreamPlan, last: int = 5) -> None:
+def replay(life: Life, plan: StreamRecoveryPlan, last: int = 5) -> None:
     """Write the batches after the savepoint into the staging folders, as the session would."""
     replay_settings = staging.settings_of(life.settings, plan)
     staged = Life(replay_settings)

@@ -19,7 +19,7 @@ from reprocessing.explainer import explain
 from reprocessing.plan.first_bad_row import before_first_bad
 from reprocessing.plan.plan import Checks, RecoveryPlan
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.plan.undo import plan_undo
@@ -73,7 +73,7 @@ def topics() -> Any:
 
 def planned(life: Life, target: Target | None = None, checks: Checks = CHECKS) -> RecoveryPlan:
     snapshot = planning_snapshot(life.settings, life.stream, topics())
-    request = Request(snapshot, target or Target("batch", str(WRONG_FROM - 1)), checks)
+    request = RecoveryRequest(snapshot, target or Target("batch", str(WRONG_FROM - 1)), checks)
     return make_plan(life.settings, [request])
 
 

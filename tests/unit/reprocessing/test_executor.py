@@ -12,7 +12,7 @@ import pytest
 
 from reprocessing import executor
 from reprocessing.plan import registry
-from reprocessing.plan.plan import StreamPlan
+from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.plan.plan_file import folder
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.snapshot import planning_snapshot
@@ -33,7 +33,7 @@ def life(tmp_path: Path) -> Life:
 
 
 @pytest.fixture
-def plan(life: Life) -> StreamPlan:
+def plan(life: Life) -> StreamRecoveryPlan:
     return plan_one(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "1"))
 
 
@@ -41,13 +41,13 @@ def stop_of(life: Life) -> Path:
     return life.settings.state / STREAM.name / "stop"
 
 
-def act(life: Life, plan: StreamPlan, what: str, topics: Topics | None = None) -> object:
+def act(life: Life, plan: StreamRecoveryPlan, what: str, topics: Topics | None = None) -> object:
     whole = dataclasses.replace(recovery(life, plan.id, topics or Topics(end=40)), patience=-60.0)  # nobody stops here
     return getattr(executor, what)(whole)
 
 
 @pytest.mark.parametrize(("stage", "what"), [("clean_up", "resume"), ("clean_up", "give_up"), ("abort", "resume")])
-def test_a_plan_that_is_over_stops_no_stream(life: Life, plan: StreamPlan, stage: str, what: str) -> None:
+def test_a_plan_that_is_over_stops_no_stream(life: Life, plan: StreamRecoveryPlan, stage: str, what: str) -> None:
     executor.journal_of(life.settings, plan.id).write(stage, "done")
     with take(life.settings, STREAM.name, purpose="session", wait=0):
         if (stage, what) == ("clean_up", "resume"):
@@ -58,14 +58,16 @@ def test_a_plan_that_is_over_stops_no_stream(life: Life, plan: StreamPlan, stage
         assert not stop_of(life).exists()
 
 
-def test_a_stream_that_does_not_stop_in_time_goes_on_as_if_nobody_had_asked(life: Life, plan: StreamPlan) -> None:
+def test_a_stream_that_does_not_stop_in_time_goes_on_as_if_nobody_had_asked(
+    life: Life, plan: StreamRecoveryPlan
+) -> None:
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
     assert not stop_of(life).exists()
     assert executor.journal_of(life.settings, plan.id).outcome == "planned"
 
 
-def test_a_stream_that_a_plan_has_fenced_stays_stopped(life: Life, plan: StreamPlan) -> None:
+def test_a_stream_that_a_plan_has_fenced_stays_stopped(life: Life, plan: StreamRecoveryPlan) -> None:
     executor.journal_of(life.settings, plan.id).write("fence", "begun")
     fence(life.settings, STREAM, plan.id, plan.generation)
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
@@ -74,7 +76,7 @@ def test_a_stream_that_a_plan_has_fenced_stays_stopped(life: Life, plan: StreamP
     assert request is not None and request.plan == plan.id
 
 
-def test_a_stream_whose_fence_was_refused_goes_on(life: Life, plan: StreamPlan) -> None:
+def test_a_stream_whose_fence_was_refused_goes_on(life: Life, plan: StreamRecoveryPlan) -> None:
     executor.journal_of(life.settings, plan.id).write("fence", "begun")
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
@@ -82,7 +84,7 @@ def test_a_stream_whose_fence_was_refused_goes_on(life: Life, plan: StreamPlan) 
 
 
 def test_a_stream_whose_tables_cannot_be_looked_at_stays_stopped(
-    life: Life, plan: StreamPlan, monkeypatch: pytest.MonkeyPatch
+    life: Life, plan: StreamRecoveryPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(*_: object) -> bool:
         raise OSError("no such disk")
@@ -94,21 +96,21 @@ def test_a_stream_whose_tables_cannot_be_looked_at_stays_stopped(
     assert stop_of(life).exists()
 
 
-def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: StreamPlan) -> None:
+def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: StreamRecoveryPlan) -> None:
     stop_of(life).write_text("by hand")
     act(life, plan, "give_up")
     assert stop_of(life).read_text() == "by hand"
     assert executor.journal_of(life.settings, plan.id).outcome == "aborted"
 
 
-def test_a_plan_that_was_killed_before_it_began_takes_its_marker_along(life: Life, plan: StreamPlan) -> None:
+def test_a_plan_that_was_killed_before_it_began_takes_its_marker_along(life: Life, plan: StreamRecoveryPlan) -> None:
     stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
     act(life, plan, "give_up")
     assert not stop_of(life).exists()
 
 
 def test_a_stream_whose_savepoint_exists_but_no_fence_goes_on_if_the_plan_has_to_wait(
-    life: Life, plan: StreamPlan
+    life: Life, plan: StreamRecoveryPlan
 ) -> None:
     executor.journal_of(life.settings, plan.id).write("take_savepoint", "done")
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
@@ -116,7 +118,7 @@ def test_a_stream_whose_savepoint_exists_but_no_fence_goes_on_if_the_plan_has_to
     assert not stop_of(life).exists(), "its savepoint is taken again before the fence"
 
 
-def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: Life, plan: StreamPlan) -> None:
+def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: Life, plan: StreamRecoveryPlan) -> None:
     seen = []
 
     class Looking(Topics):
@@ -133,7 +135,9 @@ def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: L
 
 
 @pytest.mark.parametrize(("stage", "what"), [("clean_up", "resume"), ("abort", "give_up")])
-def test_a_marker_that_a_kill_left_after_the_end_goes(life: Life, plan: StreamPlan, stage: str, what: str) -> None:
+def test_a_marker_that_a_kill_left_after_the_end_goes(
+    life: Life, plan: StreamRecoveryPlan, stage: str, what: str
+) -> None:
     executor.journal_of(life.settings, plan.id).write(stage, "done")
     stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
     with suppress(UsageError):
@@ -142,7 +146,7 @@ def test_a_marker_that_a_kill_left_after_the_end_goes(life: Life, plan: StreamPl
 
 
 def test_giving_up_a_plan_that_was_not_begun_stops_nothing_and_leaves_the_marker_of_another(
-    life: Life, plan: StreamPlan
+    life: Life, plan: StreamRecoveryPlan
 ) -> None:
     stop_of(life).write_text("stopped for recovery plan things-0099\n")
     with take(life.settings, STREAM.name, purpose="recovery things-0099", wait=0):
@@ -150,7 +154,7 @@ def test_giving_up_a_plan_that_was_not_begun_stops_nothing_and_leaves_the_marker
     assert executor.journal_of(life.settings, plan.id).outcome == "aborted" and stop_of(life).exists()
 
 
-def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: Life, plan: StreamPlan) -> None:
+def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: Life, plan: StreamRecoveryPlan) -> None:
     path = folder(life.settings, plan.id) / "plan.json"
     path.write_text(path.read_text().replace('"rate"', '"pace"'))
     executor.journal_of(life.settings, plan.id).write("take_savepoint", "begun")
@@ -161,14 +165,14 @@ def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: L
     assert registry.under_way(life.settings, STREAM.name) is None
 
 
-def test_the_second_operator_is_refused(life: Life, plan: StreamPlan) -> None:
+def test_the_second_operator_is_refused(life: Life, plan: StreamRecoveryPlan) -> None:
     with (folder(life.settings, plan.id) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(LeaseBusy, match="another process is working on plan"):
             act(life, plan, "resume")
 
 
-def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: StreamPlan) -> None:
+def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: StreamRecoveryPlan) -> None:
     other = plan_one(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "0"))
     executor.journal_of(life.settings, plan.id).write("take_savepoint", "begun")
     with pytest.raises(UsageError, match=f"plan {plan.id} of stream things is under way"):
@@ -177,7 +181,7 @@ def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: StreamPla
 
 
 def test_a_plan_for_other_code_is_not_replayed_with_this(
-    life: Life, plan: StreamPlan, monkeypatch: pytest.MonkeyPatch
+    life: Life, plan: StreamRecoveryPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "2")
     with pytest.raises(UsageError, match="no longer holds"):
@@ -189,7 +193,7 @@ def test_a_plan_for_other_code_is_not_replayed_with_this(
 
 
 @pytest.mark.parametrize("what", ["apply", "resume", "give_up"])
-def test_a_plan_that_another_process_works_on_is_waited_for(life: Life, plan: StreamPlan, what: str) -> None:
+def test_a_plan_that_another_process_works_on_is_waited_for(life: Life, plan: StreamRecoveryPlan, what: str) -> None:
     executor.journal_of(life.settings, plan.id).write("take_savepoint", "begun", stream=STREAM.name)
     with (folder(life.settings, plan.id) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -202,7 +206,7 @@ def test_a_plan_that_another_process_works_on_is_waited_for(life: Life, plan: St
         act(life, plan, "apply")
 
 
-def test_a_slice_that_was_rebuilt_after_the_plan_ends_it(life: Life, plan: StreamPlan) -> None:
+def test_a_slice_that_was_rebuilt_after_the_plan_ends_it(life: Life, plan: StreamRecoveryPlan) -> None:
     """The plan would publish its rows from before; whether it waits to be applied, or was begun already."""
     rebuilt = SliceCommitRequest("s-1", STREAM.name, "things", "", {}, 0.0, {"slice": "2013-03-01"})
     requests = SliceRequests.of(life.settings, STREAM.name)

@@ -23,7 +23,7 @@ from reprocessing.plan import registry
 from reprocessing.plan.journal import Journal, journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.plan_file import load, names_of
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.plan.undo import plan_undo
@@ -41,6 +41,7 @@ from tests.support.life import Killed, Life, Topics, replayed
 from tests.support.life_flows import OTHERS, STREAM
 
 BOTH = (STREAM, OTHERS)
+TO_BATCH_2, TO_80 = Target("batch", "2"), Target("offsets", "0:80")
 RIGHT = list(range(60))
 WRONG = sorted([*range(30), *(-n for n in range(30, 60))])
 
@@ -78,17 +79,22 @@ def both(made: Path, tmp_path: Path) -> list[Life]:
     return copied(made, tmp_path / "home")
 
 
-def planned(settings: Settings, *targets: Target) -> RecoveryPlan:
-    requests = [
-        Request(planning_snapshot(settings, stream, Topics(end=60)), target)
-        for stream, target in zip(BOTH, targets, strict=True)
+def requests(settings: Settings, *targets: Target, ends: tuple[int, int] = (60, 60)) -> list[RecoveryRequest]:
+    """One request for each stream; `ends` are the ends of the topic when the streams are planned."""
+    return [
+        RecoveryRequest(planning_snapshot(settings, stream, Topics(end=end)), target)
+        for stream, target, end in zip(BOTH, targets, ends, strict=True)
     ]
-    return make_plan(settings, requests)
 
 
 def back(settings: Settings) -> RecoveryPlan:
     """Both streams go back before batch 3."""
-    return planned(settings, Target("batch", "2"), Target("batch", "2"))
+    return make_plan(settings, requests(settings, TO_BATCH_2, TO_BATCH_2))
+
+
+def back_and_forward(settings: Settings) -> RecoveryPlan:
+    """The first stream goes back, the second one skips records 60 to 79."""
+    return make_plan(settings, requests(settings, TO_BATCH_2, TO_80, ends=(60, 90)))
 
 
 def recovery(
@@ -134,11 +140,7 @@ def test_stages_go_side_by_side_and_nothing_is_published_before_everything_was_c
 
 def test_one_stream_goes_back_and_the_other_goes_forward(both: list[Life]) -> None:
     settings = both[0].settings
-    requests = [
-        Request(planning_snapshot(settings, STREAM, Topics(end=60)), Target("batch", "2")),
-        Request(planning_snapshot(settings, OTHERS, Topics(end=90)), Target("offsets", "0:80")),
-    ]
-    plan = make_plan(settings, requests)
+    plan = back_and_forward(settings)
     names = [(stage.name, stage.stream) for stage in stages_of(plan)]
     assert names[4:] == [
         ("prepare", "things"),
@@ -156,18 +158,9 @@ def test_one_stream_goes_back_and_the_other_goes_forward(both: list[Life]) -> No
     assert [(v["from"], v["to"]) for v in both[1].record.void_ranges] == [(60, 80)]
 
 
-def back_and_forward(both: list[Life]) -> RecoveryPlan:
-    """The first stream goes back, the second one skips records 60 to 79."""
-    settings = both[0].settings
-    requests = [
-        Request(planning_snapshot(settings, STREAM, Topics(end=60)), Target("batch", "2")),
-        Request(planning_snapshot(settings, OTHERS, Topics(end=90)), Target("offsets", "0:80")),
-    ]
-    return make_plan(settings, requests)
-
-
 def test_a_skip_that_is_refused_is_refused_before_the_other_stream_has_published(both: list[Life]) -> None:
-    settings, plan = both[0].settings, back_and_forward(both)
+    settings = both[0].settings
+    plan = back_and_forward(settings)
     text = explain(plan)
     assert "ask whether these 20 records may be left out" in text and "as long as the topic keeps the records" in text
     assert "prepare             things: " in text
@@ -182,10 +175,7 @@ def test_a_skip_that_is_refused_is_refused_before_the_other_stream_has_published
 
 def test_a_stream_that_has_skipped_and_run_on_is_not_given_up(both: list[Life]) -> None:
     settings = both[0].settings
-    requests = [
-        Request(planning_snapshot(settings, stream, Topics(end=90)), Target("offsets", "0:80")) for stream in BOTH
-    ]
-    plan = make_plan(settings, requests)
+    plan = make_plan(settings, requests(settings, TO_80, TO_80, ends=(90, 90)))
     whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
     with pytest.raises(Killed):
         resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, after=("skip", "things"))))
@@ -198,7 +188,7 @@ def test_a_stream_that_has_skipped_and_run_on_is_not_given_up(both: list[Life]) 
 
 
 def test_a_plan_names_each_stream_once(both: list[Life]) -> None:
-    request = Request(planning_snapshot(both[0].settings, STREAM, Topics(end=60)), Target("batch", "2"))
+    request, _ = requests(both[0].settings, TO_BATCH_2, TO_BATCH_2)
     with pytest.raises(UsageError, match="each stream once"):
         make_plan(both[0].settings, [request, request])
 
@@ -215,10 +205,10 @@ def test_a_stream_and_one_that_reads_its_table_are_not_in_one_plan(
         "reprocessing.plan.affected_streams.Topology.load", lambda _: Topology({"middle": middle} if between else {})
     )
     settings = both[0].settings
-    requests = [Request(planning_snapshot(settings, s, Topics(end=60)), Target("batch", "2")) for s in BOTH]
-    requests[1] = dataclasses.replace(requests[1], snapshot=dataclasses.replace(requests[1].snapshot, stream=reader))
+    of_writer, of_reader = requests(settings, TO_BATCH_2, TO_BATCH_2)
+    of_reader = dataclasses.replace(of_reader, snapshot=dataclasses.replace(of_reader.snapshot, stream=reader))
     ways = "table things, table m" if between else "table things"
-    for order in (requests, requests[::-1]):
+    for order in ([of_writer, of_reader], [of_reader, of_writer]):
         with pytest.raises(UsageError, match=f"stream others reads what stream things writes .{ways}.:") as refused:
             make_plan(settings, order)
         assert "recover things first, and others" in refused.value.next_step

@@ -11,7 +11,7 @@ import pytest
 
 from reprocessing.preview import run as preview_run
 from reprocessing.preview.folders import Folders, hold_previews
-from reprocessing.preview.run import Failure
+from reprocessing.preview.run import ReplayFailure
 from streaming_jobs.state import savepoints
 from tests.support.life import STREAM, Life
 from tests.unit.orchestration.cli.conftest import Declare, Run
@@ -27,10 +27,10 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> L
     return life
 
 
-def replay_is(monkeypatch: pytest.MonkeyPatch, *, wrong: bool = False, failure: Failure | None = None) -> None:
+def replay_is(monkeypatch: pytest.MonkeyPatch, *, wrong: bool = False, failure: ReplayFailure | None = None) -> None:
     """The replay of the command is this one."""
 
-    def replay(folders: Folders, *_: Any) -> Failure | None:
+    def replay(folders: Folders, *_: Any) -> ReplayFailure | None:
         for number in (3, 4, 5) if failure is None else ():
             Life(folders.replay_settings()).batch(number, generation=2, code="b", wrong=wrong)
         return failure
@@ -44,8 +44,8 @@ def replay_is(monkeypatch: pytest.MonkeyPatch, *, wrong: bool = False, failure: 
     [
         ({}, 0, "equal"),
         ({"wrong": True}, 10, "different"),
-        ({"failure": Failure("REC-027", "it raised", "correct it")}, 1, "broken"),
-        ({"failure": Failure("REC-021", "another aggregation", "take it back", starts=False)}, 1, "cannot start"),
+        ({"failure": ReplayFailure("REC-027", "it raised", "correct it")}, 1, "broken"),
+        ({"failure": ReplayFailure("REC-021", "another aggregation", "take it back", starts=False)}, 1, "cannot start"),
     ],
 )
 def test_the_exit_code_is_the_verdict(

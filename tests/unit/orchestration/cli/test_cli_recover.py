@@ -9,7 +9,7 @@ import pytest
 
 from reprocessing import executor
 from reprocessing.plan import registry
-from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import folder, load
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
@@ -33,18 +33,18 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> L
 
 
 @pytest.fixture
-def plan(life: Life) -> StreamPlan:
+def plan(life: Life) -> StreamRecoveryPlan:
     return plan_one(planning_snapshot(life.settings, STREAM, Topics()), Target("batch", "3"), Checks())
 
 
-def test_without_anybody_to_ask_nothing_is_replayed(life: Life, plan: StreamPlan, run: Run) -> None:
+def test_without_anybody_to_ask_nothing_is_replayed(life: Life, plan: StreamRecoveryPlan, run: Run) -> None:
     code, _, said = run("recover", "apply", plan.id)
     assert code == 2 and "nobody to ask" in said and f"recourse recover apply {plan.id} --yes" in said
     assert executor.journal_of(life.settings, plan.id).outcome == "planned"
     assert not (life.settings.state / STREAM.name / "stop").exists()
 
 
-def test_without_anybody_to_ask_nothing_is_undone(life: Life, plan: StreamPlan, run: Run) -> None:
+def test_without_anybody_to_ask_nothing_is_undone(life: Life, plan: StreamRecoveryPlan, run: Run) -> None:
     executor.journal_of(life.settings, plan.id).write("clean_up", "done")
     code, _, said = run("recover", "undo", plan.id)
     assert code == 2 and "nobody to ask" in said and f"recourse recover undo {plan.id} --yes" in said
@@ -53,7 +53,7 @@ def test_without_anybody_to_ask_nothing_is_undone(life: Life, plan: StreamPlan, 
 
 @pytest.mark.parametrize("stage", ["audit", "confirm"])
 def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
-    life: Life, plan: StreamPlan, stage: str, run: Run, monkeypatch: pytest.MonkeyPatch
+    life: Life, plan: StreamRecoveryPlan, stage: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("take_savepoint", "begun")
@@ -67,7 +67,7 @@ def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
     assert code == 0 and carried == [plan.id], said
 
 
-def test_a_plan_whose_rows_were_refused_is_not_applied_again(life: Life, plan: StreamPlan, run: Run) -> None:
+def test_a_plan_whose_rows_were_refused_is_not_applied_again(life: Life, plan: StreamRecoveryPlan, run: Run) -> None:
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("audit", "failed", {"error": "REC-030 3 rows break the rule id >= 0"})
     code, _, said = run("recover", "apply", plan.id, "--yes")
@@ -75,7 +75,7 @@ def test_a_plan_whose_rows_were_refused_is_not_applied_again(life: Life, plan: S
     assert f"recourse recover resume {plan.id}" in said and f"recourse recover abort {plan.id}" in said
 
 
-def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: StreamPlan, run: Run) -> None:
+def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: StreamRecoveryPlan, run: Run) -> None:
     kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("take_savepoint", "done", {"savepoint": kept.id})
@@ -138,6 +138,6 @@ def test_a_plan_that_does_not_exist_is_said_first(run: Run, command: str) -> Non
     assert code == 2 and "there is no plan nonsense-0001" in said and "recover list" in said
 
 
-def test_abort_takes_yes_like_the_others(life: Life, plan: StreamPlan, run: Run) -> None:
+def test_abort_takes_yes_like_the_others(life: Life, plan: StreamRecoveryPlan, run: Run) -> None:
     code, _, said = run("recover", "abort", plan.id, "--yes")
     assert code == 0 and f"plan {plan.id} is aborted" in said

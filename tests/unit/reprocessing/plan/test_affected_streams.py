@@ -23,9 +23,9 @@ from reprocessing.plan.affected_streams import (
     through_tables,
     through_topics,
 )
-from reprocessing.plan.plan import RecoveryPlan, StreamPlan
+from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.plan.void_records import NOTHING_WRITTEN, WrittenAtPlanning
@@ -73,7 +73,7 @@ def planned(reader: Life, monkeypatch: pytest.MonkeyPatch) -> Planned:
     def plan(topics: Topics, **choice: set[str]) -> RecoveryPlan:
         snapshot = planning_snapshot(reader.settings, OTHERS, topics)
         along = Along(**{name: frozenset(streams) for name, streams in choice.items()})
-        made = make_plan(reader.settings, [Request(snapshot, Target("batch", "4"))], along=along)
+        made = make_plan(reader.settings, [RecoveryRequest(snapshot, Target("batch", "4"))], along=along)
         assert load(reader.settings, made.id) == made
         return made
 
@@ -235,7 +235,7 @@ def test_an_undeclared_reader_that_has_begun_since_the_plan_ends_it(
     read: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reprocessing.plan.affected_streams.all_streams", lambda *_: {})
-    writer = cast("StreamPlan", SimpleNamespace(wrong_from={LEVELS.name: {0: 3}}))
+    writer = cast("StreamRecoveryPlan", SimpleNamespace(wrong_from={LEVELS.name: {0: 3}}))
     plan = cast("RecoveryPlan", SimpleNamespace(streams=(writer,), names=("stock",), left=()))
     assert left_out(read, plan, [], Topics()) == []
     begun(read, "copy")

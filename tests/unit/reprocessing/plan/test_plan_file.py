@@ -10,7 +10,16 @@ import pytest
 
 from reprocessing.explainer import _from_archives
 from reprocessing.plan.journal import Journal
-from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
+from reprocessing.plan.plan import (
+    Base,
+    Checks,
+    PlannedAgainst,
+    RecoveryPlan,
+    SawTable,
+    SawTopic,
+    StreamRecoveryPlan,
+    moved,
+)
 from reprocessing.plan.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion
@@ -68,9 +77,9 @@ def settings(tmp_path: Path) -> Settings:
     return Settings.load({"home": tmp_path})
 
 
-def stream_plan(name: str) -> StreamPlan:
+def stream_plan(name: str) -> StreamRecoveryPlan:
     first, last = dict.fromkeys(range(12), 0), dict.fromkeys(range(12), 500)
-    return StreamPlan(
+    return StreamRecoveryPlan(
         id=name,
         stream="things",
         kind="rewind",

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from reprocessing.plan.history import has_present_rows
-from reprocessing.plan.plan import Base, StreamPlan
+from reprocessing.plan.plan import Base, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load, names
 from reprocessing.plan.replay_range import LastBatch, lost, until_border, until_of, until_target
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
@@ -77,7 +77,12 @@ def coded(life: Life) -> Life:
     return life
 
 
-def plan(life: Life, until: str, target: Target = Target("batch", "2"), topics: Topics | None = None) -> StreamPlan:  # noqa: B008
+def plan(
+    life: Life,
+    until: str,
+    target: Target = Target("batch", "2"),  # noqa: B008
+    topics: Topics | None = None,
+) -> StreamRecoveryPlan:
     snapshot = planning_snapshot(life.settings, life.stream, topics or Topics())
     return plan_one(snapshot, target, until=until_target(until))
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprocessing.plan.history import Batch, History, Pace, generation_spans, in_lineage, lineage
+from reprocessing.plan.history import BatchPace, CommittedBatch, History, generation_spans, in_lineage, lineage
 from reprocessing.plan.targets import Target, View, named_code, parse_offsets, read_offsets, resolve, write_offsets
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
@@ -28,10 +28,10 @@ T = "orders"
 
 def batch(
     number: int, ends: Mapping[int, int], starts: Mapping[int, int], generation: int = 1, code: str = "a"
-) -> Batch:
+) -> CommittedBatch:
     records = sum(end - starts[p] for p, end in ends.items())
     made = NOW - 1000 + number
-    return Batch(
+    return CommittedBatch(
         Txn(generation, number), made, {T: starts}, {T: ends}, CodeVersion(code, "1"), {T: number + 1}, records
     )
 
@@ -229,7 +229,7 @@ def line(txn: Txn, end: int) -> RawLine:
     return lines_of("s", io.BytesIO(json.dumps(value, separators=(",", ":")).encode()))[0]
 
 
-def batches(generations: Sequence[Generation], *days: list[RawLine]) -> list[Batch]:
+def batches(generations: Sequence[Generation], *days: list[RawLine]) -> list[CommittedBatch]:
     return list(lineage(generations, reversed(days)).newest_first())[::-1]
 
 
@@ -322,7 +322,7 @@ def test_a_line_that_was_cut_off_is_on_no_day(tmp_path: Path) -> None:
         assert [[raw.text.decode().strip() for raw in day] for day in LedgerFile(tmp_path).days("s")] == [[whole]]
 
 
-def timed(number: int, records: int, seconds: float | None, at: float) -> Batch:
+def timed(number: int, records: int, seconds: float | None, at: float) -> CommittedBatch:
     return replace(batch(number, {0: records}, {0: 0}), seconds=seconds, at=at)
 
 
@@ -333,7 +333,7 @@ def test_the_pace_is_that_of_batches_and_not_of_records_coming_in() -> None:
     assert (pace.per_batch, pace.per_record) == (pytest.approx(0.2), pytest.approx(0.001))
     assert pace.rate(10_000, 1_000) == pytest.approx(10_000 / 12)
     one_after_another = [timed(n, 100, 0.3, 0.5 * n) for n in range(10)]
-    assert History(one_after_another).pace() == Pace(pytest.approx(0.5), 0.0)  # type: ignore[arg-type]
+    assert History(one_after_another).pace() == BatchPace(pytest.approx(0.5), 0.0)  # type: ignore[arg-type]
     assert History([timed(0, 100, None, 0.0)]).pace() is None
 
 

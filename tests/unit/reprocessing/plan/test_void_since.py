@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reprocessing.plan.affected_streams import further_back, still_void
-from reprocessing.plan.plan import StreamPlan
+from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Resolved, Target, resolve
 from streaming_jobs.ledger.entry import Txn
@@ -42,7 +42,7 @@ def recovered(life: Life, begin: int, end: int, *, number: int = 2, origin: int 
     topic_records.declare_void(life.settings, TOPIC, TOPIC_ID, writer="others", path=path, ranges=ranges)
 
 
-def moved(life: Life, target: Target, before: StreamPlan | None = None) -> Txn | str | None:
+def moved(life: Life, target: Target, before: StreamRecoveryPlan | None = None) -> Txn | str | None:
     """The batch to which the target is moved back; 'stays' if it is not."""
     snapshot = planning_snapshot(life.settings, STREAM, Topics())
     resolved: Resolved = resolve(target, snapshot.view())

@@ -12,8 +12,8 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from reprocessing.preview.folders import Folders
 from reprocessing.preview.run import _Guard, border, failure_at, prepare
-from reprocessing.preview.start import NewestBatch, Start, newest_batch
-from reprocessing.replay.session import Failure, Outcome, failure_of
+from reprocessing.preview.start import NewestBatch, PreviewStart, newest_batch
+from reprocessing.replay.session import ReplayFailure, ReplayResult, failure_of
 from streaming_jobs.errors import OutputMismatch, PreflightRefused, RuleBroken, TransientError
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
@@ -74,7 +74,7 @@ def test_for_windows_a_batch_begins_where_the_newest_one_began(life: Life) -> No
 def test_state_that_the_running_stream_does_not_keep_is_refused_also_without_a_savepoint(life: Life) -> None:
     folders = Folders(life.settings, "things")
     found = newest_batch(folders, STREAM, life.record)
-    prepare(folders, STREAM, life.record, Start(None, life.record.starts, ""))
+    prepare(folders, STREAM, life.record, PreviewStart(None, life.record.starts, ""))
     own = folders.replay_settings()
     staged = Life(own)
     staged.plan(0, generation=2)
@@ -88,7 +88,7 @@ def test_state_that_the_running_stream_does_not_keep_is_refused_also_without_a_s
     assert "recourse recover plan things --to-batch -1" in refused.value.next_step
 
 
-def failed(code: str, *, began: bool, permanent: bool = True) -> Failure:
+def failed(code: str, *, began: bool, permanent: bool = True) -> ReplayFailure:
     """The failure of a session whose only stream has failed."""
     error = {"code": code, "found": "it is wrong", "next": "correct it", "permanent": permanent}
     status: Any = SimpleNamespace(error=error)
@@ -105,13 +105,13 @@ def test_a_refusal_means_that_the_stream_could_not_start_a_failure_in_a_batch_th
 
 def test_what_may_pass_is_no_verdict_about_the_code() -> None:
     with pytest.raises(TransientError, match="the replay failed: it is wrong"):
-        failure_at(Outcome(None, failed("REC-010", began=True, permanent=False)), until(0, 10))
+        failure_at(ReplayResult(None, failed("REC-010", began=True, permanent=False)), until(0, 10))
 
 
 def test_a_replay_that_ends_elsewhere_is_no_comparison() -> None:
     ended = LedgerEntry("batch", "things", "things", 2, 1, (OffsetRange(TOPIC, "", {0: 0}, {0: 9}),))
-    failure = failure_at(Outcome(ended), until(0, 10))
+    failure = failure_at(ReplayResult(ended), until(0, 10))
     assert failure is not None and "ended at 9 of topic" in failure.found
-    assert failure_at(Outcome(ended), until(0, 9)) is None
-    beyond = failure_at(Outcome(ended), until(0, 8))
+    assert failure_at(ReplayResult(ended), until(0, 9)) is None
+    beyond = failure_at(ReplayResult(ended), until(0, 8))
     assert beyond is not None and "after where it was to end, 8" in beyond.found

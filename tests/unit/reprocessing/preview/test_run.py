@@ -15,9 +15,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from reprocessing.preview import folders as preview_folders
 from reprocessing.preview.folders import Folders, hold_previews
-from reprocessing.preview.result import Preview, Verdict, headline, page, text
-from reprocessing.preview.run import Failure, PreviewRequest, preview
-from reprocessing.preview.start import NewestBatch, Start, Wanted, choose
+from reprocessing.preview.result import Preview, PreviewVerdict, headline, page, text
+from reprocessing.preview.run import PreviewRequest, ReplayFailure, preview
+from reprocessing.preview.start import NewestBatch, PreviewStart, Wanted, choose
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.preflight.rules import check_start
@@ -46,10 +46,12 @@ def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
 
 def replaying(
     wrong: bool = False, code: str = "b", then: Callable[[Life], None] = lambda _: None
-) -> Callable[..., Failure | None]:
+) -> Callable[..., ReplayFailure | None]:
     """The replay that a session would make, to the border."""
 
-    def replay(folders: Folders, stream: Stream, record: StreamRecord, until: NewestBatch, _: Any) -> Failure | None:
+    def replay(
+        folders: Folders, stream: Stream, record: StreamRecord, until: NewestBatch, _: Any
+    ) -> ReplayFailure | None:
         staged, generation = Life(folders.replay_settings(), stream), record.generation + 1
         findings = check_start(take_snapshot(folders.replay_settings(), stream, Topics()))  # type: ignore[arg-type]
         assert [each.found for each in findings if each.severity == "refuse"] == []
@@ -91,7 +93,7 @@ def test_a_preview_tries_code_that_nobody_has_deployed(life: Life) -> None:
 def test_the_same_rows_are_equal_and_nothing_of_the_stream_is_changed(life: Life) -> None:
     before = files(life.settings.home)
     made = run(life)
-    assert (made.verdict, made.verdict.exit_code) == (Verdict.equal, 0)
+    assert (made.verdict, made.verdict.exit_code) == (PreviewVerdict.equal, 0)
     assert made.savepoint == f"g0001-b{SAVED:09d}" and made.records == 30
     assert made.begin.txn == Txn(1, SAVED) and made.end.txn == Txn(1, BATCHES - 1)
     assert {each.hash for each in made.published_code} == {"a"}
@@ -103,7 +105,7 @@ def test_the_same_rows_are_equal_and_nothing_of_the_stream_is_changed(life: Life
 
 def test_other_rows_are_different_and_named(life: Life) -> None:
     made = run(life, wrong=True)
-    assert (made.verdict, made.verdict.exit_code) == (Verdict.different, 10)
+    assert (made.verdict, made.verdict.exit_code) == (PreviewVerdict.different, 10)
     table = made.tables[0]
     assert (table.difference.corrected, table.difference.new, table.difference.gone) == (30, 0, 0)
     assert table.difference.totals["id"] == ("1335", "-1335") or table.difference.totals["id"] == (1335, -1335)
@@ -119,7 +121,7 @@ def test_other_rows_are_different_and_named(life: Life) -> None:
 def test_without_a_savepoint_it_begins_at_the_streams_start_with_todays_columns(life: Life) -> None:
     savepoints.drop(life.settings, life.stream, f"g0001-b{SAVED:09d}")
     made = run(life)
-    assert made.verdict is Verdict.equal and made.savepoint is None and made.records == BATCHES * PER_BATCH
+    assert made.verdict is PreviewVerdict.equal and made.savepoint is None and made.records == BATCHES * PER_BATCH
     assert made.begin.txn is None and "from the stream's start (there is no savepoint" in text(made)
 
 
@@ -129,7 +131,7 @@ def test_what_the_stream_writes_meanwhile_is_no_difference(life: Life) -> None:
             life.batch(number, wrong=True)
 
     made = run(life, then=runs_on)
-    assert made.verdict is Verdict.equal and made.end.txn == Txn(1, BATCHES - 1)
+    assert made.verdict is PreviewVerdict.equal and made.end.txn == Txn(1, BATCHES - 1)
     assert life.at() == Txn(1, BATCHES + 1)
 
 
@@ -143,7 +145,7 @@ def test_a_batch_that_comes_while_the_tables_are_looked_at_is_no_difference(
 
     monkeypatch.setattr("reprocessing.preview.start.newest", find_and_write)
     made = run(life)
-    assert made.verdict is Verdict.equal and made.end.txn == Txn(1, BATCHES - 1)
+    assert made.verdict is PreviewVerdict.equal and made.end.txn == Txn(1, BATCHES - 1)
     assert life.at() == Txn(1, BATCHES)
 
 
@@ -154,7 +156,7 @@ def test_a_change_by_another_program_is_named_as_such(tmp_path: Path) -> None:
     rows = life.stored().readable().to_pyarrow_table().slice(0, 1)
     write_deltalake(life.table, rows, mode="append")
     made = run(life)
-    assert made.verdict is Verdict.different and made.tables[0].difference.gone == 1
+    assert made.verdict is PreviewVerdict.different and made.tables[0].difference.gone == 1
     assert "was written by another program" in made.notes[0]
 
 
@@ -167,7 +169,7 @@ def widened(staged: Life) -> None:
 
 def test_a_new_column_is_a_difference_also_if_all_rows_are_equal(life: Life) -> None:
     made = run(life, then=widened)
-    assert made.verdict is Verdict.different and made.tables[0].new_columns == ("price",)
+    assert made.verdict is PreviewVerdict.different and made.tables[0].new_columns == ("price",)
     assert headline(made) == "stream things: different: things new column price"
 
 
@@ -179,21 +181,23 @@ def test_failing_suites_are_broken_whatever_the_rows_are(life: Life) -> None:
         return ["id_positive fails, 3 rows"] if name == "bad" else []
 
     made = run(life, asked={"suites": ("good", "bad"), "run_suite": suite})
-    assert (made.verdict, made.verdict.exit_code) == (Verdict.broken, 1)
+    assert (made.verdict, made.verdict.exit_code) == (PreviewVerdict.broken, 1)
     assert "suite bad: id_positive fails, 3 rows" in headline(made) and "suite good: passes" in text(made)
-    assert run(life, asked={"suites": ("good",), "run_suite": suite}).verdict is Verdict.equal
+    assert run(life, asked={"suites": ("good",), "run_suite": suite}).verdict is PreviewVerdict.equal
 
 
 @pytest.mark.parametrize(
     ("starts", "verdict", "words"),
     [
-        (True, Verdict.broken, "broken: the replay failed: it is <wrong>; next: correct it"),
-        (False, Verdict.cannot_start, "cannot start on today's state: it is <wrong>; next: correct it"),
+        (True, PreviewVerdict.broken, "broken: the replay failed: it is <wrong>; next: correct it"),
+        (False, PreviewVerdict.cannot_start, "cannot start on today's state: it is <wrong>; next: correct it"),
     ],
 )
-def test_a_replay_that_fails_is_a_verdict_with_the_fix(life: Life, starts: bool, verdict: Verdict, words: str) -> None:
-    def fails(*_: Any) -> Failure:
-        return Failure("REC-021", "it is <wrong>", "correct it", starts=starts)
+def test_a_replay_that_fails_is_a_verdict_with_the_fix(
+    life: Life, starts: bool, verdict: PreviewVerdict, words: str
+) -> None:
+    def fails(*_: Any) -> ReplayFailure:
+        return ReplayFailure("REC-021", "it is <wrong>", "correct it", starts=starts)
 
     made = run(life, asked={"replay": fails, "suites": ("never",)})
     assert (made.verdict, made.verdict.exit_code) == (verdict, 1) and words in headline(made)
@@ -213,7 +217,7 @@ def test_a_table_that_is_no_longer_declared_cannot_start(tmp_path: Path) -> None
         life.batch(number)
     life.stream = STREAM
     made = run(life)
-    assert made.verdict is Verdict.cannot_start and "no longer writes table copies" in headline(made)
+    assert made.verdict is PreviewVerdict.cannot_start and "no longer writes table copies" in headline(made)
 
 
 def test_what_there_is_nothing_of_is_refused(tmp_path: Path) -> None:
@@ -238,7 +242,7 @@ def test_two_previews_of_a_stream_are_one_too_many(life: Life) -> None:
     ):
         run(life)
     with hold_previews(Folders(life.settings, "others")):
-        assert run(life).verdict is Verdict.equal
+        assert run(life).verdict is PreviewVerdict.equal
 
 
 def test_what_a_killed_preview_left_is_removed_by_the_next(life: Life) -> None:
@@ -255,7 +259,7 @@ def test_what_a_killed_preview_left_is_removed_by_the_next(life: Life) -> None:
         with pytest.raises(Killed):
             run(life, asked={"replay": dies})
     assert (folders.tables / "published").is_dir() and (folders.state / "replay").is_dir()
-    assert run(life).verdict is Verdict.equal
+    assert run(life).verdict is PreviewVerdict.equal
     assert not folders.tables.exists() and not (folders.state / "replay").exists()
 
 
@@ -265,7 +269,7 @@ def test_a_savepoint_that_the_running_stream_drops_meanwhile_is_a_reason_to_try_
     life = Life.of_batches(tmp_path, BATCHES)
     savepoints.take(life.settings, life.stream, life.record, SAVED, "purpose")
 
-    def choose_and_drop(*given: Any) -> Start:
+    def choose_and_drop(*given: Any) -> PreviewStart:
         start = choose(*given)
         savepoints.drop(life.settings, life.stream, f"g0001-b{SAVED:09d}")
         return start

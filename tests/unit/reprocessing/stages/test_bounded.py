@@ -20,7 +20,7 @@ from reprocessing.plan.first_bad_row import before_first_bad
 from reprocessing.plan.history import corrections, has_present_rows
 from reprocessing.plan.plan import NO_CHECKS, Checks, RecoveryPlan
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import Request, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.plan.undo import plan_undo
@@ -101,9 +101,14 @@ def lived(life: Life, *, then: Callable[[int], None] = lambda _: None) -> Life:
     return life
 
 
-def planned(life: Life, target: Target = Target("batch", "2"), checks: Checks = NO_CHECKS) -> RecoveryPlan:  # noqa: B008
+def planned(
+    life: Life,
+    target: Target = Target("batch", "2"),  # noqa: B008
+    checks: Checks = NO_CHECKS,
+    until: Target | None = UNTIL,
+) -> RecoveryPlan:
     snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
-    return make_plan(life.settings, [Request(snapshot, target, checks, until=UNTIL)])
+    return make_plan(life.settings, [RecoveryRequest(snapshot, target, checks, until=until)])
 
 
 def recovery(life: Life, plan: RecoveryPlan, replaying: Callable[[RecoveryContext], Any] | None = None) -> Recovery:
@@ -223,8 +228,7 @@ def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
             stored.add_columns([StructField("total", LongType())], context.plan.generation)
         return replay(context)
 
-    request = Request(planning_snapshot(delta.settings, delta.stream, Topics(end=END)), Target("batch", "2"))
-    plan = make_plan(delta.settings, [request])
+    plan = planned(delta, until=None)
     run_stages(recovery(delta, plan, adding))
     assert "total" in delta.stored().schema.fieldNames()
     undo = plan_undo(delta.settings, {delta.stream.name: delta.stream}, Topics(end=END), plan)
@@ -323,8 +327,7 @@ def test_later_rows_that_would_change_are_not_published(life: Life, monkeypatch:
 @pytest.mark.parametrize("bounded", [False, True])
 def test_the_audit_reads_only_files_that_differ(delta: Life, monkeypatch: pytest.MonkeyPatch, *, bounded: bool) -> None:
     """Files that the tables share have the same rows on both sides, however many they are."""
-    request = Request(planning_snapshot(delta.settings, delta.stream, Topics(end=END)), Target("batch", "2"))
-    plan = planned(delta) if bounded else make_plan(delta.settings, [request])
+    plan = planned(delta, until=UNTIL if bounded else None)
     whole, read = recovery(delta, plan), set[int]()
     run_stages(whole, until="audit")
     register = QueryBuilder.register
@@ -357,9 +360,7 @@ def test_a_rule_is_about_the_rebuilt_rows_alone(life: Life) -> None:
 def planned_again(life: Life, checks: Checks) -> RecoveryPlan:
     savepoints.take(life.settings, life.stream, life.record, BATCHES - 1, "time")
     life.batch(BATCHES, generation=2)
-    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
-    until = Target("savepoint", f"g0002-b{BATCHES - 1:09d}")
-    return make_plan(life.settings, [Request(snapshot, Target("batch", "2"), checks, until=until)])
+    return planned(life, checks=checks, until=Target("savepoint", f"g0002-b{BATCHES - 1:09d}"))
 
 
 def test_suites_judge_the_content_that_is_published(life: Life) -> None:
@@ -492,18 +493,18 @@ def test_without_the_savepoint_of_its_end_it_does_not_begin(life: Life) -> None:
 def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life: Life) -> None:
     run_stages(recovery(life, planned(life)))
     life.batch(BATCHES, generation=2)
-    again = planned_for(life, Target("batch", "6"), None)
+    again = planned(life, Target("batch", "6"), until=None)
     assert again.streams[0].base.savepoint == "g0001-b000000002", "that of batch 5 has wrong rows"
-    assert planned_for(life, Target("batch", "8"), None).streams[0].base.batch in (2, 8)
+    assert planned(life, Target("batch", "8"), until=None).streams[0].base.batch in (2, 8)
 
 
 def test_the_last_batch_before_a_bounded_recovery_is_named_as_it_is_after_it(life: Life) -> None:
     """Its own rows are those from before the correction; the empty batch of the same number has the present ones."""
     run_stages(recovery(life, planned(life)))
     life.batch(BATCHES, generation=2)
-    again = planned_for(life, Target("batch", "2"), Target("batch", str(BATCHES - 1))).streams[0]
+    again = planned(life, Target("batch", "2"), until=Target("batch", str(BATCHES - 1))).streams[0]
     assert again.until is not None and again.until.txn == Txn(2, BATCHES - 1)
-    assert planned_for(life, Target("batch", "8"), None).streams[0].base.savepoint == "g0002-b000000008"
+    assert planned(life, Target("batch", "8"), until=None).streams[0].base.savepoint == "g0002-b000000008"
 
 
 def test_what_code_has_written_in_a_bounded_replay_is_found_with_its_other_rows(life: Life) -> None:
@@ -511,7 +512,7 @@ def test_what_code_has_written_in_a_bounded_replay_is_found_with_its_other_rows(
     run_stages(recovery(life, planned(life), lambda context: replay(context, wrong=True)))
     life.batch(BATCHES, generation=2, code="fixed")
     life.save(replace(life.record, code=(*life.record.code, CodeSince("fixed", "1", 2, BATCHES, 3.0))))
-    assert planned_for(life, Target("code", "fixed"), None).streams[0].base.savepoint == "g0001-b000000002"
+    assert planned(life, Target("code", "fixed"), until=None).streams[0].base.savepoint == "g0001-b000000002"
     snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
     _, resolved = before_first_bad(snapshot, "id < 0", exact=False)
     assert resolved.batch == Txn(1, 2) and "written by code fixed, which ran since g0001 batch 3" in resolved.notes[0]
@@ -524,11 +525,6 @@ def test_of_two_bounded_recoveries_the_one_whose_rows_are_gone_does_not_count() 
     begin = Generation(1, 1.0, "")
     assert [each.code for each in corrections((begin, first, partly))] == ["d", "c"]
     assert [each.code for each in corrections((begin, first, partly, whole))] == ["e"]
-
-
-def planned_for(life: Life, target: Target, until: Target | None) -> RecoveryPlan:
-    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
-    return make_plan(life.settings, [Request(snapshot, target, NO_CHECKS, until=until)])
 
 
 def test_a_quarantine_that_is_younger_than_its_savepoints_begins_empty(life: Life) -> None:
@@ -549,7 +545,8 @@ def test_two_streams_are_corrected_by_one_plan(tmp_path: Path) -> None:
     snapshots = [planning_snapshot(each.settings, each.stream, Topics(end=END)) for each in lives]
     ends = (UNTIL, None)
     requests = [
-        Request(each, Target("offsets", "0:30"), until=until) for each, until in zip(snapshots, ends, strict=True)
+        RecoveryRequest(each, Target("offsets", "0:30"), until=until)
+        for each, until in zip(snapshots, ends, strict=True)
     ]
     plan = make_plan(lives[0].settings, requests)
     whole = executor.recovery_of(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 
-from reprocessing.plan.plan import StreamPlan
+from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.plan.plan_file import staging_folder
 from reprocessing.replay import staging
 from reprocessing.stages.publish import PublishPosition, fence, misfit, publish, refuse_foreign
@@ -42,14 +42,14 @@ def stored(table: Path) -> DeltaSink:
     return DeltaSink(table, STREAM.primary, STREAM.name, DeltaTable(table))
 
 
-def staging_begun(life: Life, plan: StreamPlan) -> None:
+def staging_begun(life: Life, plan: StreamRecoveryPlan) -> None:
     """Fence the tables, and let staging begin with the savepoint's rows."""
     fence(life.settings, STREAM, plan.id, plan.generation)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     staging.prepare(life.settings, STREAM, plan, life.record, base)
 
 
-def rebuilt(life: Life, plan: StreamPlan) -> None:
+def rebuilt(life: Life, plan: StreamRecoveryPlan) -> None:
     """Everything up to the publish."""
     staging_begun(life, plan)
     replay(life, plan)
@@ -57,7 +57,7 @@ def rebuilt(life: Life, plan: StreamPlan) -> None:
 
 def published(
     life: Life,
-    plan: StreamPlan,
+    plan: StreamRecoveryPlan,
     between: Callable[[str], None] = lambda _: None,
     *,
     contents: Mapping[str, Content] | None = None,

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from reprocessing import executor
 from reprocessing.explainer import explain
 from reprocessing.plan.journal import Journal
-from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import folder, load, staging_folder
 from reprocessing.plan.replay_range import until_target
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
@@ -54,7 +54,7 @@ def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
     return planning_snapshot(life.settings, STREAM, topics or TO_COME)
 
 
-def working(life: Life, plan: StreamPlan, events: RecoveryEvents | None = None) -> RecoveryContext:
+def working(life: Life, plan: StreamRecoveryPlan, events: RecoveryEvents | None = None) -> RecoveryContext:
     return recovery(life, plan.id, TO_COME, events).of(STREAM.name)
 
 

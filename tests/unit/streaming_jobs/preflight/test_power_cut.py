@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import executor
 from reprocessing.plan.journal import Journal, Line
-from reprocessing.plan.plan import Checks, StreamPlan
+from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
@@ -70,7 +70,7 @@ def topics() -> Any:
     return Topics(end=60)
 
 
-def planned(life: Life) -> StreamPlan:
+def planned(life: Life) -> StreamRecoveryPlan:
     savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
     return plan_one(planning_snapshot(life.settings, STREAM, topics()), Target("batch", "2"), Checks())
 
