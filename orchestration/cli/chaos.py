@@ -109,8 +109,9 @@ def _subject(name: ChaosSubject) -> LoopSubject[TableFindings | TopicFindings]:
 
 def as_json(report: LoopReport[Any]) -> dict[str, Any]:
     tally, found = report.tally, report.findings
+    checks: dict[str, Any] = {}
     if _about_topics(found):
-        figures, checks = _topic_data(found), dict[str, Any]()
+        figures = _topic_data(found)
     else:
         figures, checks = _table_data(tally, found)
     return {
