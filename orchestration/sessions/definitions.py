@@ -18,7 +18,7 @@ import dagster as dg
 import structlog
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from orchestration.bundle.fields import place
+from orchestration.bundle.fields import location_of
 from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job
 from orchestration.bundle.last_good import JobYamlFault
 from orchestration.sessions.decisions import (
@@ -82,12 +82,12 @@ def sessions(
             if name not in topology.streams:
                 known = ", ".join(topology.streams) or "none"
                 raise ConfigurationError(
-                    f"{place(job.file, where)}: {where}: no stream is named '{name}'",
+                    f"{location_of(job.file, where)}: {where}: no stream is named '{name}'",
                     f"the streams are: {known}; correct the job, or add its module to the setting `flows`",
                 )
             if name in owner:
                 raise ConfigurationError(
-                    f"{place(job.file, where)}: {where}: stream {name} is run by job {owner[name].key} too",
+                    f"{location_of(job.file, where)}: {where}: stream {name} is run by job {owner[name].key} too",
                     "one driver per stream: leave it to one of the two",
                 )
             owner[name] = job
