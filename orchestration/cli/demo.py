@@ -51,9 +51,7 @@ def recovery(context: typer.Context, movements: Movements = 60_000, home: Home =
 
     Every step is a command that you could type. After each step the tables are compared with the truth.
     """
-    _in_a_home(
-        context, home, keep, lambda folder, settings, bootstrap: Story(folder, settings, bootstrap, movements).tell()
-    )
+    _in_a_home(context, home, keep, lambda at: Story(*at, movements).tell())
 
 
 @app.command(short_help="A check turns red, and leads to the recovery.")
@@ -62,12 +60,7 @@ def quality(context: typer.Context, movements: Movements = 60_000, home: Home = 
 
     Every step is a command that you could type.
     """
-    _in_a_home(
-        context,
-        home,
-        keep,
-        lambda folder, settings, bootstrap: Story(folder, settings, bootstrap, movements, STOCK_SUITES).tell_quality(),
-    )
+    _in_a_home(context, home, keep, lambda at: Story(*at, movements, STOCK_SUITES).tell_quality())
 
 
 @app.command(short_help="A bug in the first of three streams, recovered through the topics between them.")
@@ -81,13 +74,11 @@ def topology(
 
     Every step is a command that you could type. After each step the topics and the table are compared with the truth.
     """
-    _in_a_home(
-        context, home, keep, lambda folder, settings, bootstrap: ShopStory(folder, settings, bootstrap, orders).tell()
-    )
+    _in_a_home(context, home, keep, lambda at: ShopStory(*at, orders).tell())
 
 
 def _in_a_home(
-    context: typer.Context, home: Path | None, keep: bool, tell: Callable[[Path, Settings, str], None]
+    context: typer.Context, home: Path | None, keep: bool, tell: Callable[[tuple[Path, Settings, str]], None]
 ) -> None:
     """Tell a story in a folder of its own, with a broker of its own."""
     from orchestration.cli.children import stop_signals_interrupt
@@ -105,7 +96,7 @@ def _in_a_home(
         with stop_signals_interrupt():
             fetch_jars(base, broker=True)
             with Broker(settings) as broker:
-                tell(folder, settings, broker.start())
+                tell((folder, settings, broker.start()))
     finally:
         if keep:
             say(f"the home is kept: {folder}")
