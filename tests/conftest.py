@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
@@ -43,6 +44,8 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("RECOURSE_") and name not in _KEPT]:
         del os.environ[name]
     os.environ["RECOURSE_DEMO"] = "1"  # the streams of tests that name none
+    hypothesis_settings.register_profile("recourse", deadline=None)  # a test asserts no time that a machine can miss
+    hypothesis_settings.load_profile("recourse")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from streaming_jobs.ledger.entry import LedgerEntry
-
 UNREAD = "_unread"
 """The folder below a table with commits that have left its log, and that streams have not read (`unread_log.py`)."""
 
@@ -59,15 +57,18 @@ class CommitActions:
         return str((self.info or {}).get("operation", ""))
 
     @property
-    def entry(self) -> LedgerEntry | None:
-        """The ledger entry of a commit of ours."""
+    def user_metadata(self) -> str | None:
+        """The text that its writer left; of a commit of ours, the ledger entry."""
         text = (self.info or {}).get("userMetadata")
-        return LedgerEntry.decode(text if isinstance(text, str) else None)
+        return text if isinstance(text, str) else None
 
 
 def read_commit(table: Path, version: int) -> CommitActions:
-    """A version of the log. Raises as `actions` and `CommitActions.of` do."""
-    return CommitActions.of(version, actions(commit_file(table, version)))
+    """A version of the log. Raises as `actions` and `CommitActions.of` do, and ValueError for an empty action."""
+    lines = list(actions(commit_file(table, version)))
+    if not all(lines):
+        raise ValueError("an action is empty")
+    return CommitActions.of(version, lines)
 
 
 def read_kept_commit(table: Path, version: int) -> CommitActions:

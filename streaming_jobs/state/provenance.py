@@ -66,7 +66,7 @@ def read_change(table: Path, version: int) -> Change | None:
             removed=frozenset(unquote(remove["path"]) for remove in commit.removes if changes_rows(remove)),
             rewritten={unquote(add["path"]): add for add in commit.adds if not changes_rows(add)},
             gone=frozenset(unquote(remove["path"]) for remove in commit.removes if not changes_rows(remove)),
-            entry=commit.entry,
+            entry=LedgerEntry.decode(commit.user_metadata),
         )
     except FileNotFoundError:
         return None

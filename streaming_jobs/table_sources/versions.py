@@ -55,7 +55,7 @@ def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]
     """
     removed: set[str] = set()
     while commit := _commit(table, number := number + 1):
-        entry = commit.entry
+        entry = LedgerEntry.decode(commit.user_metadata)
         if entry is None or entry.stream != writer:
             removed |= _removed(commit)
         elif entry.kind != "upkeep":
@@ -211,7 +211,7 @@ class TableVersions:
             raise self.gone(number, number + 1)
         adds = [add for add in commit.adds if changes_rows(add)]
         rewrites = any(map(changes_rows, commit.removes))
-        entry = commit.entry
+        entry = LedgerEntry.decode(commit.user_metadata)
         settled = True
         if entry is not None and self.writer in (None, entry.stream):
             adds = self._of_ours(number, entry, adds, rewrites=rewrites)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.delta_log import read_commit, versions_in_log
 from streaming_jobs.sinks import stored
 from streaming_jobs.sinks.stored import Commit
@@ -22,7 +23,7 @@ def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
             return
         try:
             read = read_commit(table, number)
-            commit = Commit(number, read.at, read.operation, read.changes_data, read.entry)
+            commit = Commit(number, read.at, read.operation, read.changes_data, LedgerEntry.decode(read.user_metadata))
         except FileNotFoundError:  # cleaned up since the folder was listed
             return
         except (ValueError, TypeError, AttributeError, KeyError) as error:

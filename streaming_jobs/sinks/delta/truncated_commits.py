@@ -96,7 +96,7 @@ def _tail(table: InspectedTable) -> tuple[list[TruncatedCommit], int]:
         if not missing:
             return truncated, version
         words = f"file {missing[0]} of table {table.path.name}, which version {version} added, is gone or cut off"
-        truncated.append(TruncatedCommit(version, words, True, commit.entry))
+        truncated.append(TruncatedCommit(version, words, True, LedgerEntry.decode(commit.user_metadata)))
     return truncated, -1
 
 
@@ -113,7 +113,7 @@ def _read(version: int, path: Path, table: InspectedTable) -> CommitActions | No
     if not lines or not all(isinstance(line, dict) for line in lines):
         return None
     commit = CommitActions.of(version, lines)
-    entry = commit.entry
+    entry = LedgerEntry.decode(commit.user_metadata)
     moves = entry is not None and entry.stream == table.stream and entry.kind in ("batch", "fence", "publish")
     moved = app_id(table.stream, table.path.name) in commit.app_ids
     return None if (moves and not moved) or (moved and commit.info is None) else commit
