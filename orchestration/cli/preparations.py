@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
 
-_REHEARSAL_SECONDS = 900
+_WARM_UP_SECONDS = 900
 PARTITIONS = 4
 """Number of partitions of a topic that a command creates for a stream."""
 
@@ -59,9 +59,9 @@ def warm_up_once(settings: Settings) -> None:
     if needed(settings):
         command = [sys.executable, "-m", "streaming_jobs.warm_up"]
         try:
-            subprocess.run(command, stdout=sys.stderr.fileno(), timeout=_REHEARSAL_SECONDS, check=False)
+            subprocess.run(command, stdout=sys.stderr.fileno(), timeout=_WARM_UP_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            say(f"the warm-up did not end within {_REHEARSAL_SECONDS} s; sessions run without it, but start slower")
+            say(f"the warm-up did not end within {_WARM_UP_SECONDS} s; sessions run without it, but start slower")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import dagster as dg
@@ -12,6 +11,7 @@ from orchestration.local_dagster.session_logs import SessionLogManager
 from orchestration.recoveries import launchpad
 from orchestration.sessions.ownership import KIND_TAG, QUALITY_KIND
 from orchestration.sessions.supervisor import GRACE
+from streaming_jobs.platform import ports
 from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
@@ -47,27 +47,10 @@ def code_server_port(home: Path) -> int:
         port = int(path.read_text())
     except (FileNotFoundError, ValueError):
         port = 0
-    if not port or not is_free(CODE_SERVER_HOST, port):
-        port = free_port(CODE_SERVER_HOST)
+    if not port or not ports.is_free(port, CODE_SERVER_HOST):
+        port = ports.free_port(CODE_SERVER_HOST)
         write_atomic(path, str(port))
     return port
-
-
-def is_free(host: str, port: int) -> bool:
-    """True if a server could listen there."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def longest_stop(settings: Settings) -> float:

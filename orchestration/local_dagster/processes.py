@@ -26,8 +26,6 @@ from orchestration.local_dagster.dagster_home import (
     CODE_SERVER_HOST,
     LOCATION,
     code_server_port,
-    free_port,
-    is_free,
     longest_stop,
     prepare,
     write_workspace,
@@ -39,6 +37,7 @@ from orchestration.sessions.ownership import KIND_TAG, PARENT_VARIABLE, STOPPED_
 from orchestration.sessions.supervisor import GRACE
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError
+from streaming_jobs.platform import ports
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree
 from streaming_jobs.platform.processes.parent_death import terminated_with_parent
 from streaming_jobs.settings import Settings
@@ -145,7 +144,7 @@ class DagsterProcesses:
         when the streams or the job YAML cannot be loaded.
         """
         host, port = self.settings.dagster.host, self.settings.dagster.port
-        if port and not is_free(host, port):
+        if port and not ports.is_free(port, host):
             raise SetupError(
                 f"port {port} of {host} is taken, so the UI cannot be there",
                 "end what uses it, or take another: --port 0",
@@ -154,7 +153,7 @@ class DagsterProcesses:
         topology = Topology.of_settings(self.settings)
         last_good.made_of_now(self.settings, topology, lambda bundle: location(bundle, topology, self.settings))
         home = prepare(self.settings)
-        port = port or free_port(host)
+        port = port or ports.free_port(host)
         server_port = code_server_port(home)
         workspace = str(write_workspace(home, server_port))
         self.url = f"http://{_reachable(host)}:{port}"

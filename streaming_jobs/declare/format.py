@@ -43,8 +43,9 @@ class Block:
     """The columns of a block of values, and the refusals by the value's index.
 
     `columns` has the fields that were asked for, in the schema's order, one row per value. All fields are nullable, at
-    every depth; types are Arrow's for the Spark types: timestamp("us", tz="UTC"), timestamp("us"), date32,
-    decimal128(p, s), string, list, struct. The row of a refused value is null in every column.
+    every depth. The types are Arrow's for the Spark types: timestamp("us", tz="UTC"), timestamp("us") for one without a
+    zone, date32, decimal128(p, s), string, binary, bool, numbers, list and struct; there are no maps. The row of a
+    refused value is null in every column.
     """
 
     columns: pa.RecordBatch

@@ -270,7 +270,8 @@ class KafkaTopic:
     def __post_init__(self) -> None:
         if not _TOPIC.fullmatch(self.name) or self.name in (".", ".."):
             raise UsageError(f"'{self.name}' is not a topic name", "use letters, digits, '.', '_' and '-'")
-        if isinstance(self.value, type) or not hasattr(self.value, "schema"):  # a StructType, a dict, a class
+        is_format = hasattr(self.value, "schema") and hasattr(self.value, "reader")
+        if isinstance(self.value, type) or not is_format:  # a StructType, a dict, a class
             raise UsageError(
                 f"topic {self.name}: value={self.value!r:.100} is no format", f"write value={_as_format(self.value)}"
             )

@@ -66,7 +66,7 @@ class CommitActions:
 def read_commit(table: Path, version: int) -> CommitActions:
     """A version of the log. Raises as `actions` and `CommitActions.of` do, and ValueError for an empty action."""
     lines = list(actions(commit_file(table, version)))
-    if not all(lines):
+    if not all(line and None not in line.values() for line in lines):
         raise ValueError("an action is empty")
     return CommitActions.of(version, lines)
 

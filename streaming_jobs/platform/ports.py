@@ -1,4 +1,4 @@
-"""Ports on the loopback: the test if one is free, its listener, and the choice of a free one.
+"""Ports of this machine: the test if one is free, its listener, and the choice of a free one.
 
 A free port is chosen below the range from which the system assigns ports to clients. In that range, a client that keeps
 trying to reach a broker that was just killed can be assigned the broker's port, connect to itself, and so prevent the
@@ -23,7 +23,7 @@ _TRIES = 200
 
 def is_free(port: int, host: str = HOST) -> bool:
     """True if a server could listen there now."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # As servers do: lingering connections of the previous server do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -33,13 +33,13 @@ def is_free(port: int, host: str = HOST) -> bool:
     return True
 
 
-def free_port(but: Container[int] = ()) -> int:
+def free_port(host: str = HOST, but: Container[int] = ()) -> int:
     """A free port that is not in `but`; raises SetupError if none is found."""
     for port in random.sample(_RANGE, _TRIES):
-        if port not in but and is_free(port):
+        if port not in but and is_free(port, host):
             return port
     raise SetupError(
-        f"no free port between {_RANGE.start} and {_RANGE.stop} on {HOST}", "end programs that listen there"
+        f"no free port between {_RANGE.start} and {_RANGE.stop} on {host}", "end programs that listen there"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -286,31 +286,17 @@ def refusals_of(stream: Stream, code: frozenset[str] = frozenset()) -> Refusals:
     """The refusals of the stream's formats, empty until records are taken; `code` is the code that declares them."""
     topics = stream.topics
     return Refusals(
-        readers={topic.name: _reader(topic.records) for topic in topics},
+        # Of no columns: single records are judged several times faster.
+        readers={topic.name: _verdict(topic.records.reader([])) for topic in topics},
         keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
         reasons=frozenset(reason for topic in topics for reason in getattr(topic.records, "reasons", ())),
         code=code,
     )
 
 
-def _reader(value: Any) -> Callable[[bytes], str | None] | None:
-    """A function that gives the reason why a format refuses a value; None for a format that only Spark can read."""
-    if hasattr(value, "reader"):
-        return _verdict(value.reader([]))  # of no columns: single records are judged several times faster
-    if not hasattr(value, "read"):
-        return None
-
-    def reason(text: bytes) -> str | None:
-        try:
-            value.read(text)
-        except Exception as error:  # noqa: BLE001 - formats of others raise what they like; they name a reason, or
-            return str(getattr(error, "reason", "unreadable"))  # diagnose calls what they raise unreadable
-        return None
-
-    return reason
-
-
 def _verdict(reader: BlockReader) -> Callable[[bytes], str | None]:
+    """A function that gives the reason why a format refuses a value."""
+
     def reason(text: bytes) -> str | None:
         refused = reader.read([text]).refused
         return refused[0].reason if refused else None

@@ -14,11 +14,12 @@ import dagster as dg
 import psutil
 import pytest
 
-from orchestration.local_dagster.dagster_home import code_server_port, is_free, prepare
+from orchestration.local_dagster.dagster_home import code_server_port, prepare
 from orchestration.local_dagster.processes import DAEMON, DagsterProcesses, _DagsterProcess
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.ownership import STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.platform import ports
 from streaming_jobs.settings import Settings
 from tests.dagster.conftest import starts
 from tests.support import ROOT
@@ -148,5 +149,5 @@ def test_the_code_server_s_port_stays_the_same_while_it_is_free(shop: Settings) 
     home = prepare(shop)
     first = code_server_port(home)
     assert code_server_port(home) == first
-    assert is_free("127.0.0.1", first)
+    assert ports.is_free(first)
     assert home.stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""Values that are taken as they are, and the two formats beside JSON under the same contract."""
+"""Values that are taken as they are, and the contract that all formats keep."""
 
 from __future__ import annotations
 

@@ -214,6 +214,7 @@ CUT_OFF = {
     "no object": "[]",
     "another value": "17",
     "empty object": "{}",
+    "empty action": '{"commitInfo":null}',
 }
 
 
