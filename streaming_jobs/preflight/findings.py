@@ -17,7 +17,15 @@ from streaming_jobs.text import commands
 class StartFinding:
     """One problem that preflight has found, and the next step.
 
-    `await` and `unknown` may pass: a table that does not exist yet, a topic that the broker does not know at present.
+    | severity | the start | the error |
+    |---|---|---|
+    | `refuse` | is refused until a person has acted | `PreflightRefused` |
+    | `lost` | the same: records or versions are gone | `OffsetsLost` |
+    | `await` | is tried again: a table does not exist yet | `TableAwaited` |
+    | `unknown` | is tried again: the broker does not know a topic at present | `TopicUnknown` |
+    | `warn` | goes ahead, with a warning in the status | |
+
+    Severities that may pass count only if all blocking findings may pass.
     """
 
     severity: Literal["refuse", "lost", "await", "unknown", "warn"]

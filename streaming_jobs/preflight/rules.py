@@ -1,7 +1,7 @@
 """The rules by which checkpoint, tables and topics must agree before every start.
 
-`check_start` is pure: it takes a `StreamSnapshot` (`snapshot.py`) and returns findings. A finding of severity `refuse`
-or `lost` forbids the start until a person has acted: starting would lose, double or mix rows.
+`check_start` is pure: it takes a `StreamSnapshot` (`snapshot.py`) and returns findings. `StartFinding`
+says which severities forbid a start: starting would lose, double or mix rows.
 The rules:
 
 1. The generation in stream.json is the one in the tables, and no table is behind a fence.
