@@ -21,7 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -129,6 +137,19 @@ class Settings(BaseSettings):
         if webhook and not re.match(r"https?://[^/\s]+", webhook):
             raise ValueError("quality.webhook is no URL; it begins with https:// or http://")
         return self
+
+    @field_validator("streams", mode="before")
+    @classmethod
+    def _without_null(cls, streams: Any) -> Any:
+        """A null, which JSON in the environment can hold, is a value that is not set."""
+        if not isinstance(streams, Mapping):
+            return streams
+        return {
+            name: {key: value for key, value in values.items() if value is not None}
+            if isinstance(values, Mapping)
+            else values
+            for name, values in streams.items()
+        }
 
     @field_serializer("streams")
     def _only_set(self, streams: dict[str, StreamSettings]) -> dict[str, dict[str, Any]]:

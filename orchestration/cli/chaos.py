@@ -294,7 +294,7 @@ def kills(tally: Tally) -> list[tuple[str, str]]:
         ("kills", number(tally.kills)),
         *((f"  at {point}", f"{sum(counts)} on {len(counts)} streams") for point, counts in sorted(points.items())),
         *((f"  at random: {victim}", number(count)) for victim, count in sorted(tally.victims.items())),
-        *((f"  of a {process}, the session goes on", number(n)) for process, n in sorted(tally.processes.items())),
+        *((f"  of a {process}, the session continues", number(n)) for process, n in sorted(tally.processes.items())),
         ("    streams restarted by their session", number(tally.restarts)),
         *((f"  not made: no {process} was there", number(n)) for process, n in sorted(tally.not_made.items())),
         ("kills of the broker", number(tally.broker_kills)),

@@ -1,4 +1,4 @@
-"""`recourse demo`: a bug, and how it is found and put right, with real commands on a broker of its own."""
+"""`recourse demo`: a bug, and how it is found and recovered, with real commands on a broker of its own."""
 
 from __future__ import annotations
 

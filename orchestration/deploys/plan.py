@@ -41,7 +41,7 @@ Action = Literal["deploy", "same", "not running", "new", "removed", "recovering"
 class StreamDeploy:
     """One stream of a plan. `before` and `after` are hashes; `beside` are the other streams of its process.
 
-    `since`: when its session noticed that the code on disk has changed (seconds since 1970).
+    `since`: when the code on disk changed, as its session found (seconds since 1970).
     `record`: the stream is stopped, and its next start needs the record of this deploy (`stream.require_deploy`).
     """
 

@@ -62,7 +62,7 @@ def _refuse(config: Mapping[str, Any], do: Action, plan: str) -> None:
     given = [name for name, default in defaults.items() if config.get(name) not in (default, None)]
     if given:
         raise UsageError(
-            f"{', '.join(given)} cannot be changed any more: plan {plan} has its own",
+            f"{', '.join(given)} can no longer be changed: plan {plan} has its own",
             f"leave {'it' if len(given) == 1 else 'them'} out, or make a new plan with do: plan",
         )
 
@@ -113,7 +113,7 @@ def schema(streams: Sequence[str]) -> dict[str, Any]:
     return {
         "do": dg.Field(action, default_value="plan", description="what to do; plan changes nothing"),
         "plan": dg.Field(dg.String, default_value="", description="id of a plan; not with do: plan"),
-        "streams": dg.Field([name], default_value=[], description="the streams to put right, in this order"),
+        "streams": dg.Field([name], default_value=[], description="the streams to recover, in this order"),
         "target": dg.Field(target, is_required=False, description="where to go back to: exactly one of these"),
         **choices,
         "pause_before_publishing": dg.Field(

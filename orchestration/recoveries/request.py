@@ -142,7 +142,7 @@ A named savepoint is one of each of its streams.
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The streams to put right, in this order; the target, by kind; and the checks before publishing.
+    """The streams to recover, in this order; the target, by kind; and the checks before publishing.
 
     `max_changed` is a share, such as `5%` or `0.05`, of the published rows; None: any. `until` is the end of a bounded
     recovery, such as `batch 41`. The other fields are the options of `recourse recover plan`.

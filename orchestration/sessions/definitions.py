@@ -65,7 +65,7 @@ VERSION = {"recourse": version("recourse-streams")}
 """The package's version, in the metadata of tables and jobs: Dagster shows none of a code location."""
 NO_JOB_GROUP = "without_a_job"
 RETENTION_TAKES = 20.0
-"""Seconds that one tick of retention may take: the code server has a minute for it. The next tick goes on."""
+"""Seconds that one tick of retention may take: the code server has a minute for it. The next tick continues."""
 _FAILURE = "dagster._core.definitions.events.Failure: "
 """The prefix that Dagster puts before the text of a failed step."""
 

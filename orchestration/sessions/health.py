@@ -129,7 +129,7 @@ class HealthChecks:
     def _should_run(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, bool | None]:
         """Whether each stream of a job ought to run now (`judge`); a stream without a job is left out.
 
-        One that ended while the session of its continuous job goes on with the others ought to.
+        One that ended while the session of its continuous job continues with the others ought to.
         """
         patience = self.settings.dagster.stale_after.total_seconds()
         expected: dict[str, bool | None] = {}

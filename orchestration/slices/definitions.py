@@ -54,7 +54,7 @@ def definitions_of(
         JOB,
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Rebuilds days of {', '.join(sliced.table.name for sliced in tables)} from their topics; the "
-        "streams go on.",
+        "streams continue.",
         tags=job_tags(settings, GROUP),
     )
 

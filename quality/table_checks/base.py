@@ -179,7 +179,7 @@ class Check(ABC):
 
     @property
     def name(self) -> str:
-        """The name of its outcome, unique within a suite."""
+        """The name of its outcome within a suite."""
         return self.kind
 
     def _validate(self) -> None:  # noqa: B027 - most checks have options

@@ -265,7 +265,7 @@ def further_back(
 ) -> tuple[Target, Resolved] | None:
     """The target moved back to before the first record that differs; None if it can stay.
 
-    `before` are the plans of the streams that are put right before this one, by stream.
+    `before` are the plans of the streams that are recovered before this one, by stream.
     """
     if is_archive(snapshot.stream):
         return None

@@ -41,7 +41,7 @@ def before_first_bad(
     table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
     bad_now = bad_rows(table.readable(), condition)
     if not bad_now:
-        raise UsageError(f"no row of table {table.name} is bad: {condition}", "there is nothing to put right")
+        raise UsageError(f"no row of table {table.name} is bad: {condition}", "there is nothing to recover")
     notes: list[str] = []
     batch = _first(snapshot, table, condition, notes)
     wrote = _code_of(snapshot, batch)

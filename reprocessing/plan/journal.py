@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from reprocessing.plan.plan_file import folder
 from streaming_jobs.platform import json_lines
-from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.settings import Settings
 from streaming_jobs.text import commands
 
@@ -74,6 +74,7 @@ class Journal:
             line["stream"] = stream
         private_folder(self.path.parent)
         json_lines.append(self.path, [line])
+        sync(self.path.parent)  # a driver before may have been killed between making the file and syncing its folder
 
     def done(self, stage: str, stream: str | None = None) -> Mapping[str, Any] | None:
         """The findings of a stage of a stream that is done; None if it is not."""

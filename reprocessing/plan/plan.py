@@ -202,7 +202,7 @@ class StreamRecoveryPlan:
 
 @dataclass(frozen=True)
 class RecoveryPlan:
-    """A recovery of one or more streams, in the order in which they are put right. `undoes` is the plan it takes back.
+    """A recovery of one or more streams, in the order in which they are recovered. `undoes` is the plan it takes back.
 
     `made_at` in seconds since 1970. `left` are streams that have read the wrong records and stay as they are, as
     somebody has chosen. The fingerprint covers all of it.

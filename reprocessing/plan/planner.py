@@ -100,7 +100,7 @@ def make_plan(
 ) -> RecoveryPlan:
     """The plan for these requests, each for another stream, and for the streams that read their topics.
 
-    The order is that in which they are put right. The plan is written to disk, and named after the first stream.
+    The order is that in which they are recovered. The plan is written to disk, and named after the first stream.
     `checks_of` gives the checks of streams that it takes along, `along` says what else to do with them. Raises
     UsageError or PreflightRefused, with ways out.
     """
@@ -236,7 +236,7 @@ def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> 
 def _draft(
     request: RecoveryRequest, undoes: str | None, before: Mapping[str, StreamRecoveryPlan], committed: CommittedOffsets
 ) -> StreamRecoveryPlan:
-    """The plan of one stream, without the name of the recovery; `before` are those put right before it."""
+    """The plan of one stream, without the name of the recovery; `before` are those recovered before it."""
     snapshot, target, checks = request.snapshot, request.target, request.checks
     refuse_fenced(snapshot)
     saw = snapshot.planned_against

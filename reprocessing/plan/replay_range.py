@@ -244,7 +244,7 @@ def until_of(snapshot: PlanningSnapshot, target: Target, border: LastBatch, base
     saved = _savepoint(snapshot, border.txn)
     if saved is None:
         raise UsageError(
-            f"the rows of the tables as of {border.txn} are not kept any more, neither in a savepoint nor in their "
+            f"the rows of the tables as of {border.txn} are no longer kept, neither in a savepoint nor in their "
             "logs, so later rows cannot be told apart",
             _nearest(snapshot, border.txn, Txn(base.generation, base.batch) if base.savepoint else _START),
         )
@@ -395,7 +395,7 @@ def rows_of_no_batch(
         for each in (SliceRequests.of(settings, stream.name).waiting() if waiting else ())
     ]
     if slices:
-        return f"{'; '.join(dict.fromkeys(slices))}: rows from before it are not in the table any more", True
+        return f"{'; '.join(dict.fromkeys(slices))}: rows from before it are no longer in the table", True
     return None
 
 

@@ -51,7 +51,7 @@ class PlanningSnapshot:
 
     @cached_property
     def planned_against(self) -> PlannedAgainst:
-        """The part that a plan stores; raises UsageError if there is nothing to put right."""
+        """The part that a plan stores; raises UsageError if there is nothing to recover."""
         if self.history.last is None:
             raise no_batch(self.stream.name)
         last = self.history.last.txn
@@ -108,7 +108,7 @@ def planning_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -
     """Take the snapshot; raises UsageError for a stream that has never run. Takes no lease and changes nothing."""
     record = stream_record.load(settings, stream.name)
     if record is None:
-        raise UsageError(f"stream {stream.name} has never run", "there is nothing to put right")
+        raise UsageError(f"stream {stream.name} has never run", "there is nothing to recover")
     topics = Archives(settings).added_to(topics, stream)
     around = take_snapshot(settings, stream, topics)
     history = lineage(record.generations, ledger_file(settings, stream.name).days(stream.name))

@@ -113,7 +113,7 @@ def no_batch(stream: str) -> UsageError:
     """The error for a stream that has finished no batch, so that a recovery has nothing to go back to or to skip."""
     return UsageError(
         f"stream {stream} has not run a batch yet",
-        f"there is nothing to put right; if it cannot finish its first batch, {start_over(stream)}",
+        f"there is nothing to recover; if it cannot finish its first batch, {start_over(stream)}",
     )
 
 

@@ -190,7 +190,7 @@ def _offsets(
         raise PreflightRefused(f"the ledger of stream {stream} does not name topic {name}", "start the stream once")
     if info is None or info.id != bound.topic_id:
         raise OffsetsLost(
-            f"topic {name} is not the one any more that stream {stream} has read", "put the topic back from a copy"
+            f"topic {name} is no longer the topic that stream {stream} has read", "put the topic back from a copy"
         )
     held = topics.offsets(name)
     found = _found(made, chosen, topics)

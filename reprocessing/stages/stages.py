@@ -194,7 +194,7 @@ class TakeSavepoint(OfOneStream):
                 f"cannot start, abort, and make a plan that {way_out}",
             )
         if committed is None:
-            raise UsageError(f"stream {self.stream} has not finished a batch yet", "there is nothing to put right")
+            raise UsageError(f"stream {self.stream} has not finished a batch yet", "there is nothing to recover")
         return committed
 
 

@@ -33,7 +33,7 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
             yield StartFinding(
                 "lost",
                 f"{topic.kind} {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound.start))} "
-                f"of the old {topic.kind} cannot be read any more",
+                f"of the old {topic.kind} can no longer be read",
                 f"on the new {topic.kind}, {snapshot.start_over}",
             )
             continue

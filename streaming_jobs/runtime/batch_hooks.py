@@ -194,7 +194,7 @@ def fits_the_driver(settings: StreamSettings, batch: int) -> Iterator[None]:
             ) from error
         raise TransientError(
             f"batch {batch} did not fit the driver; it is repeated through the executors",
-            "lower max_offsets_per_trigger if this comes often",
+            "lower max_offsets_per_trigger if this happens often",
         ) from error
 
 

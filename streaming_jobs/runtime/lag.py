@@ -430,7 +430,8 @@ def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unrea
     with_topics = any(look.stream.topics for look in looks)
     try:
         config = client_config(settings.kafka, bootstrap_servers(settings)) if with_topics else {}
-    except BrokerUnreachable:  # it has ended since the look
+    except BrokerUnreachable as error:  # it has ended since the look
+        log.info("unread records are not known", reason=str(error))
         return {}
     for look in looks:
         void = _void(settings, look.stream)

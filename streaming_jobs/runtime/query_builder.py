@@ -146,9 +146,8 @@ def sources_of(
     """
     made: list[KafkaSource | TableSource] = []
     for parameter, source in stream.sources.items():
-        lateness = (
-            stream_settings.lateness if stream_settings.lateness is not None else source.delay
-        )  # zero is a lateness too
+        declared = stream_settings.lateness  # zero is a lateness too
+        lateness = source.delay if declared is None else declared
         if isinstance(source, KafkaTopic):
             topic_id = topic_ids.get(source.name, "")
             archive, void = archives.of(stream, source.name, topic_id), archives.void_of(stream, source.name, topic_id)

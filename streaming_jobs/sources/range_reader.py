@@ -250,8 +250,7 @@ class RangeReader:
                     self._drop(partition)
                 return False
             raise OffsetsLost(
-                f"offset {there.next} of {self.topic} partition {partition} is not in the topic any more: "
-                f"{error.str()}",
+                f"offset {there.next} of {self.topic} partition {partition} is no longer in the topic: {error.str()}",
                 f"see `{commands.status()}`",
             )
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:  # no group is needed to read assigned partitions

@@ -237,6 +237,7 @@ class LedgerFile:
         for path in sorted(path for path in self.folder.glob("*.jsonl") if path.name != today):
             packed = path.with_suffix(".jsonl.gz")
             partial = packed.with_suffix(".partial")
+            partial.touch(mode=0o600)
             with path.open("rb") as plain, gzip.open(partial, "wb", compresslevel=6) as file:
                 if packed.exists():  # the clock was set back over midnight, or a kill came before the unlink below
                     with gzip.open(packed, "rb") as before:

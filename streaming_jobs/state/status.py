@@ -328,6 +328,8 @@ def first_status(settings: Settings, stream: str) -> Status:
         file = LedgerFile(StreamFolder.of(settings, stream).ledger)
         status.totals = totals_from(file, stream, known, now)
     except (OSError, EOFError, ValueError, KeyError) as error:  # a figure is no reason to keep a stream from running
-        log.warning("the ledger file could not be counted; totals go on without it", stream=stream, reason=repr(error))
+        log.warning(
+            "the ledger file could not be counted; totals continue without it", stream=stream, reason=repr(error)
+        )
         status.totals = known or Totals(now)
     return status

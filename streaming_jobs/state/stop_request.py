@@ -63,7 +63,7 @@ def requests(settings: Settings) -> dict[str, StopRequest]:
 
 
 def ask(settings: Settings, stream: str, who: str) -> None:
-    """StopRequest a stop; the file is on disk when this returns."""
+    """Request a stop; the file is on disk when this returns."""
     with _alone(settings, stream) as path:
         write_atomic(path, f"{json.dumps({'who': who})}\n")
 
@@ -86,7 +86,7 @@ def for_recovery(settings: Settings, stream: str) -> bool:
 
 
 def ask_for(settings: Settings, stream: str, plan: str) -> None:
-    """StopRequest a stop for a recovery; an existing request, of anybody, stays as it is."""
+    """Request a stop for a recovery; an existing request, of anybody, stays as it is."""
     with _alone(settings, stream) as path:
         if not path.exists():
             write_atomic(path, f"{json.dumps({'who': f'{_RECOVERY}{plan}', 'plan': plan})}\n")

@@ -1,7 +1,7 @@
 """The deploys of a stream, and its starts and ends in sessions: one JSON line each, the oldest first.
 
-    <state>/<stream>/deploys.jsonl    {"at": 1795440000.0, "from": "0a1b2c3d4e5f", "to": "5f4e3d2c1b0a", "by": "anna"}
-    <state>/<stream>/sessions.jsonl   {"at": 1795440000.0, "what": "started", "pid": 41, ...}
+    <state>/<stream>/deploys.jsonl    {"at":1795440000.0,"from":"0a1b2c3d4e5f","to":"5f4e3d2c1b0a","by":"anna"}
+    <state>/<stream>/sessions.jsonl   {"at":1795440000.0,"what":"started","pid":41,...}
 
 `at` in seconds since 1970, `from` and `to` the hashes of the code. A deploy is written before the start that it is
 about, so that none is missing, and once, even if it is repeated after a kill. The events of sessions are for people who

@@ -145,7 +145,7 @@ def _hindrance(
             where = f"{span.topic}-{span.partition} {low}"
             return f"the topic no longer holds the records before {where}, which the rows were made from"
     if truth.final is not None and watermark is None:
-        return "the watermark of the newest batch is not known any more"
+        return "the watermark of the newest batch is no longer known"
     return ""
 
 

@@ -136,7 +136,7 @@ def _prepared(kafka: KafkaSettings, topics: Topics, total: int, again: bool) -> 
         )
     if present.foreign:
         raise UsageError(
-            f"topic {TOPIC} is not a feed that can go on: {present.foreign}",
+            f"topic {TOPIC} is not a feed that can be continued: {present.foreign}",
             f"delete topic {TOPIC} and feed it anew, or send all flights on top with --again",
         )
     return present

@@ -53,7 +53,7 @@ _REFUSED = {
 
 
 class ClientLost(Exception):
-    """A client that cannot be used any more; `fenced` if the broker says that another one has its place."""
+    """A client that can no longer be used; `fenced` if the broker says that another one has its place."""
 
     def __init__(self, reason: str, *, fenced: bool = False) -> None:
         super().__init__(reason)

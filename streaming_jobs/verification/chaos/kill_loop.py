@@ -170,7 +170,7 @@ def plan_of(
 ) -> LoopPlan:
     """The plan of a run; what is left out is the subject's own.
 
-    Fewer `streams` must have, with a stream that reads a topic of another one, that other one.
+    `streams`: a subset; a stream that reads the topic of another stream needs that stream in it too.
     """
     names = streams or tuple(watched.stream for watched in subject.streams)
     return LoopPlan(kills, seed, rate or subject.rate, max_offsets or subject.max_offsets, names, scenarios)

@@ -318,7 +318,7 @@ class OutsideReader:
                         record = RawRecord(*place, message.timestamp()[1], message.key(), message.value())
                         self.records[topic].append(record)
                     elif error.fatal() or error.name() == "_AUTO_OFFSET_RESET":
-                        raise RuntimeError(f"the reader outside cannot go on: {error}")
+                        raise RuntimeError(f"the outside reader cannot continue: {error}")
         except Exception as error:  # noqa: BLE001 - raised by `check` in the caller's thread
             self._error = error
         finally:

@@ -49,7 +49,7 @@ _BACKLOG = {"RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "300000", "RECOURSE_STRE
 
 
 class ChaosFailed(RecourseError):
-    """A run of chaos cannot go on: a driver refused to start, or did not do what it was started for.
+    """A run of chaos cannot continue: a driver refused to start, or did not do what it was started for.
 
     The logs lie in the home that the message names. The seed makes the same run again.
     """
@@ -232,7 +232,7 @@ class LaneRunner:
                 self._process_kill_over(driver)
             else:
                 late = time.monotonic() - self._before.at > _FAULT_WITHIN
-                self._expect(not late, f"did not go on within {_FAULT_WITHIN:.0f} s after {fault}")
+                self._expect(not late, f"did not continue within {_FAULT_WITHIN:.0f} s after {fault}")
         elif (process := self._to_kill(fault, driver)) is not None:
             before = _Before(time.monotonic(), self._versions(), self.home.restarts(self.lane.streams))
             try:
@@ -336,7 +336,7 @@ class LaneRunner:
         words = self.driver.words()
         if code == PermanentError.exit_code:
             raise ChaosFailed(
-                f"a driver refused to go on (exit code {code}):\n{words}", f"its log is {self.driver.log}"
+                f"a driver refused to continue (exit code {code}):\n{words}", f"its log is {self.driver.log}"
             )
         kind = "its lease was busy" if code == LeaseBusy.exit_code else f"exit code {code}"
         self.tally.unplanned.append(f"{kind}: {words}")
@@ -443,7 +443,7 @@ class FreezeRunner:
         """Wait until each of the session's streams has written more versions of its table."""
         tables = [self.home.subject(stream).table for stream in driver.streams]
         wanted = {table: self.home.newest_version(table) + _MORE_VERSIONS for table in tables}
-        self._until(lambda: all(self.home.newest_version(t) >= v for t, v in wanted.items()), "go on", driver)
+        self._until(lambda: all(self.home.newest_version(t) >= v for t, v in wanted.items()), "continue", driver)
 
     def _stop(self, driver: DriverProcess) -> None:
         code = driver.stop(_GONE_WITHIN)

@@ -175,8 +175,8 @@ def test_offsets_that_were_lost_are_listed(chaos: Chaos, report: TablesReport) -
 
 
 def test_a_run_that_cannot_go_on_says_why_and_keeps_the_home(chaos: Chaos) -> None:
-    assert chaos(ChaosFailed("a driver refused to go on (exit code 78)", "its log is there")) == 1
-    assert "REC-031 a driver refused to go on" in chaos.err and "the home is kept" in chaos.err
+    assert chaos(ChaosFailed("a driver refused to continue (exit code 78)", "its log is there")) == 1
+    assert "REC-031 a driver refused to continue" in chaos.err and "the home is kept" in chaos.err
 
 
 def test_a_folder_that_is_in_use_is_refused(chaos: Chaos) -> None:

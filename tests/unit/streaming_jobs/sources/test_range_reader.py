@@ -104,7 +104,7 @@ def test_a_partition_that_runs_far_ahead_of_another_is_given_back() -> None:
 
 def test_offsets_that_retention_took_are_lost_and_not_skipped() -> None:
     consumer = MemoryConsumer({0: log(0, 50, 51)}, first={0: 50})
-    with pytest.raises(OffsetsLost, match=f"offset 10 of {TOPIC} partition 0 is not in the topic any more"):
+    with pytest.raises(OffsetsLost, match=f"offset 10 of {TOPIC} partition 0 is no longer in the topic"):
         read(reader(consumer), {0: (10, 51)})
 
 

@@ -165,7 +165,7 @@ def test_a_zombie_that_ends_in_another_way_fails_the_run(world: World, code: int
 def test_a_session_that_does_not_go_on_fails_the_run(world: World, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Home, "newest_version", lambda *_: 10)
     monkeypatch.setattr(sessions.time, "monotonic", lambda real=time.monotonic, step=[0]: step.append(0) or len(step))  # type: ignore[misc]
-    with pytest.raises(ChaosFailed, match="did not go on within 240 s"):
+    with pytest.raises(ChaosFailed, match="did not continue within 240 s"):
         run(world, then)
 
 

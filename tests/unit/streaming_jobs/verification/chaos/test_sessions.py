@@ -147,7 +147,7 @@ def test_a_lane_runs_on_after_its_faults_until_it_is_finished(
 def test_a_driver_that_refuses_ends_the_run_with_its_words(home: Home, drivers: list[FakeDriver]) -> None:
     lane = stepped(runner(home, POINT), 1)
     drivers[0].exit_code = 78
-    with pytest.raises(ChaosFailed, match="refused to go on") as raised:
+    with pytest.raises(ChaosFailed, match="refused to continue") as raised:
         lane.step()
     assert "no table" in raised.value.found and str(drivers[0].log) in raised.value.next_step
 
@@ -254,7 +254,7 @@ def test_a_session_that_does_not_go_on_after_the_kill_of_its_planner_ends_the_ru
     made = session(PLANNER)
     made.driver.processes = [FakeProcess(7)]
     made.after(versions=1)
-    with pytest.raises(ChaosFailed, match="did not go on within 240 s after planner"):
+    with pytest.raises(ChaosFailed, match="did not continue within 240 s after planner"):
         made.after(241, versions=1)
 
 
