@@ -172,7 +172,7 @@ def test_a_session_that_does_not_go_on_fails_the_run(world: World, then: str, mo
 def test_a_session_that_ends_instead_of_going_on_fails_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Home, "newest_version", lambda *_: 10)
     monkeypatch.setattr(FakeDriver, "wake", lambda self: setattr(self, "exit_code", 1))
-    with pytest.raises(ChaosFailed, match="ended with exit code 1 and did not go on"):
+    with pytest.raises(ChaosFailed, match="ended with exit code 1 and did not continue"):
         run(world, "broker")
 
 
