@@ -222,7 +222,7 @@ def _from_a_worker(text: str) -> RecourseError | None:
 def _raised(text: str) -> tuple[str, str] | None:
     """Text and origin of an exception of the stream's code, in a Python worker or in SQL on its records.
 
-    None for any other failure.
+    None for any other failure, such as one of Recourse's own code in a worker: a file that cannot be written.
     """
     if _WORKER.search(text):
         lines = text[text.rindex("Traceback (most recent call last)") :].split("\n")[1:]
@@ -230,6 +230,8 @@ def _raised(text: str) -> tuple[str, str] | None:
         places = [
             (m["file"], m["line"]) for line in lines if (m := _PLACE.match(line)) and "/pyspark/" not in m["file"]
         ]
+        if not _in_users_code(places) and any(file.startswith(_OWN) for file, _ in places):
+            return None
         place = _in_users_code(places) or "".join(f" ({file}:{line})" for file, line in places[-1:])
         return f"{last.strip()[:500]}{place}", f"{last.partition(':')[0]}{place}"
     if (match := _ON_DATA.search(text)) is not None:

@@ -170,12 +170,21 @@ def set_aside(
     return aside
 
 
+def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values that Arrow groups as SQL does: -0.0 is 0.0, and every NaN is the same NaN."""
+    if not pa.types.is_floating(values.type):
+        return values
+    return pc.if_else(
+        pc.is_nan(values), pa.scalar(float("nan"), values.type), pc.add(values, pa.scalar(0.0, values.type))
+    )
+
+
 def equal_rows(rows: pa.Table, columns: Sequence[str], exempt: str) -> NDArray[np.int64]:
     """Positions of the judged rows whose values in these columns occur more than once; a null is equal to nothing."""
     known = reduce(pc.and_, [pc.is_valid(rows[column]) for column in columns])
     mask = pc.and_(known, pc.invert(rows[exempt])) if exempt in rows.column_names else known
     names = [f"c{number}" for number in range(len(columns))]
-    values = [pc.add(v, 0.0) if pa.types.is_floating(v.type) else v for v in (rows[c] for c in columns)]  # -0.0 is 0.0
+    values = [comparable(rows[column]) for column in columns]
     numbered = pa.table([*values, pa.array(np.arange(rows.num_rows))], names=[*names, "__row"])
     groups = numbered.filter(mask).group_by(names).aggregate([("__row", "list"), ("__row", "count")])
     lists = groups.filter(pc.greater(groups["__row_count"], 1))["__row_list"]

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 
 KIND_COLUMN, TALLY_COLUMN, PARTITION_COLUMN = "__kind", "__tally", "__partition_value"
 WRITTEN, REJECTED, QUARANTINED, NOTED, FAILING, TALLY = range(6)
-_ROW_GROUP = 1 << 17
+_INDEX_COLUMN = "__index"
+_ROW_GROUP, _ROW_GROUP_BYTES = 1 << 17, 64 << 20
+"""Rows and bytes of a row group, which a task holds in memory."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,9 @@ class RowEngine:
 
     def mark_equal(self, rows: pa.Table, columns: Sequence[str], bit: int) -> pa.Table:
         """Set a bit in `__broken` of rows that are equal in these columns; those that are rejected have no equals."""
-        held, _ = self._held(rows.append_column(ROW_COLUMN, pa.array(np.arange(rows.num_rows))))
+        held, _ = self._held(rows.append_column(_INDEX_COLUMN, pa.array(np.arange(rows.num_rows))))
         verdicts = np.array(rows[BROKEN_COLUMN].to_numpy(), np.int64)
-        verdicts[held[ROW_COLUMN].to_numpy()[row_rules.equal_rows(held, columns, DELETE_COLUMN)]] |= bit
+        verdicts[held[_INDEX_COLUMN].to_numpy()[row_rules.equal_rows(held, columns, DELETE_COLUMN)]] |= bit
         return rows.set_column(rows.column_names.index(BROKEN_COLUMN), BROKEN_COLUMN, pa.array(verdicts))
 
     def _held(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -227,11 +229,17 @@ class RowTask:
             tally.files, tally.aside_files = files.close(), [] if aside is None else aside.close()
             yield _tally(shape, tally)
 
-    def aside(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields quarantined rows in the quarantine's columns."""
+    def aside(self, quarantine: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields quarantined rows in the quarantine's columns and their order, by which Spark matches them.
+
+        A column that only one of the two tables has is null, or left out.
+        """
         for batch in batches:
             if batch.num_rows:
-                yield from self.engine.aside(pa.Table.from_batches([batch])).to_batches()
+                rows = self.engine.aside(pa.Table.from_batches([batch]))
+                names, count = set(rows.column_names), rows.num_rows
+                columns = [rows[f.name] if f.name in names else pa.nulls(count, f.type) for f in quarantine]
+                yield from pa.table(columns, names=quarantine.names).to_batches()
 
     def marked(self, columns: Sequence[str], bit: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows of the task, with those marked that are equal in these columns."""
@@ -273,7 +281,7 @@ def _of_kind(shape: pa.Schema, kind: int, rows: pa.Table | None) -> Iterator[pa.
     """The rows in the columns of the shape, null where they have none."""
     if rows is None or not rows.num_rows:
         return
-    rows = rows.append_column(KIND_COLUMN, pa.array([kind] * rows.num_rows, pa.int32()))
+    rows = rows.append_column(KIND_COLUMN, pa.repeat(pa.scalar(kind, pa.int32()), rows.num_rows))
     names, count = set(rows.column_names), rows.num_rows
     columns = [rows[f.name] if f.name in names else pa.nulls(count, f.type) for f in shape]
     yield from pa.Table.from_arrays(columns, schema=shape).to_batches()
@@ -301,7 +309,8 @@ class Files:
             self._end_file()
             self._at = partition
         self._waiting.append(rows)
-        if sum(each.num_rows for each in self._waiting) >= _ROW_GROUP:
+        waiting = self._waiting
+        if sum(t.num_rows for t in waiting) >= _ROW_GROUP or sum(t.nbytes for t in waiting) >= _ROW_GROUP_BYTES:
             self._flush()
 
     def close(self) -> list[str]:

@@ -31,9 +31,11 @@ from streaming_jobs.sinks.delta.upsert_order import (
     RESET_COLUMN,
     ROW_COLUMN,
     EventOrder,
+    by_key,
     sorted_by,
     without_order,
 )
+from streaming_jobs.sinks.row_rules import comparable
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -74,7 +76,8 @@ class Tombstones:
         for batch in dataset(handle, self.path).to_batches(columns=list(columns), filter=self._near(rows)):
             part = pa.Table.from_batches([batch]).cast(wanted)
             for key in self.keys:
-                part = part.filter(pc.is_in(part[key], value_set=rows[key].combine_chunks()))
+                wanted_keys = comparable(rows[key]).combine_chunks()
+                part = part.filter(pc.is_in(comparable(part[key]), value_set=wanted_keys))
             parts.append(part)
         return pa.concat_tables(parts) if parts else wanted.empty_table()
 
@@ -100,11 +103,8 @@ class Tombstones:
         by_order = sorted_by(both, order.all)
         ranks = np.empty(both.num_rows, np.int64)
         ranks[by_order] = np.arange(both.num_rows)
-        ranked = both.select(keys).append_column(ROW_COLUMN, pa.array(ranks))
-        ranked = ranked.append_column("__number", pa.array(np.arange(both.num_rows)))
-        last = ranked.group_by(keys, use_threads=False).aggregate(
-            [(ROW_COLUMN, "max"), ("__number", "min"), ("__number", "max")]
-        )
+        ranked = by_key(both, keys, **{ROW_COLUMN: ranks, "__number": np.arange(both.num_rows)})
+        last = ranked.aggregate([(ROW_COLUMN, "max"), ("__number", "min"), ("__number", "max")])
         greatest = by_order[last[f"{ROW_COLUMN}_max"].to_numpy()]
         newer = np.zeros(rows.num_rows, np.bool_)
         newer[greatest[greatest >= number] - number] = True

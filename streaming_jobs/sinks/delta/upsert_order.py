@@ -26,6 +26,7 @@ from pyspark.sql import types as T
 
 from streaming_jobs.declare.columns import POSITION_COLUMN
 from streaming_jobs.errors import OutputMismatch
+from streaming_jobs.sinks.row_rules import comparable
 from streaming_jobs.sinks.schemas import TOPICS, is_position
 
 DELETE_COLUMN = "__delete"
@@ -130,6 +131,12 @@ def split_null_keys(rows: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, pa.T
     return rows.filter(pc.invert(null)), rows.filter(null)
 
 
+def by_key(rows: pa.Table, keys: Sequence[str], **numbers: Any) -> pa.TableGroupBy:
+    """The rows' keys, comparable, grouped together with columns of numbers."""
+    columns = {key: comparable(rows[key]) for key in keys} | numbers
+    return pa.table(columns).group_by(list(keys), use_threads=False)
+
+
 def last_per_key(rows: pa.Table, keys: Sequence[str], order_by: Sequence[str]) -> pa.Table:
     """One row per key: the greatest by `order_by` (columns that are all there; nulls lose).
 
@@ -138,9 +145,9 @@ def last_per_key(rows: pa.Table, keys: Sequence[str], order_by: Sequence[str]) -
     """
     if order_by:
         rows = rows.take(pc.sort_indices(rows, [(c, "ascending", "at_start") for c in order_by]))
-    numbered = rows.append_column(ROW_COLUMN, pa.array(range(rows.num_rows), pa.int64()))
-    grouped = numbered.select([*keys, ROW_COLUMN]).group_by(list(keys), use_threads=False)
-    last = grouped.aggregate([(ROW_COLUMN, "max"), (ROW_COLUMN, "count")])
+    last = by_key(rows, keys, **{ROW_COLUMN: np.arange(rows.num_rows)}).aggregate(
+        [(ROW_COLUMN, "max"), (ROW_COLUMN, "count")]
+    )
     if last.num_rows == rows.num_rows:
         return rows
     if not order_by:
@@ -160,8 +167,7 @@ def last_events(rows: pa.Table, keys: Sequence[str], order: EventOrder) -> pa.Ta
     by_order = sorted_by(rows, [*order.all])
     ranks = np.empty(rows.num_rows, np.int64)
     ranks[by_order] = np.arange(rows.num_rows)
-    ranked = rows.select(list(keys)).append_column(ROW_COLUMN, pa.array(ranks))
-    last = ranked.group_by(list(keys), use_threads=False).aggregate([(ROW_COLUMN, "max")])
+    last = by_key(rows, keys, **{ROW_COLUMN: ranks}).aggregate([(ROW_COLUMN, "max")])
     if last.num_rows < rows.num_rows:
         chosen = by_order[last[f"{ROW_COLUMN}_max"].to_numpy()]
         rows, reset = rows.take(pa.array(chosen)), None if reset is None else reset[chosen]
@@ -198,8 +204,8 @@ def _resets(rows: pa.Table, keys: Sequence[str], order: EventOrder) -> tuple[np.
         return resets, rows
     sequence = np.empty(rows.num_rows, np.int64)
     sequence[sorted_by(rows, [POSITION_COLUMN] if order.by_position else [])] = np.arange(rows.num_rows)
-    numbered = rows.select(list(keys)).append_column(ROW_COLUMN, pa.array(np.arange(rows.num_rows)))
-    lists = numbered.group_by(list(keys), use_threads=False).aggregate([(ROW_COLUMN, "list")])[f"{ROW_COLUMN}_list"]
+    numbered = by_key(rows, keys, **{ROW_COLUMN: np.arange(rows.num_rows)})
+    lists = numbered.aggregate([(ROW_COLUMN, "list")])[f"{ROW_COLUMN}_list"]
     groups = np.empty(rows.num_rows, np.int64)
     groups[pc.list_flatten(lists).to_numpy()] = pc.list_parent_indices(lists).to_numpy()
     last = np.full(len(lists), -1, np.int64)

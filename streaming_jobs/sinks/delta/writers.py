@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType
 
 from streaming_jobs.errors import PermanentError, RuleBroken
@@ -157,9 +158,10 @@ class Preparation:
 
     def by_spark(self, rows: DataFrame) -> SparkAppend:
         """Rows on the executors, computed once, that delta-spark commits."""
+        if self.engine.upserts:  # numbered first: of rows of equal order the later one wins
+            rows = rows.withColumn(ROW_COLUMN, F.monotonically_increasing_id())
         marked = self._marked(rows)
         if self.engine.upserts:
-            marked = marked.withColumn(ROW_COLUMN, F.monotonically_increasing_id())
             marked = _together(marked, self.sink.declared.keys)
         task = RowTask(self.engine)
         cached = marked.mapInArrow(task.yielded, told_schema(marked.schema)).persist()
@@ -170,11 +172,14 @@ class Preparation:
             if tally.aside:
                 assert self.quarantine is not None
                 quarantined = cached.where(F.col(KIND_COLUMN) == QUARANTINED)
+                columns_aside = to_arrow_schema(self.quarantine.schema, timezone="UTC")
                 before.append(
                     CommittedBefore(self.quarantine, tally.aside)
                     if self._has_batch(self.quarantine)
                     else SparkAppend(
-                        self.quarantine, quarantined.mapInArrow(task.aside, self.quarantine.schema), tally.aside
+                        self.quarantine,
+                        quarantined.mapInArrow(partial(task.aside, columns_aside), self.quarantine.schema),
+                        tally.aside,
                     )
                 )
             flags = FLAGS if DELETE_COLUMN in rows.columns and self.engine.order.columns else (DELETE_COLUMN,)
@@ -249,7 +254,7 @@ def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
     live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}
     for attempt in attempts:
         if (folder.name, attempt.name) not in live:
-            shutil.rmtree(attempt)
+            shutil.rmtree(attempt, ignore_errors=True)  # a writer may outlive its killed JVM by moments
 
 
 def _tallied(told: pa.Table) -> tuple[Tally, Divided]:

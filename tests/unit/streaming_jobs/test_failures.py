@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from streaming_jobs.errors import (
     RecourseError,
     TransientError,
 )
+from streaming_jobs.platform import failures
 from streaming_jobs.platform.failures import classify, function_raised
 
 LOST = (
@@ -155,6 +157,14 @@ def test_what_the_streams_function_raised_is_told_with_kind_text_place_and_batch
     error = classify(RuntimeError(text), where="batch 7: orders")
     assert type(error) is FunctionRaised
     assert error.found == expected and "batch 7" in error.origin and "17" not in error.origin
+
+
+def test_a_failure_of_recourses_own_code_in_a_worker_is_not_the_functions() -> None:
+    """A disk that is gone for two attempts must not stop the stream for good."""
+    own = Path(failures.__file__).parents[1] / "sinks" / "delta" / "row_engine.py"
+    text = WORKER.replace("/home/me/flows.py", str(own)).replace("flows.Crooked", "PermissionError")
+    error = classify(RuntimeError(text), where="batch 7: orders")
+    assert type(error) is TransientError and "the stream's function" not in error.found
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from streaming_jobs.declare.rules import Between, Holds, NotNull, RowRules, Unique
 from streaming_jobs.errors import OutputMismatch, RuleBroken
@@ -14,7 +16,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import dead_letters
 from streaming_jobs.sinks.delta.quarantine import TableRules
-from streaming_jobs.sinks.delta.row_engine import RowEngine, RowTask, told_schema
+from streaming_jobs.sinks.delta.row_engine import Files, RowEngine, RowTask, told_schema
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import ROW_COLUMN, order_of
@@ -120,3 +122,46 @@ def test_rows_that_are_equal_in_a_batch_are_marked_where_a_task_has_all_of_them(
     task = RowTask(RowEngine(sink.declared, sink.schema, order_of(sink.schema, (), by_position=False), rules))
     marked = pa.Table.from_batches([*task.marked(("k",), 1, iter(rows(*[0] * 6).to_batches()))])
     assert marked[BROKEN_COLUMN].to_pylist() == [1, 0, 1, 1, 0, 1], "k0, k1, k2, k0, not UTF-8, k2"
+
+
+def test_quarantined_rows_get_into_the_quarantines_columns_whatever_their_order(home: Settings) -> None:
+    """Spark matches the columns that a task yields by their position."""
+    sink, _ = tables(home, "t")
+    engine = RowEngine(sink.declared, sink.schema, order_of(sink.schema, (), by_position=False), RULES, (1, 0), ("t",))
+    table = rows(0, 1, 0, 1, 0, 0)
+    quarantined = engine.divide(table).quarantined
+    assert quarantined is not None
+    made = engine.aside(quarantined)
+    later = pa.field("added_later", pa.float64())
+    declared = pa.schema([later, *reversed(list(made.schema))])
+    yielded = pa.Table.from_batches([*RowTask(engine).aside(declared, iter(quarantined.to_batches()))])
+    assert yielded.column_names == declared.names and yielded["added_later"].null_count == yielded.num_rows
+    assert yielded.drop_columns(["added_later"]).to_pylist() == [
+        {name: row[name] for name in reversed(made.column_names)} for row in made.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("order_by", [(), ("n",)])
+def test_float_keys_that_sql_holds_to_be_equal_are_one_key(home: Settings, order_by: tuple[str, ...]) -> None:
+    """A merge of both rows of such a key would be refused for ever."""
+    schema = StructType([StructField("k", DoubleType()), StructField("n", LongType())])
+    sink = ensure_sink(home, Declared("t", keys=["k"], order_by=order_by), STREAM, schema, generation=1)
+    order = order_of(sink.schema, order_by, by_position=True)
+    keys = np.array([0.0, -0.0, np.nan, np.nan, 1.0])
+    keys.view(np.uint64)[3] |= 1  # another NaN
+    events = {"k": keys, "n": [1, 2, 3, 4, 5], "__partition": [0] * 5, "__offset": range(5), BROKEN_COLUMN: [0] * 5}
+    types = {"k": pa.float64(), "n": pa.int64(), "__partition": pa.int32(), "__offset": pa.int64()}
+    table = pa.table({name: pa.array(values, types.get(name, pa.int64())) for name, values in events.items()})
+    engine = RowEngine(sink.declared, sink.schema, order, topics=("t",))
+    assert sorted(engine.divide(table).written["n"].to_pylist()) == [2, 4, 5]
+
+
+def test_files_are_written_before_a_task_holds_too_many_bytes(home: Settings) -> None:
+    sink, _ = tables(home, "t")
+    files = Files(sink.path, sink.path / "g0001" / "b000000000-x")
+    text = pa.table({"k": pa.array(["x" * 1_000_000] * 10), "n": pa.array(range(10), pa.int64())})
+    for _ in range(8):
+        files.add("", text)
+        assert sum(each.nbytes for each in files._waiting) < 64 << 20
+    (path,) = files.close()
+    assert pq.ParquetFile(sink.path / path).metadata.num_row_groups == 2
