@@ -1,6 +1,6 @@
 # make up      set up, then run everything; Ctrl-C ends it
 # make test    set up, then lint, types, import contracts and all tests
-# make test-unit  the unit tests alone
+# make test-unit  the unit tests that take milliseconds each
 # make long    what of the tests takes long, such as a kill at every border of a recovery's stages
 # make setup   .venv with `recourse` in it, the jars, and what makes Java start fast; quick when nothing changed
 # make check   the checks without the tests, and the size of the code
@@ -48,7 +48,7 @@ tests: setup
 	@$(EACH); $(TESTS); $(VERDICT)
 
 test-unit: setup
-	@$(EACH); $(UNIT); $(VERDICT)
+	@$(EACH); each unit $(BIN)/pytest -m "unit and not slow and not long" --numprocesses auto; $(VERDICT)
 
 # A red kind does not hide those after it: each runs, and the last line names what was red.
 EACH := red=; each() { name=$$1; shift; echo "$$*"; "$$@" || red="$$red $$name"; }

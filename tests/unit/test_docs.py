@@ -9,12 +9,15 @@ from configparser import ConfigParser
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 import yaml
 from pydantic import BaseModel
 
 from streaming_jobs.errors import PermanentError, UsageError
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.text.durations import parse_duration
+
+pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))

@@ -18,6 +18,8 @@ from streaming_jobs.examples.flights import dataset, streams
 from streaming_jobs.examples.flights.truth import truth
 from streaming_jobs.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 TOPOLOGY = Topology.of([streams.flights_clean, streams.airport_hours, streams.carrier_totals])
 SUITES = {
     "flights_clean": suites.flights_rows,

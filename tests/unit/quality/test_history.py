@@ -20,6 +20,8 @@ from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 from tests.support import validations
 
+pytestmark = pytest.mark.slow
+
 RED = CheckOutcome(
     "amount_between",
     "expect_column_values_to_be_between",

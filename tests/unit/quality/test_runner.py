@@ -19,6 +19,8 @@ from quality.validation import CheckOutcome, Validation
 from streaming_jobs.errors import PreflightRefused, UsageError
 from tests.support.checked_orders import TOPOLOGY, OrdersTable, order
 
+pytestmark = pytest.mark.slow
+
 QUICK = RunRequest(docs=False)
 NOT_NEGATIVE = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
 HAS_ITEM = gxe.ExpectColumnValuesToNotBeNull(column="item")

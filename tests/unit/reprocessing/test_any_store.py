@@ -41,6 +41,8 @@ from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
 from tests.support.life import PER_BATCH, ROWS, STREAM, TOPIC, Life, Topics, append, in_memory, run_stages
 
+pytestmark = pytest.mark.slow
+
 BATCHES, WRONG_FROM, LAST_READ = 6, 3, 90
 RIGHT = list(range(BATCHES * PER_BATCH))
 WRONG = sorted(n if n < WRONG_FROM * PER_BATCH else -n for n in RIGHT)

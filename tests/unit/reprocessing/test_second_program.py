@@ -37,6 +37,8 @@ from streaming_jobs.sinks.stored import newest
 from streaming_jobs.state.stream_record import accept
 from tests.support.life import PLACES, STREAM, Killed, Life, Topics, plan_one, replayed
 
+pytestmark = pytest.mark.slow
+
 RIGHT = list(range(60))
 WRONG = sorted([*range(30), *(-n for n in range(30, 60))])
 FOREIGN = 1000

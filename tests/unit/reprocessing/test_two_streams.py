@@ -40,6 +40,8 @@ from streaming_jobs.stream import DeltaTable, Stream
 from tests.support.life import Killed, Life, Topics, replayed
 from tests.support.life_flows import OTHERS, STREAM
 
+pytestmark = pytest.mark.slow
+
 BOTH = (STREAM, OTHERS)
 TO_BATCH_2, TO_80 = Target("batch", "2"), Target("offsets", "0:80")
 RIGHT = list(range(60))

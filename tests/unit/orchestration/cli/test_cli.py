@@ -19,7 +19,7 @@ from streaming_jobs.errors import SetupError, UsageError
 from tests.support import ROOT
 from tests.unit.orchestration.cli.conftest import Run
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_folder")]
 
 
 def load_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

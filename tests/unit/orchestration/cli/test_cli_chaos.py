@@ -24,6 +24,8 @@ from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.verifier import OverallVerdict, verify
 from tests.support.proofs import BATCHES, CLEAN, SUBJECTS, make_tables, topic
 
+pytestmark = pytest.mark.slow
+
 TablesReport = LoopReport[TableFindings]
 TopicsReport = LoopReport[TopicFindings]
 RULES = RuleCheck("flights_judged", 60, 40, 15, 5, ())

@@ -16,6 +16,8 @@ from streaming_jobs.state import savepoints
 from tests.support.life import STREAM, Life
 from tests.unit.orchestration.cli.conftest import Declare, Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> Life:

@@ -16,6 +16,8 @@ from orchestration.cli.app import app
 from tests.conftest import SettingsFactory
 from tests.support.checked_orders import OrdersTable, order
 
+pytestmark = pytest.mark.slow
+
 SUITES = """
 from quality import suite
 from tests.support.checked_orders import orders

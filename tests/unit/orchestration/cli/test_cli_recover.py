@@ -20,6 +20,8 @@ from streaming_jobs.state.stream_record import Generation
 from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
 from tests.unit.orchestration.cli.conftest import Declare, Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> Life:

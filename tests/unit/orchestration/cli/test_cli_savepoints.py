@@ -18,6 +18,8 @@ from tests.support.life import Life
 from tests.support.life_flows import OTHERS, STREAM
 from tests.unit.orchestration.cli.conftest import Declare, Run
 
+pytestmark = pytest.mark.slow
+
 NEVER_RAN = replace(OTHERS, name="never_ran", sinks={"never_ran": replace(OTHERS.primary, name="never_ran")})
 
 

@@ -33,6 +33,8 @@ from streaming_jobs.state.status import Status
 from tests.conftest import SettingsFactory
 from tests.unit.orchestration.cli.conftest import Run
 
+pytestmark = pytest.mark.slow
+
 Events = list[str]
 
 

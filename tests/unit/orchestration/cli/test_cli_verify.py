@@ -26,6 +26,8 @@ from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.placed import named, refusing_batch
 from tests.support.proofs import ListedRecords, Spoiler
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 5
 TODAY = code_version(STREAM, ()).hash
 RIGHT = 'return [{"id": r.value["id"], "place": r.value["place"]} for r in records]'

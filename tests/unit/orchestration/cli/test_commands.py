@@ -18,6 +18,8 @@ from orchestration.cli.app import app
 from streaming_jobs.text import commands
 from tests.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCES = [
     path
     for package in ("streaming_jobs", "reprocessing", "quality", "orchestration")

@@ -31,6 +31,8 @@ from streaming_jobs.settings_sections import QualitySettings
 from tests.support.dagster_homes import planned
 from tests.support.receivers import Webhook, mail_server, webhook
 
+pytestmark = pytest.mark.slow
+
 KEY = dg.AssetCheckKey(dg.AssetKey(["orders"]), "orders_rows")
 SECRET = "s3cret"
 

@@ -52,6 +52,8 @@ from streaming_jobs.testing import MemoryRuntime
 from tests.support.dagster_homes import REPOSITORY, planned
 from tests.support.validations import validation
 
+pytestmark = pytest.mark.slow
+
 ROWS, STOCK = Suite("orders_rows", "orders", list), Suite("stock_rows", "stock", list)
 GOOD, BAD = CheckOutcome("id", "unique", passed=True), CheckOutcome("total", "between", passed=False, failing=2, rows=9)
 

@@ -29,6 +29,8 @@ from tests.support import ROOT
 from tests.support.life import STREAM, Life, Topics
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 SKIP = PlanRequest((STREAM.name,), {"latest": ""})
 """A recovery that replays nothing: no Spark is needed to carry it out."""
 

@@ -14,6 +14,8 @@ from orchestration.sessions.reporting import not_being_made
 from orchestration.sessions.retention import RUNS_AT_ONCE, Owned, delete_events, delete_runs
 from streaming_jobs.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 ORDERS = dg.AssetKey(["orders"])
 HEALTH = dg.AssetCheckKey(ORDERS, "health")
 OWNED = Owned([ORDERS], [HEALTH])

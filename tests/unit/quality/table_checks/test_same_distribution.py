@@ -19,6 +19,8 @@ from quality.table_checks.same_distribution import live_files
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.checked_tables import AT, Orders, Row, row
 
+pytestmark = pytest.mark.slow
+
 ROWS = 300
 RANDOM = np.random.default_rng(11)
 

@@ -18,6 +18,8 @@ from quality.table_checks.statistics import (
     usual,
 )
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = st.lists(st.integers(-1000, 1000).map(float), min_size=1, max_size=60)
 COUNTS = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=12)
 

@@ -36,6 +36,8 @@ from streaming_jobs.stream import DeltaTable, Stream
 from tests.support.life import Life, Topics, plan_one, undo_one
 from tests.support.life_flows import OTHERS, ROWS, STREAM, things
 
+pytestmark = pytest.mark.slow
+
 NONE = Checks()
 
 

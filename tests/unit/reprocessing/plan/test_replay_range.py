@@ -31,6 +31,8 @@ from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
 from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("begin", "words"),

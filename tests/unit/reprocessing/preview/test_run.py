@@ -30,6 +30,8 @@ from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.support.life import PER_BATCH, ROWS, STREAM, Life, Topics, in_memory
 
+pytestmark = pytest.mark.slow
+
 BATCHES, SAVED = 6, 2
 
 

@@ -23,6 +23,8 @@ from streaming_jobs.platform import table_rows
 from streaming_jobs.platform.table_rows import QueryFailed
 from tests.support.life import Life
 
+pytestmark = pytest.mark.slow
+
 
 def compared(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Sequence[str]) -> Difference:
     """The difference of two tables; nothing stays on disk."""

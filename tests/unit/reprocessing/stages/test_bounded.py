@@ -43,6 +43,8 @@ from streaming_jobs.stream import Stream
 from tests.support.life import PER_BATCH, Life, Topics, in_memory, run_stages
 from tests.support.life_flows import OTHERS, STREAM, TOPIC, TOPIC_ID
 
+pytestmark = pytest.mark.slow
+
 BATCHES, WRONG = 9, range(3, 6)
 """Batches 3 to 5 are wrong; those after them are right."""
 END = 120

@@ -40,6 +40,8 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics, plan_one, recovery, run_stage
 
+pytestmark = pytest.mark.slow
+
 NONE = Checks()
 TO_COME = Topics(end=120)
 

@@ -35,6 +35,8 @@ from streaming_jobs.stream import KafkaTopic, Stream
 from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one, recovery, run_stage
 from tests.support.power import Power
 
+pytestmark = pytest.mark.slow
+
 
 def test_progress_is_told_when_there_is_some_and_else_what_is_waited_for() -> None:
     now, said = [0.0], list[str]()

@@ -23,6 +23,8 @@ from tests.support.reports import plan_of
 from tests.support.timelines import MONDAY, NEW, OLD, lay_deploys, lay_ledger, lay_lines, lay_sessions, ledger_line
 from tests.support.worlds import PRIMARY, STREAM, Disk, record
 
+pytestmark = pytest.mark.slow
+
 DAY = 86_400.0
 
 

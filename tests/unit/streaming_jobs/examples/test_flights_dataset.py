@@ -16,6 +16,8 @@ import pytest
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights import dataset
 
+pytestmark = pytest.mark.slow
+
 INTEGERS = {"year", "month", "day", "dep_delay", "arr_delay", "flight", "air_time", "distance"}
 TEXTS = {"carrier", "tailnum", "origin", "dest"}
 TIMES = {"sched_dep", "actual_dep"}

@@ -9,6 +9,8 @@ from streaming_jobs.catalog.truths import NotComparable, Record
 from streaming_jobs.examples.flights import dataset, truth
 from streaming_jobs.examples.flights.content import rank
 
+pytestmark = pytest.mark.slow
+
 COUNT = 3_000
 
 

@@ -20,6 +20,8 @@ from streaming_jobs.examples.flights.streams import STREAMS
 from streaming_jobs.examples.flights.truth import TruthCheck, as_frame, compare, differences, truth, watermark
 from streaming_jobs.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 SHARE = 0.05
 LATENESS = timedelta(days=10)
 

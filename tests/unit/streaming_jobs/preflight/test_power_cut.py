@@ -38,6 +38,8 @@ from tests.support.power import Power
 from tests.support.worlds import PRIMARY, SECONDARY, Disk, lay_checkpoint, parity
 from tests.unit.streaming_jobs.state.test_savepoints import rocksdb
 
+pytestmark = pytest.mark.slow
+
 RIGHT = list(range(60))
 WRONG = sorted([*range(30), *(-n for n in range(30, 60))])
 

@@ -16,6 +16,8 @@ from streaming_jobs.state.status import Status, write_status
 from tests.conftest import SettingsFactory
 from tests.support.worlds import STREAM, TOPIC, Disk, FakeTopics
 
+pytestmark = pytest.mark.slow
+
 
 def at(now: float, *ends: int) -> Ends:
     return Ends(now, {"t": dict(enumerate(ends))})

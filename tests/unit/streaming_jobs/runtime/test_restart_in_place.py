@@ -26,6 +26,8 @@ from tests.support.driver import until
 from tests.support.without_spark import FLOW, without_spark
 from tests.support.worlds import parity, plain
 
+pytestmark = pytest.mark.slow
+
 SESSION = """
 import os, signal, sys, threading, time
 from streaming_jobs.runtime import child_sessions

@@ -20,6 +20,8 @@ from tests.conftest import SettingsFactory
 from tests.support.driver import until
 from tests.support.without_spark import FLOW, without_spark
 
+pytestmark = pytest.mark.slow
+
 AT_WORK = ("running", "idle")
 
 

@@ -29,6 +29,8 @@ from tests.support.launched import launched
 from tests.support.sessions import Queries, session_of, state
 from tests.support.worlds import parity, plain
 
+pytestmark = pytest.mark.slow
+
 
 class Stuck(Queries):
     """Queries whose batch never ends, while Spark says that they have."""

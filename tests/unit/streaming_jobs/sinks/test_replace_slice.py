@@ -27,6 +27,8 @@ from streaming_jobs.state import savepoints
 from tests.support import ROOT
 from tests.support.days import Days, Topics, range_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def life(tmp_path: Path) -> Days:

@@ -19,6 +19,8 @@ from streaming_jobs.stream import Stream
 from tests.support.life import Life
 from tests.support.life_flows import OTHERS, STREAM
 
+pytestmark = pytest.mark.slow
+
 BOTH = (STREAM, OTHERS)
 NAME = "before-release"
 

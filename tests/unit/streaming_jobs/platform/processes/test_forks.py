@@ -18,6 +18,8 @@ from streaming_jobs.platform.processes import forks
 from streaming_jobs.platform.processes.fork_client import address
 from streaming_jobs.platform.processes.forks import ForkServer
 
+pytestmark = pytest.mark.slow
+
 FAILED = "Python is started without the fork server"
 PROGRAM = """
 import os, sys, time

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _BEGIN = """
 import sys, threading
 import pyarrow as pa

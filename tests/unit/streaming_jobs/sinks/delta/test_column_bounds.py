@@ -30,6 +30,8 @@ from tests.support import values
 from tests.support.delta_table import files_below
 from tests.support.worlds import STREAM, entry
 
+pytestmark = pytest.mark.slow
+
 Way = Callable[[Settings], DeltaSink]
 NUMBERS = StructType([StructField("id", LongType()), StructField("n", LongType())])
 

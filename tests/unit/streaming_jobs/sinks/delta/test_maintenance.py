@@ -25,6 +25,8 @@ from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = StructType([StructField("n", LongType())])
 KEYED = StructType([StructField("k", LongType()), StructField("text", StringType())])
 

@@ -32,6 +32,8 @@ from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support.orders import COLUMNS, HOSTILE, NAN, STREAM, Event, Tables, arrow, expected, merged, pairs, read
 
+pytestmark = pytest.mark.slow
+
 _NUMBER = count()
 EXAMPLES = [12, pytest.param(100, marks=pytest.mark.long)]
 """How many sequences of events are tried; each makes a table of its own."""
