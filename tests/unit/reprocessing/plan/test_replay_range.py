@@ -219,7 +219,7 @@ def test_rows_that_are_not_kept_any_more_are_refused_with_the_nearest_that_are(l
     savepoints.take(life.settings, STREAM, life.record, 2, "time")
     savepoints.take(life.settings, STREAM, life.record, 4, "time")
     life.forget(4)
-    with pytest.raises(UsageError, match="as of g0001 batch 5 are not kept any more") as refused:
+    with pytest.raises(UsageError, match="as of g0001 batch 5 are no longer kept") as refused:
         plan(life, "batch 5")
     step = refused.value.next_step
     assert "--until 'batch 7' (after it)" in step and "--until 'savepoint g0001-b000000004' (before it)" in step

@@ -64,7 +64,7 @@ def test_records_that_are_gone_and_needed_make_it_impossible(life: Days) -> None
 
 
 def test_another_topic_and_a_stream_that_has_not_run_are_refused(life: Days, tmp_path: Path) -> None:
-    with pytest.raises(OffsetsLost, match="not the one any more"):
+    with pytest.raises(OffsetsLost, match="no longer the topic"):
         base(life, Topics(topic_id="topic-2"))
     with pytest.raises(UsageError, match="not finished a batch"):
         base(Days.of(tmp_path / "new", 0))

@@ -106,7 +106,7 @@ def test_a_hole_is_refused_before_a_batch_is_planned() -> None:
 
 
 def test_without_an_archive_nothing_is_different() -> None:
-    with pytest.raises(OffsetsLost, match="not in the topic any more"):
+    with pytest.raises(OffsetsLost, match="no longer in the topic"):
         Topic(100, first=60).planner(archive=False).next_end({0: 10})
 
 
