@@ -312,6 +312,7 @@ from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 class Value:
     class schema:
         fieldNames = list
+    reader = None
 made = Stream("s", lambda t: t, {"t": KafkaTopic("t", Value())}, {"out": DeltaTable("out", keys=["k"])})
 assert made.primary.mode == "upsert"
 print("deltalake" in sys.modules)
