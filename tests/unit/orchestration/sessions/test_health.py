@@ -27,6 +27,8 @@ from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status
 from tests.conftest import SettingsFactory
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_000_000.0
 KEY = check_key("orders")
 

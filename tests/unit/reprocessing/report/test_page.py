@@ -15,6 +15,8 @@ from reprocessing.report.facts import PARTITIONS
 from reprocessing.report.page import page, sample_table
 from tests.support.reports import AT, batches_of, difference, journal_of, plan_of
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 2_000_000
 EVIL = "<script>alert(1)</script>\"' onload=x"
 

@@ -34,6 +34,8 @@ from streaming_jobs.state.stream_record import Accepted
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.rewind import planned, replay
 
+pytestmark = pytest.mark.slow
+
 CODE = CodeVersion("fixed", "1")
 
 

@@ -35,6 +35,8 @@ from tests.support.worlds import (
     parity,
 )
 
+pytestmark = pytest.mark.slow
+
 ROW = pa.table({"k": ["foreign"], "n": [0]})
 
 

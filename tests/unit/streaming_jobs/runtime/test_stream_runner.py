@@ -31,6 +31,8 @@ from tests.conftest import SettingsFactory
 from tests.support.runners import SPARK, Clock, Make, Queries, ended, pipeline_of, queries_of, query_of, reported
 from tests.support.worlds import CODE, STREAM, TOPIC, TOPIC_ID, Disk, FakeTopics, parity, record, settled
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
   An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):

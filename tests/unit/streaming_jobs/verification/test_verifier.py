@@ -36,6 +36,8 @@ from tests.support.proofs import (
     topic,
 )
 
+pytestmark = pytest.mark.slow
+
 OFFSETS = BATCHES * sum(SIZES.values())
 
 

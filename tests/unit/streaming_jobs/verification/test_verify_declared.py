@@ -26,6 +26,8 @@ from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.placed import by_place, make_placed, note_places
 from tests.support.proofs import CLEAN, Spoiler
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 5
 
 

@@ -32,6 +32,8 @@ from tests.unit.streaming_jobs.verification.test_verify_declared import (
     shorten,
 )
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 5
 
 

@@ -20,6 +20,8 @@ from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
 from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support.days import HOURS, TOPIC_ID, Days
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 5
 
 

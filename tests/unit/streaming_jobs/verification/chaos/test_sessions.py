@@ -22,6 +22,8 @@ from streaming_jobs.verification.chaos.home import Home
 from streaming_jobs.verification.chaos.sessions import ChaosFailed, LaneRunner, Tally
 from tests.support.proofs import BATCHES, flights_home, make_tables
 
+pytestmark = pytest.mark.slow
+
 POINT = PointKill("flights_clean", "staged", 2)
 PLANNER = ProcessKill("planner", 1, 0.0, choice=5)
 WORKER = ProcessKill("worker", 0, 0.5, choice=5)

@@ -31,6 +31,8 @@ from tests.support.proofs import (
     write_split,
 )
 
+pytestmark = pytest.mark.slow
+
 Row = dict[str, Any]
 SUBJECTS = {subject.table: subject for subject in SHIPPED}
 
