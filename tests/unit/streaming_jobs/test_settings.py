@@ -360,3 +360,10 @@ def test_the_file_that_is_watched_is_the_one_in_use(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("RECOURSE_CONFIG", str(tmp_path / "named.toml"))
     assert configuration(None) == tmp_path / "named.toml"
     assert configuration(tmp_path / "flag.toml") == tmp_path / "flag.toml"
+
+
+def test_a_null_for_one_streams_value_is_a_value_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOURSE_STREAMS", '{"orders": {"max_restarts": null, "trigger": null, "max_batch_mb": 7}}')
+    settings = Settings.load({"stream.max_restarts": 3})
+    of_stream = settings.for_stream("orders")
+    assert (of_stream.max_restarts, of_stream.trigger, of_stream.max_batch_mb) == (3, settings.stream.trigger, 7)
