@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,21 +76,22 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Contestant(ABC):
     """One way to do the works. `settings` are what a user sets, with the names that the contestant gives them."""
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to build
         """Build what has to be built once, before anything is measured; raises ChildFailed, SetupError."""
 
+    @abstractmethod
     def start(self, assignment: Assignment) -> Child:
         """Start it; the child says when it is ready."""
-        raise NotImplementedError
 
+    @abstractmethod
     def watch(self, assignment: Assignment) -> Watch:
-        raise NotImplementedError
+        """What tells how far its output has come."""
 
 
 class Recourse(Contestant):

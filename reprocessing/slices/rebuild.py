@@ -307,7 +307,7 @@ def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_r
     requests = SliceRequests.of(tools.settings, made.stream.name)
     with requests.running(tools.waits.other):
         began, reason = time.monotonic(), ""
-        _mend(tools.settings, made.stream)
+        _repair(tools.settings, made.stream)
         for attempt in range(1, _TRIES + 1):
             base = _closed_base(tools, made, chosen)
             name = _name(made, attempt)
@@ -393,7 +393,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     return at.report("committed", ended.version, rebuilt, difference)
 
 
-def _mend(settings: Settings, stream: Stream) -> None:
+def _repair(settings: Settings, stream: Stream) -> None:
     """Remove what a power cut has torn, as a start of the stream would, if no driver runs: it looks itself."""
     try:
         with take(settings, stream.name, purpose="slice", wait=0.0):

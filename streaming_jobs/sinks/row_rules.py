@@ -31,7 +31,7 @@ _NESTED = frozenset({"array", "map", "struct", "variant"})
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class RuleEvaluation:
     """The rows of a batch by what happens to them; `quarantined` ones still have the column `__broken`.
 
     `failing` are some of the rows that stop the stream, None without any; `numbers` are the rows that break each rule.
@@ -84,32 +84,34 @@ def _check_equality(rule: Unique, table: str, frame: DataFrame) -> None:
             raise UsageError(f"rule {rule.name} of table {table}: values of {column}, a {kinds[column]}, are not equal")
 
 
-def evaluate(rows: pa.Table, rules: RowRules, exempt: str = "", *, with_unique: bool = True) -> Evaluated:
+def evaluate(rows: pa.Table, rules: RowRules, exempt: str = "", *, with_unique: bool = True) -> RuleEvaluation:
     """Divide rows by the column `__broken`; rows without it are all written.
 
     `exempt` is a column that is true for rows that are not judged. Without `with_unique`, the column has the verdicts
     of the rules that the rows of a batch decide together (`mark_equal`).
     """
     if BROKEN_COLUMN not in rows.column_names:
-        return Evaluated(rows)
+        return RuleEvaluation(rows)
     verdicts = np.array(rows[BROKEN_COLUMN].to_numpy(), np.int64)
     if with_unique:
         for bit, rule in rules.unique:
             verdicts[equal_rows(rows, rule.columns, exempt)] |= bit
     rows = rows.drop_columns([BROKEN_COLUMN])
     if not verdicts.any():
-        return Evaluated(rows)
+        return RuleEvaluation(rows)
     numbers = [int(np.count_nonzero(verdicts & (1 << n))) for n in range(len(rules.rules))]
     if (stopping := (verdicts & rules.bits("fail")) != 0).any():
-        return Evaluated(rows, numbers=numbers, failing=rows.take(np.flatnonzero(stopping)[:_SAMPLE]))
+        return RuleEvaluation(rows, numbers=numbers, failing=rows.take(np.flatnonzero(stopping)[:_SAMPLE]))
     aside = (verdicts & rules.bits("quarantine")) != 0
     dropped = ((verdicts & rules.bits("drop")) != 0) & ~aside
     if not aside.any() and not dropped.any():
-        return Evaluated(rows, numbers=numbers)
+        return RuleEvaluation(rows, numbers=numbers)
     quarantined = None
     if aside.any():
         quarantined = rows.filter(pa.array(aside)).append_column(BROKEN_COLUMN, pa.array(verdicts[aside]))
-    return Evaluated(rows.filter(pa.array(~aside & ~dropped)), quarantined, int(np.count_nonzero(dropped)), numbers)
+    return RuleEvaluation(
+        rows.filter(pa.array(~aside & ~dropped)), quarantined, int(np.count_nonzero(dropped)), numbers
+    )
 
 
 def outcome(rules: RowRules, numbers: Sequence[int], dropped: int) -> RuleOutcome:

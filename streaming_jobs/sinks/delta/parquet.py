@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = frozenset("\"#%'*/:=?\\{[]^\x7f")
 _JULIAN_END, _GREGORIAN_BEGIN = date(1582, 10, 4), date(1582, 10, 15)
 _LAST = datetime.max - timedelta(milliseconds=1)
@@ -88,7 +88,7 @@ def _from_rows(file: Path, name: str) -> tuple[int, Any, Any]:
 def partition_folder(values: Mapping[str, str | None]) -> str:
     """The folder of a partition, named as Spark does (`ExternalCatalogUtils.escapePathName`)."""
     return "/".join(
-        f"{_escaped(column)}={_escaped(value) if value else _NULL_PARTITION}" for column, value in values.items()
+        f"{_escaped(column)}={_escaped(value) if value else NULL_PARTITION}" for column, value in values.items()
     )
 
 
@@ -104,7 +104,7 @@ def _partition_values(path: str, partition_by: Sequence[str]) -> dict[str, str |
 def _folders(path: str) -> Iterator[tuple[str, str | None]]:
     for part in path.split("/")[:-1]:
         column, _, value = part.partition("=")
-        yield unquote(column), None if value == _NULL_PARTITION else unquote(value)
+        yield unquote(column), None if value == NULL_PARTITION else unquote(value)
 
 
 def _bound(value: Any, *, up: bool) -> Any:

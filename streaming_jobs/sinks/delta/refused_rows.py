@@ -24,6 +24,7 @@ from pyspark.sql.types import StringType, StructType
 from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.sinks.delta import time_range
+from streaming_jobs.sinks.delta.parquet import NULL_PARTITION
 
 NOT_UTF8, TIME_OUT_OF_RANGE, PARTITION_VALUE = "not_utf8", "time_out_of_range", "partition_value"
 DETAILS = {
@@ -32,7 +33,6 @@ DETAILS = {
     PARTITION_VALUE: "a text of the output row cannot name a partition",
 }
 """The text of a dead letter by its reason."""
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _NAME_BYTES = 255
 _BLOCK = 1024
 
@@ -67,7 +67,7 @@ def with_bytes(rows: pa.Table) -> pa.Table:
 
 
 def _names_a_folder(declared: DeclaredTable, column: str, value: str) -> bool:
-    if value == _NULL_PARTITION or (value == "" and column in declared.keys):
+    if value == NULL_PARTITION or (value == "" and column in declared.keys):
         return False
     return _encoded(value) <= _room(column)
 

@@ -153,7 +153,7 @@ def _without(rows: pa.Table, columns: Iterable[str]) -> pa.Table:
 
 
 @dataclass
-class Tally:
+class TaskTally:
     """What tasks have done with the rows of a batch: numbers of rows, and the files written, relative to the table."""
 
     written: int = 0
@@ -193,7 +193,7 @@ class RowTask:
 
     def yielded(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows but dropped ones."""
-        tally, shape = Tally(), None
+        tally, shape = TaskTally(), None
         for rows in self._tables(batches):
             shape = shape or _shape(rows.schema)
             made = self.engine.divide(rows, with_unique=False)
@@ -212,7 +212,7 @@ class RowTask:
 
         The rows come ordered by the table's partitions, whose values as text are in `__partition_value0` and so on.
         """
-        tally, shape = Tally(), None
+        tally, shape = TaskTally(), None
         values = [f"{PARTITION_COLUMN}{number}" for number in range(len(self.engine.declared.partition_by))]
         columns = self.engine.schema.fieldNames()
         for rows in self._tables(batches):
@@ -287,7 +287,7 @@ def _of_kind(shape: pa.Schema, kind: int, rows: pa.Table | None) -> Iterator[pa.
     yield from pa.Table.from_arrays(columns, schema=shape).to_batches()
 
 
-def _tally(shape: pa.Schema, tally: Tally) -> pa.RecordBatch:
+def _tally(shape: pa.Schema, tally: TaskTally) -> pa.RecordBatch:
     (batch,) = _of_kind(shape, TALLY, pa.table({TALLY_COLUMN: [json.dumps(asdict(tally))]}))
     return batch
 

@@ -57,7 +57,7 @@ from streaming_jobs.sinks.delta.row_engine import (
     Files,
     RowEngine,
     RowTask,
-    Tally,
+    TaskTally,
     told_schema,
 )
 from streaming_jobs.sinks.delta.tombstones import Tombstones, notes
@@ -93,10 +93,10 @@ def prepare_write(
     order = order_of(sink.schema, sink.declared.order_by, by_position=has_place(rows))
     tombstones = None if tombstone_table is None else Tombstones.of(tombstone_table)
     engine = RowEngine(sink.declared, sink.schema, order, rules.rules, batch, tuple(topics), tombstones)
-    way = Preparation(sink, engine, rules.quarantine, tombstone_table)
+    preparation = Preparation(sink, engine, rules.quarantine, tombstone_table)
     if driver and not spark_commits:
-        return way.in_memory(rows.toArrow())
-    return way.by_spark(rows) if spark_commits or engine.upserts else way.in_files(rows)
+        return preparation.in_memory(rows.toArrow())
+    return preparation.by_spark(rows) if spark_commits or engine.upserts else preparation.in_files(rows)
 
 
 @dataclass(frozen=True)
@@ -257,9 +257,9 @@ def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
             shutil.rmtree(attempt, ignore_errors=True)  # a writer may outlive its killed JVM by moments
 
 
-def _tallied(told: pa.Table) -> tuple[Tally, Divided]:
+def _tallied(told: pa.Table) -> tuple[TaskTally, Divided]:
     """The sum of what the tasks have counted, and the rows that they yielded besides those to be written."""
-    tally = Tally()
+    tally = TaskTally()
     for task in told.filter(pc.equal(told[KIND_COLUMN], TALLY))[TALLY_COLUMN].to_pylist():
         tally.plus(json.loads(task))
 

@@ -12,7 +12,7 @@ from streaming_jobs.errors import LedgerConflict, RuleBroken
 from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, CodeVersion, LedgerEntry, taken_out
 from streaming_jobs.runtime.batch import BatchCounts, own_entry, refuse_other_rows
 from streaming_jobs.sinks.base import RuleOutcome
-from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, Evaluated, evaluate, outcome, refuse, set_aside
+from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, RuleEvaluation, evaluate, outcome, refuse, set_aside
 from streaming_jobs.state.status import Totals
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
 
@@ -26,7 +26,7 @@ def rows(*verdicts: int, **columns: list[Any]) -> pa.Table:
     return pa.table({**numbers, **columns, BROKEN_COLUMN: pa.array(verdicts, pa.int64())})
 
 
-def divided(table: pa.Table, rules: RowRules = RULES, exempt: str = "") -> tuple[Evaluated, dict[str, int]]:
+def divided(table: pa.Table, rules: RowRules = RULES, exempt: str = "") -> tuple[RuleEvaluation, dict[str, int]]:
     """The rows by what happens to them, and how many break each rule."""
     made = evaluate(table, rules, exempt)
     if made.failing is not None:
