@@ -21,7 +21,7 @@ from streaming_jobs.runtime.code_watch import CodeWatch, DiskCode
 from streaming_jobs.runtime.session_options import Selection
 from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import Settings, configuration
-from streaming_jobs.state import start_request, stop_request
+from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
 
@@ -74,10 +74,10 @@ class RestartReasons:
     def recovered(self, streams: Iterable[str]) -> Iterator[str]:
         """Yields the streams, of these and of those left out, whose recovery is over; each until `forget`."""
         for name in sorted(self._recovering.union(streams)):
-            if stop_request.for_recovery(self._settings, name):
+            if STOP.for_recovery(self._settings, name):
                 self._recovering.add(name)
             elif name in self._recovering:
-                if stop_request.asked(self._settings, name):  # somebody wants it to stay stopped
+                if STOP.asked(self._settings, name):  # somebody wants it to stay stopped
                     self._recovering.discard(name)
                 else:
                     yield name
@@ -123,7 +123,7 @@ class RestartReasons:
 # | the stream starts again when | and has |
 # |---|---|
 # | its recovery is over | stopped for it, here or before the session began |
-# | a start is requested (`start_request`) | stopped, failed, or runs: then it stops at a batch border first |
+# | a start is requested (`START`) | stopped, failed, or runs: then it stops at a batch border first |
 # | other code for it is on disk | failed, or is tried every ten minutes |
 #
 # It starts in this process if the code and the settings on disk are those of this process, else in a process of its
@@ -185,7 +185,9 @@ class StreamRestarts:
 
     def started(self, stream: str) -> None:
         """Take note that a stream has started: requests from before its code was read are done."""
-        start_request.clear(self.settings, stream, self._since(stream))
+        request = START.request(self.settings, stream)
+        if request is not None and request.since <= self._since(stream):
+            START.clear(self.settings, stream, request)
 
     @property
     def busy(self) -> bool:
@@ -305,7 +307,7 @@ class StreamRestarts:
         due = set(self.reasons.recovered(names)) - self.elsewhere
         names -= self.elsewhere
         due |= self._asked(names)
-        due |= {name for name in self._failed() if not stop_request.asked(self.settings, name)}
+        due |= {name for name in self._failed() if not STOP.asked(self.settings, name)}
         return sorted(due)
 
     def _asked(self, names: Collection[str]) -> set[str]:
@@ -313,8 +315,9 @@ class StreamRestarts:
         return {
             name
             for name in names
-            if start_request.pending(self.settings, name, self._since(name))
-            and not stop_request.asked(self.settings, name)
+            if (request := START.request(self.settings, name)) is not None
+            and request.since > self._since(name)
+            and not STOP.asked(self.settings, name)
         }
 
     def _all_asked(self) -> bool:

@@ -41,8 +41,9 @@ from typing import Literal
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request, stop_request, stream_record, supervisors
+from streaming_jobs.state import stream_record, supervisors
 from streaming_jobs.state.lease import Owner, holder
+from streaming_jobs.state.requests import START, STOP, StreamRequest
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
@@ -123,7 +124,7 @@ class HealthFacts:
     status: Status | None
     owner: Owner | None = None
     lives: str | None = None
-    stop: stop_request.StopRequest | None = None
+    stop: StreamRequest | None = None
     start: Due | None = None
     supervisor: supervisors.Note | None = None
     """What Dagster's keepalive last said of the stream's job, if it looks at it."""
@@ -207,7 +208,7 @@ def look(settings: Settings, stream: str) -> HealthFacts:
     if owner is None:
         status = read_status(settings, stream)
     running_part = owner.alive() if owner is not None else None
-    stop = stop_request.request(settings, stream)
+    stop = STOP.request(settings, stream)
     note, disk = supervisors.newest(settings, stream), disk_space(settings)
     seen = HealthFacts(stream, now, status, owner, running_part, stop, supervisor=note, disk=disk)
     return seen if seen.session is not None else replace(seen, start=_due(settings, stream, status))
@@ -215,7 +216,7 @@ def look(settings: Settings, stream: str) -> HealthFacts:
 
 def _due(settings: Settings, stream: str, status: Status | None) -> Due | None:
     """The start that is to come: one that was asked for, or the first one after a recovery."""
-    if (request := start_request.request(settings, stream)) is not None:
+    if (request := START.request(settings, stream)) is not None:
         return Due(f"a request: {request.who}", request.since)
     try:
         record, path = stream_record.load(settings, stream), StreamFolder.of(settings, stream).record
@@ -429,7 +430,7 @@ def _error(status: Status) -> str:
     return f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
 
 
-def _since(request: stop_request.StopRequest | None) -> str:
+def _since(request: StreamRequest | None) -> str:
     return f"at {_time(request.since)} ({request.who})" if request is not None else ""
 
 

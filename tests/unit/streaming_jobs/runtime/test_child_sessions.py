@@ -12,7 +12,7 @@ from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.runtime.child_sessions import FIRST_DELAY, ChildSessions, command_for
 from streaming_jobs.runtime.stream_restarts import TOGETHER, RestartReasons, StreamRestarts
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request
+from streaming_jobs.state.requests import START
 from tests.conftest import SettingsFactory
 
 
@@ -173,7 +173,7 @@ class Session:
 
     def ask(self) -> None:
         time.sleep(0.02)  # file times are coarser than the clock
-        start_request.ask(self.settings, "b", "a test")
+        START.ask(self.settings, "b", "a test")
 
 
 @pytest.fixture
