@@ -242,7 +242,8 @@ def write_marker(context: typer.Context, name: StreamName) -> None:
 
 def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | None) -> dict[str, Any]:
     from orchestration.cli.children import stop_patience
-    from orchestration.cli.progress import ENDED, observe
+    from orchestration.cli.progress import observe
+    from streaming_jobs.state.status import ENDED
 
     wait = timeout if timeout is not None else stop_patience(settings, [stream])
     deadline = time.monotonic() + wait

@@ -19,7 +19,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state import supervisors
 from streaming_jobs.state.health import HealthFacts, look, state_of
 from streaming_jobs.state.requests import START, STOP
-from streaming_jobs.state.status import Status, read_status, streams_with_status
+from streaming_jobs.state.status import ENDED, Status, read_status, streams_with_status
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class StartOutcome:
 def runs(seen: HealthFacts) -> bool:
     """True if a session runs the stream, and it is not about to stop."""
     live = seen.session is not None and seen.lives == "driver" and seen.stop is None
-    return live and seen.status is not None and seen.status.state not in ("stopped", "failed", "stopping")
+    return live and seen.status is not None and seen.status.state not in (*ENDED, "stopping")
 
 
 def ask(settings: Settings, stream: str, who: str, *, again: bool) -> RequestedStart:

@@ -12,7 +12,7 @@ from reprocessing.stages.bounded import publish_position
 from reprocessing.stages.publish import fenced_by
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.preflight.torn_files import repair
+from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.requests import STOP
 

@@ -34,7 +34,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import UNKNOWN_FOR
 from streaming_jobs.state import stream_history
 from streaming_jobs.state.lease import Lease
-from streaming_jobs.state.status import Status
+from streaming_jobs.state.status import ENDED, Status
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.durations import parse_duration
 
@@ -268,7 +268,7 @@ class StreamRunner:
     @property
     def ended(self) -> bool:
         """True if the stream is over in this session."""
-        return self.status.state in ("stopped", "failed")
+        return self.status.state in ENDED
 
     @property
     def gave_up(self) -> bool:

@@ -153,7 +153,7 @@ class Companion:
     sink: Sink
     table: str
     """The name of the table that it belongs to."""
-    kind: Literal["tombstones", "quarantine"]
+    kind: Literal["deletes", "quarantine"]
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class StoredTable(DeadLetterSink, Protocol):
         *,
         rules: RowRules = NO_RULES,
         quarantine: StoredTable | None = None,
-        tombstone_table: StoredTable | None = None,
+        deletes_table: StoredTable | None = None,
     ) -> DeadLetterSink:
         """The table as a sink of batches; `quarantine` has what `rules` set aside."""
 
@@ -325,13 +325,13 @@ class TableStore(Protocol):
     def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
         """The path of the table's log, as messages show it."""
 
-    def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
+    def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Remove half-written files that only repeat what commits say, as a power cut leaves them; yields each."""
 
-    def torn_end(
+    def truncated_end(
         self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
     ) -> TruncatedEnd | None:
-        """The newest commits of the table that a power cut has torn; None if there is no table. Removes nothing.
+        """The newest commits of the table that a power cut has truncated; None if there is no table. Removes nothing.
 
         Raises PreflightRefused if something relies on a commit that is not whole.
         """

@@ -44,7 +44,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record, supervisors
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.requests import START, STOP, StreamRequest
-from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.status import ENDED, Status, read_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
@@ -77,9 +77,6 @@ def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())
 
-
-ENDED = ("stopped", "failed")
-"""The states in which a session leaves the status of a stream that it no longer runs."""
 
 NEITHER = ("stopped", "restarting", "recovering", "never started")
 """The states that are neither well nor red."""
@@ -242,7 +239,7 @@ def judge(seen: HealthFacts, limits: HealthLimits, *, should_run: bool | None = 
         note = f"was stopped on purpose {_since(seen.stop)}, and stays so until it is started again"
         died = (f"its session (pid {seen.status.pid}) ended without saying so",) if seen.status and _dead(seen) else ()
         return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=stop_requested)
-    if seen.session is None and state in ("stopped", "failed") and (words := _restarting(seen, limits, should_run)):
+    if seen.session is None and state in ENDED and (words := _restarting(seen, limits, should_run)):
         return Health(seen.stream, seen.at, "restarting", notes=(words,))
     blocked = _blocked(seen.status) if seen.status is not None and state in ("running", "idle") else None
     notes = (*_code_on_disk(seen), *([blocked[0]] if blocked is not None else []))

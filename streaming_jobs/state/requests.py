@@ -1,4 +1,4 @@
-"""Requests to stop and to start a stream: small files by which one process asks the session of a stream, or the next one.
+"""Requests to stop and to start a stream: small files by which any process asks the session that runs the stream.
 
     <state>/<stream>/stop     its session stops it at a batch border
     <state>/<stream>/start    whoever runs it, or would, starts it once more

@@ -105,6 +105,9 @@ def totals_from(file: LedgerFile, stream: str, known: Totals | None, now: float)
 
 State = Literal["starting", "running", "idle", "failing", "stopping", "stopped", "failed"]
 
+ENDED: tuple[State, ...] = ("stopped", "failed")
+"""The states in which a session leaves the status of a stream that it no longer runs."""
+
 
 @dataclass
 class Status:

@@ -166,11 +166,11 @@ class MemoryStore:
         """The file that names the log."""
         return settings.tables / declared.name / _FILE
 
-    def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
+    def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """None: no table in memory is left half written by a power cut."""
         return iter(())
 
-    def torn_end(
+    def truncated_end(
         self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
     ) -> TruncatedEnd | None:
         table = self.open(settings, declared, stream)

@@ -277,7 +277,7 @@ class MemoryTable:
         *,
         rules: RowRules = NO_RULES,
         quarantine: StoredTable | None = None,
-        tombstone_table: StoredTable | None = None,
+        deletes_table: StoredTable | None = None,
     ) -> MemoryTable:
         self.rules, self.quarantine = rules, None if quarantine is None else memory_table(quarantine)
         return self

@@ -21,7 +21,7 @@ from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync_files
 from streaming_jobs.settings import TableSettings
-from streaming_jobs.sinks.delta import column_bounds, orphan_files, tombstones
+from streaming_jobs.sinks.delta import column_bounds, orphan_files, remembered_deletes
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded, expired, log_files
@@ -239,7 +239,7 @@ class TableMaintenance:
     def forget(self, retention: timedelta) -> int:
         """Remove remembered deletes older than `retention`; returns their number."""
         gone = self._or_put_off(
-            "removing old deletes", lambda: tombstones.forget(self.sink, retention, self.generation)
+            "removing old deletes", lambda: remembered_deletes.forget(self.sink, retention, self.generation)
         )
         if gone:
             log.info("removed old deletes", table=self.sink.name, rows=gone)

@@ -96,7 +96,7 @@ def _committed(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> int 
     if sink.table_id != change.table_id:
         raise SliceOutdated(f"table {sink.name} was made anew since the slice was rebuilt")
     if sink.handle.version() < change.version:
-        raise SliceOutdated(f"version {change.version} of table {sink.name} is gone: a power cut had torn it")
+        raise SliceOutdated(f"version {change.version} of table {sink.name} is gone: a power cut had truncated it")
     for commit in walk(sink.path):
         if commit.version <= change.version:
             return None

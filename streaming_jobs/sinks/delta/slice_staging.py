@@ -34,7 +34,6 @@ from streaming_jobs.platform.files import private_folder, sync_tree
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.quarantine import TableRules
 from streaming_jobs.sinks.delta.replace_slice import STAGED, SliceChange, StagedFile, replace_slice
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
@@ -117,7 +116,7 @@ class DeltaStagedSlice:
                 spark_commits=False,
                 batch=(0, 0),
                 topics=topics,
-                rules=TableRules(dropping),
+                rules=dropping,
             )
 
         try:

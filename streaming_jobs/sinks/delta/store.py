@@ -126,11 +126,11 @@ class DeltaStore:
     def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
         return settings.tables / declared.name / "_delta_log"
 
-    def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
+    def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Remove truncated checkpoints of the log."""
         return truncated_commits.truncated_copies(settings.tables / declared.name)
 
-    def torn_end(
+    def truncated_end(
         self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
     ) -> TruncatedEnd | None:
         return truncated_commits.truncated_end(settings.tables / declared.name, stream, relied)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tombstones:
+class RememberedDeletes:
     """One version of a table of remembered deletes, for the driver and for Spark's Python processes."""
 
     path: Path
@@ -54,7 +54,7 @@ class Tombstones:
     """The open version; another process opens it again."""
 
     @classmethod
-    def of(cls, sink: DeltaSink) -> Tombstones:
+    def of(cls, sink: DeltaSink) -> RememberedDeletes:
         """The version that the open table has loaded."""
         return cls(sink.path, int(sink.handle.version()), tuple(sink.declared.keys), sink.bounded, sink.handle)
 
