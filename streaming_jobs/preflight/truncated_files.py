@@ -1,6 +1,6 @@
 """Removal of half-written files after a power cut, before a start: the newest file of a log, never one before it.
 
-Every file is synced before a file that relies on it is written (`durable_commits.py`, `checkpoint.py`). So only
+Every file is synced before a file that relies on it is written (`sinks/delta/log.py`, `checkpoint.py`). So only
 the files that were being written at that moment can be truncated: empty, cut off, or naming files that do not exist.
 Nothing relies on them yet: they are removed, and the batch is repeated. Any other damage has another cause, and the
 start is refused.
@@ -23,9 +23,8 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.files import remove_files, sync
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import newest
+from streaming_jobs.sinks.stored import ReliedOn, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
-from streaming_jobs.sinks.truncated import ReliedOn
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder

@@ -29,7 +29,7 @@ from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import quarantine_of
 from streaming_jobs.sinks.tables import begin_late, open_tables

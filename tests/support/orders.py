@@ -38,7 +38,7 @@ from streaming_jobs.sinks.delta.pending_writes import ArrowMerge
 from streaming_jobs.sinks.delta.remembered_deletes import RememberedDeletes
 from streaming_jobs.sinks.delta.row_engine import RowEngine
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, order_of
 from streaming_jobs.sinks.delta.writers import Preparation, prepare_write
 from streaming_jobs.sinks.schemas import POSITION_FIELD

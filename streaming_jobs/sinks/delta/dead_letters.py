@@ -19,8 +19,7 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
-from streaming_jobs.sinks.delta.refused_rows import DETAILS, with_bytes
-from streaming_jobs.sinks.delta.time_range import without_outside
+from streaming_jobs.sinks.delta.refused_rows import DETAILS, with_bytes, without_outside
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sources.base import Source

@@ -22,10 +22,8 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync_files
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import column_bounds, orphan_files, remembered_deletes
-from streaming_jobs.sinks.delta.commit_properties import noted
-from streaming_jobs.sinks.delta.log import newest
-from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded, expired, log_files
-from streaming_jobs.sinks.delta.unread_log import UnreadLog
+from streaming_jobs.sinks.delta.log import newest, noted
+from streaming_jobs.sinks.delta.log_cleanup import LogFile, UnreadLog, bounded, expired, log_files
 from streaming_jobs.sinks.stored import Unread, no_readers
 
 if TYPE_CHECKING:

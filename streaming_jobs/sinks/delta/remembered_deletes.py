@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from streaming_jobs.declare.columns import DELETED_AT_COLUMN, POSITION_COLUMN
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.table_rows import dataset
-from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.delta.log import noted
 from streaming_jobs.sinks.delta.upsert_order import (
     DELETE_COLUMN,
     RESET_COLUMN,

@@ -19,10 +19,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import link_as_new
-from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
+from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, has_content, inodes
 from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.delta.table_files import on_disk, table_files
+from streaming_jobs.sinks.delta.table_files import on_disk, rename_unencoded, table_files
 from streaming_jobs.sinks.stored import Replaced, committed_as
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def replace_rows(
 
     def write(_: DeltaTable, __: CommitProperties) -> None:
         nonlocal made
-        unencoded_paths.rename(sink, entry.generation)
+        rename_unencoded(sink, entry.generation)
         change = _change(sink, content, place)
         began = time.monotonic()
         sink.commit_actions([*change.removes, *change.adds], sink.properties(_naming(sink, change, entry, unread)))

@@ -31,12 +31,10 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds, dead_letters
-from streaming_jobs.sinks.delta.commit_properties import STREAM_PROPERTY, moving, noted
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content
-from streaming_jobs.sinks.delta.durable_commits import sync_commits
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
-from streaming_jobs.sinks.delta.log import newest, walk
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, newest, noted, sync_commits, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.replace_rows import replace_rows

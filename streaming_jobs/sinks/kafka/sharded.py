@@ -22,7 +22,7 @@ from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.producer import BatchProducer, Header, Outgoing
-from streaming_jobs.sinks.kafka.record_columns import KEY
+from streaming_jobs.sinks.kafka.rows import KEY
 from streaming_jobs.sinks.kafka.shards import COUNTED, WRITTEN, ShardTask, ShardWriter
 from streaming_jobs.sinks.kafka.writer import TransactionWriter
 from streaming_jobs.sources.topics import TopicInfo

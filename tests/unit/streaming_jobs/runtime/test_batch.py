@@ -14,7 +14,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.batch_hooks import Pause, StopAtBorder
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.batch_driver import STATE, Driver, Start, commits_of, newest_entry, numbers
 from tests.support.stream_on_disk import lay_offsets

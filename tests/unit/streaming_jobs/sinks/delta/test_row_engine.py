@@ -17,7 +17,7 @@ from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import dead_letters
 from streaming_jobs.sinks.delta.row_engine import Files, RowEngine, RowTask, told_schema
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import ROW_COLUMN, order_of
 from streaming_jobs.sinks.delta.writers import Preparation, prepare_write
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN

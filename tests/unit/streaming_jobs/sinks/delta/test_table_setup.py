@@ -26,7 +26,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import sink as delta
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.sink import open_sink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support.delta_table import ROWS, TABLE, Make, rows_in

@@ -13,10 +13,9 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.errors import CommitRefused
-from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_files import table_files
+from streaming_jobs.sinks.delta.table_files import rename_unencoded, table_files
 from tests.support.delta_table import ROWS, Make, rows_in
 from tests.support.worlds import append, entry
 
@@ -73,7 +72,7 @@ def refuse_links_into(folder: Path) -> Callable[[Path, Path], None]:
 def test_a_commit_that_comes_first_leaves_the_paths_as_they_were(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = make(partition_by=["k"])
     lay_raw_paths(sink)
-    monkeypatch.setattr(unencoded_paths.os, "link", refuse_links_into(sink.path / "_delta_log"))
+    monkeypatch.setattr(os, "link", refuse_links_into(sink.path / "_delta_log"))
     with pytest.raises(CommitRefused, match="by somebody else"):
-        unencoded_paths.rename(sink, 1)
+        rename_unencoded(sink, 1)
     assert len(rows_in(sink)) == 5 and not list((sink.path / "_delta_log").glob("*.tmp"))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.platform.delta_log import UNREAD, read_kept_commit
-from streaming_jobs.sinks.delta.log_cleanup import LogFile, log_files
-from streaming_jobs.sinks.delta.unread_log import UnreadLog
+from streaming_jobs.sinks.delta.log_cleanup import LogFile, UnreadLog, log_files
 
 PER_CHECKPOINT = 50
 

@@ -25,7 +25,7 @@ from streaming_jobs.sinks.delta import maintenance, remembered_deletes
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowMerge
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.schemas import POSITION_FIELD, is_position
 from streaming_jobs.stream import DeltaTable as Declared
