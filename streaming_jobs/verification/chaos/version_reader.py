@@ -32,6 +32,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.text.spelling import counted
+from streaming_jobs.verification.chaos.background import Background
 from streaming_jobs.verification.delta_log import LoggedCommit, commit_file, read_commit, versions
 from streaming_jobs.verification.ledger_chain import Chain, TableFault, assumed
 from streaming_jobs.verification.offset_ranges import Packed, of_spans, packed, shown, unpacked
@@ -342,31 +343,19 @@ class TableReader:
         return Covered(self.subject.topic, places, written, self._before, self.chain.dropped)
 
 
-class ConcurrentReader:
-    """A thread that keeps reading all tables until it is stopped; `finish` raises an error that occurred in it."""
+class ConcurrentReader(Background):
+    """Keeps reading all tables until it is stopped."""
 
     def __init__(self, subjects: Sequence[WatchedStream], tables: Path) -> None:
+        super().__init__("version-reader")
         self.readers = [TableReader(subject, tables) for subject in subjects]
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="version-reader", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def finish(self) -> None:
         """Stop the thread, then read the remaining versions in the caller's thread, so that none is left out."""
         self.stop()
-        if self._error is not None:
-            raise self._error
+        self.check()
         for reader in self.readers:
             reader.advance()
-
-    def stop(self) -> None:
-        """End the thread between two versions."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
 
     @property
     def seen(self) -> int:
@@ -382,11 +371,8 @@ class ConcurrentReader:
     def faults(self) -> list[TableFault]:
         return [fault for reader in self.readers for fault in reader.faults]
 
-    def _run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                advanced = [reader.advance(self._ended) for reader in self.readers]
-                if not any(advanced):
-                    self._ended.wait(_LOOK_EVERY)
-        except Exception as error:  # noqa: BLE001 - raised by `finish` in the caller's thread
-            self._error = error
+    def work(self) -> None:
+        while not self.ended.is_set():
+            advanced = [reader.advance(self.ended) for reader in self.readers]
+            if not any(advanced):
+                self.ended.wait(_LOOK_EVERY)
