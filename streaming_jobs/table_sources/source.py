@@ -87,5 +87,5 @@ class TableSource(FrameSource):
     def _reading(
         self, name: str, rows: Literal["all", "refused"], start: Mapping[int, int], used: Path | None = None
     ) -> TableReading:
-        blocks = RowBlocks.of(self.declared, self.versions, rows, used)
+        blocks = RowBlocks(self.declared, self.versions, rows, used)
         return TableReading(name, {0: start.get(0, 0)}, blocks=blocks)

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from streaming_jobs.formats import Json
 from streaming_jobs.sources import kafka
 from streaming_jobs.sources.kafka import KafkaSource, RangePartition, TopicReading
-from streaming_jobs.sources.record_blocks import RecordBlocks, RecordDeclaration
+from streaming_jobs.sources.record_blocks import RecordBlocks
 from streaming_jobs.stream import KafkaTopic
 
 NUMBER = Json(StructType([StructField("n", LongType())]))
@@ -45,7 +45,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(client: Path, topic: str, name: str = "kafka-all-records") -> None:
-    blocks = RecordBlocks(RecordDeclaration.of(KafkaTopic(topic, value=NUMBER)), "all")
+    blocks = RecordBlocks(KafkaTopic(topic, value=NUMBER), "all")
     list(TopicReading(name, {0: 0}, {0: 5}, blocks=blocks, client=client).read(RangePartition({0: (0, 5)})))
 
 
