@@ -194,7 +194,8 @@ def test_a_batch_is_reported_and_kept_in_the_ledger_beside_the_state(disk: Disk,
     driver.bad = 1
     driver.run(0)
     (report,) = driver.reports
-    assert (report.batch, report.records, report.rows, report.dead_letters) == (0, 15, 2, 1)
+    entry = report.entry
+    assert (entry.batch, entry.records, entry.rows_written, entry.dead_letters) == (0, 15, 2, 1)
     assert (report.path, report.committer, report.skipped, report.version) == ("driver", "direct", False, 1)
     newest = disk.ledger_file.newest(STREAM)
     assert newest is not None
@@ -313,7 +314,7 @@ def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
     path = disk.folder / "offsets" / "0"
     path.write_text(path.read_text().replace('"batchWatermarkMs": 0', f'"batchWatermarkMs": {watermark_ms}'))
     driver.run(0)
-    assert driver.reports[-1].late == newest_entry(disk, PRIMARY).rows.get("late", 0) == late
+    assert driver.reports[-1].entry.late_rows == newest_entry(disk, PRIMARY).rows.get("late", 0) == late
     line = disk.ledger_file.newest(STREAM)
     assert line is not None and line[0].rows.get("late", 0) == late
     assert driver.reports[-1].newest_record == newest
