@@ -106,7 +106,8 @@ def verify_streams(
         for number, truth in enumerate(mine):
             tell(f"comparing stream {stream.name} with the truth, tables", number, len(mine))
             more.append(known.compare(truth))
-        verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
+        comparisons = (*verdict.comparisons, *_without_truth(stream, truths), *more)
+        verdicts.append(replace(verdict, comparisons=comparisons))
     return OverallVerdict(judged.records, tuple(verdicts)), readers
 
 
@@ -166,22 +167,19 @@ class _Known:
 
 def never_started(stream: Stream) -> StreamVerdict:
     """The verdict on a stream that has neither state nor tables."""
-    comparison = Comparison(stream.primary.name, "rows", "not compared", "the stream has never been started")
-    return StreamVerdict(
-        stream.name, stream.primary.name, -1, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=(comparison,), begun=False
-    )
+    return _not_compared(stream, "the stream has never been started", begun=False)
 
 
 def of_a_table(stream: Stream) -> StreamVerdict:
     """The verdict on a stream that reads a table: its rows are not compared."""
     read = ", ".join(table.name for table in stream.tables_read)
     text = f"the stream reads table {read}, and rows are compared with records of topics only"
-    verdict = never_started(stream)
-    return replace(verdict, comparisons=(Comparison(stream.primary.name, "rows", "not compared", text),), begun=True)
+    return _not_compared(stream, text, begun=True)
 
 
-def _with(verdict: StreamVerdict, more: Sequence[Comparison]) -> StreamVerdict:
-    return replace(verdict, comparisons=(*verdict.comparisons, *more))
+def _not_compared(stream: Stream, text: str, *, begun: bool) -> StreamVerdict:
+    comparison = Comparison(stream.primary.name, "rows", "not compared", text)
+    return StreamVerdict(stream.name, stream.primary.name, comparisons=(comparison,), begun=begun)
 
 
 def _without_truth(stream: Stream, truths: Sequence[Truth]) -> list[Comparison]:

@@ -150,9 +150,7 @@ class _Judge:
         """The verdict where nothing can be proved, for the reason `text`."""
         table = self.subject.table
         comparisons = (Comparison(table, "rows", "unproved", text),)
-        return StreamVerdict(
-            self.subject.stream, table, self.newest, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=comparisons
-        )
+        return StreamVerdict(self.subject.stream, table, self.newest, comparisons=comparisons)
 
     def _chain(self, path: Path, there: Sequence[int]) -> Chain:
         chain = Chain(self.subject.stream, self.subject.table, cut=bool(there) and there[0] > 0)
@@ -275,16 +273,16 @@ class StreamVerdict:
 
     stream: str
     table: str
-    version: int
-    log_from: int
-    batches: int
-    rows: int
-    verified: int
-    lost: tuple[Span, ...]
-    doubled: tuple[Span, ...]
-    unproved: int
-    unread: int
-    faults: tuple[TableFault, ...]
+    version: int = -1
+    log_from: int = 0
+    batches: int = 0
+    rows: int = 0
+    verified: int = 0
+    lost: tuple[Span, ...] = ()
+    doubled: tuple[Span, ...] = ()
+    unproved: int = 0
+    unread: int = 0
+    faults: tuple[TableFault, ...] = ()
     why: str = ""
     skipped: int = 0
     comparisons: tuple[Comparison, ...] = ()

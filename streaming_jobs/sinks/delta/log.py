@@ -6,9 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from deltalake import CommitProperties, Transaction
+from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -16,6 +14,9 @@ from streaming_jobs.platform.delta_log import actions, commit_file, names_on_dis
 from streaming_jobs.platform.files import sync_files
 from streaming_jobs.sinks import stored
 from streaming_jobs.sinks.stored import Commit
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties
 
 
 def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
@@ -56,11 +57,15 @@ STREAM_PROPERTY = "recourse.stream"
 
 def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties:
     """Properties of a commit that leaves the stream's position as it is; `retries` None: deltalake's default."""
+    from deltalake import CommitProperties  # who only reads the log does without
+
     return CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=retries)
 
 
 def moving(entry: LedgerEntry, app: str) -> CommitProperties:
     """Properties of a commit that moves the table to the entry's position; no retry: no commit may come between."""
+    from deltalake import CommitProperties, Transaction
+
     transaction = Transaction(app, entry.txn.version, int(time.time() * 1000))
     return CommitProperties(
         custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0, app_transactions=[transaction]
