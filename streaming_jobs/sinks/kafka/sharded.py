@@ -162,8 +162,7 @@ class ShardedWriter(TransactionWriter):
         return marker
 
     def _marker(self, entry: LedgerEntry) -> Outgoing:
-        topic = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
-        return markers.marker_record(topic, self.key, entry, self._owner, shards=self.shards)
+        return markers.marker_record(self._markers, self.key, entry, self._owner, shards=self.shards)
 
 
 @dataclass
