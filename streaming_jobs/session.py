@@ -330,12 +330,10 @@ class Session:
 
     @property
     def can_start(self) -> bool:
-        """True if this session has Spark."""
         return self.spark is not None
 
     @property
     def runners(self) -> Sequence[StreamRunner]:
-        """The runners, also of streams that have ended."""
         return self.running
 
     def held_elsewhere(self, stream: str) -> bool:

@@ -195,7 +195,6 @@ class Settings(BaseSettings):
         return self.stream.model_copy(update=_set_values(self.streams.get(name, StreamSettings())))
 
     def with_stream(self, name: str, **values: object) -> Settings:
-        """These settings, with other values for one stream."""
         stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
         return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
 

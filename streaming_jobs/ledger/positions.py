@@ -83,7 +83,6 @@ class OffsetBounds:
 
     @property
     def total(self) -> int:
-        """Offsets held in all partitions together."""
         return sum(self.counts.values())
 
 

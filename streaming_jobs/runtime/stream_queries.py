@@ -284,7 +284,6 @@ class SparkQueries:
 
 
 def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
-    """Hand the pipeline over, then start the query."""
     hooks.built(built.pipeline)
     return LaunchedQuery(SparkQuery(built.start()), built.record.generation, built.record.starts)
 

@@ -180,7 +180,6 @@ class StreamRestarts:
 
     @property
     def elsewhere(self) -> frozenset[str]:
-        """The streams in processes of their own."""
         return self.children.streams if self.children is not None else frozenset()
 
     def started(self, stream: str) -> None:

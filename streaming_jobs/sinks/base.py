@@ -116,8 +116,6 @@ class Sink(Protocol):
 
 
 class DeadLetterSink(Sink, Protocol):
-    """The sink of records that a stream refused."""
-
     def prepare_letters(
         self,
         spark: SparkSession,

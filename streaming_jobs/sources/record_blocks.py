@@ -121,7 +121,6 @@ class ArchivedRecords:
 
     @property
     def end(self) -> int:
-        """The offset after the last record."""
         return int(self.rows["offset"][-1].as_py()) + 1
 
 

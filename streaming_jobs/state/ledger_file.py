@@ -87,7 +87,6 @@ class RawLine:
 
     @property
     def text(self) -> bytes:
-        """The line as it is on disk."""
         return self._lines.text(self._at)
 
     def value(self) -> dict[str, Any]:

@@ -69,7 +69,6 @@ class RequestFile:
             return None
 
     def requests(self, settings: Settings) -> dict[str, StreamRequest]:
-        """The requests of all streams."""
         names = [path.parent.name for path in settings.state.glob(f"*/{self.name}")]
         return {name: pending for name in names if (pending := self.request(settings, name)) is not None}
 

@@ -57,7 +57,6 @@ class NamedSavepoint:
     streams: Mapping[str, str]
 
     def holds(self, now: float) -> bool:
-        """True if it still retains its savepoints."""
         return self.until is None or now < self.until
 
 

@@ -236,7 +236,6 @@ def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:
 
 
 def folders_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Path]:
-    """The folders with a savepoint's files."""
     saved = saved_as(settings, savepoint.stream, savepoint.id)
     beside = [
         place

@@ -111,7 +111,6 @@ class CodeSince:
 
     @property
     def since(self) -> Txn:
-        """Its first batch."""
         return Txn(self.generation, self.batch)
 
 

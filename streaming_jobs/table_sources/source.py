@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class FilesPartition(InputPartition):
-    """The files that one task reads."""
-
     def __init__(self, files: Sequence[FileToRead]) -> None:
         self.files = list(files)
 
@@ -68,8 +66,6 @@ class TableReading(Reading[TablePlanner]):
 
 @dataclass(frozen=True)
 class TableSource(FrameSource):
-    """One table of one stream."""
-
     declared: DeltaSource
     versions: TableVersions
 

@@ -358,5 +358,4 @@ def recorded(state: Path | None, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def _of(spans: Iterable[Span], of: Span) -> list[Span]:
-    """The spans of the same partition."""
     return [span for span in spans if (span.topic, span.partition) == (of.topic, of.partition)]

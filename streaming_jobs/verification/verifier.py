@@ -335,15 +335,12 @@ class OverallVerdict:
 
     @property
     def lost(self) -> int:
-        """Offsets lost, over all streams."""
         return sum(total(stream.lost) for stream in self.streams)
 
     @property
     def doubled(self) -> int:
-        """Offsets doubled, over all streams."""
         return sum(total(stream.doubled) for stream in self.streams)
 
     @property
     def unread(self) -> int:
-        """Offsets after the last batch, over all streams."""
         return sum(stream.unread for stream in self.streams)

@@ -30,7 +30,6 @@ class DeltaContent:
 
     @property
     def pieces(self) -> int:
-        """The number of its files."""
         return len(self.files)
 
     def inodes(self) -> list[tuple[int, int]]:

@@ -212,7 +212,6 @@ def ensure_sink(
 
 
 def check_output(settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
-    """Raise OutputMismatch if `ensure_sink` would; changes nothing."""
     contract = _contract(declared, output)
     if (sink := open_sink(settings, declared, stream)) is not None:
         _check_layout(sink, declared)

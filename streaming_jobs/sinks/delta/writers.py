@@ -110,7 +110,6 @@ class Preparation:
     deletes_table: DeltaSink | None = None
 
     def in_memory(self, rows: pa.Table) -> ArrowAppend | ArrowMerge:
-        """Rows in the driver's memory."""
         made = self.engine.divide(rows)
         outcome = self.engine.outcome(made.numbers, made.dropped, made.failing)
         before: list[PendingWrite] = [*self._noted(made.noted)]

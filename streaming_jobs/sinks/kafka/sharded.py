@@ -50,7 +50,6 @@ class ShardedWriter(TransactionWriter):
 
     @property
     def owner(self) -> str:
-        """The name of this driver in markers."""
         return self._owner
 
     def open(self, generation: int) -> None:

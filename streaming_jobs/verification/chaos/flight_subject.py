@@ -175,11 +175,9 @@ class FlightFeed(Background):
 
     @property
     def dry(self) -> bool:
-        """True if it has sent all its records."""
         return self.held >= self._most
 
     def stop(self) -> None:
-        """End between two chunks."""
         self.ended.set()
         self._cut.set()
         super().stop()
@@ -276,7 +274,6 @@ class RuleCheck:
 
 
 def judged(flights: pd.DataFrame) -> Expected:
-    """The rows of `flights_judged`."""
     cancelled = flights["dep_delay"].isna()
     near_or_far = (flights["distance"] < 400) | (flights["distance"] > 2000)
     late = (flights["dep_delay"] > 15).fillna(False).astype(bool)

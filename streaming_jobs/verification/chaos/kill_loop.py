@@ -138,8 +138,6 @@ class LoopSubject(Protocol[F_co]):
 
 @dataclass(frozen=True)
 class LoopReport(Generic[F_co]):
-    """The outcome of a run."""
-
     plan: LoopPlan
     home: Path
     seconds: float

@@ -359,7 +359,6 @@ class ConcurrentReader(Background):
 
     @property
     def seen(self) -> int:
-        """Versions read of all tables."""
         return sum(reader.seen for reader in self.readers)
 
     @property
