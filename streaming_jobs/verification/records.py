@@ -64,7 +64,8 @@ class Made:
 
     def spans(self, exam: Examination, *, exactly: bool) -> list[Span]:
         """The ranges of the entries whose plan makes exactly one row of each record, or one at most."""
-        return list(merged(_of_entries(exam.subject.topic, self._entries(exam, exactly=exactly))))
+        entries = self._entries(exam, exactly=exactly)
+        return list(merged(span for entry in entries for span in _spans(entry, exam.subject.topic)))
 
     def _entries(self, exam: Examination, *, exactly: bool) -> Iterator[Entry]:
         for entry in exam.coverage.entries:
@@ -237,15 +238,6 @@ def _excused(exam: Examination, missing: Packed, letters: Letters) -> str:
     return ""
 
 
-def _of_entries(topic: str, entries: Iterator[Entry]) -> Iterator[Span]:
-    for entry in entries:
-        for read in entry.ranges:
-            if read.topic == topic:
-                for partition, end in read.end.items():
-                    if (start := read.start.get(partition, 0)) < end:
-                        yield Span(topic, partition, start, end)
-
-
 def held(topic: CommittedTopic) -> Packed:
     """Places of the records that a topic holds, in order."""
     parts = [packed(np.full(len(c.offsets), number), c.offsets) for number, c in topic.partitions.items()]
@@ -395,8 +387,7 @@ def dropped_of(exam: Examination, table: StreamTable, missing: Packed) -> Packed
     explained = [packed([], [])]
     for entry in exam.coverage.entries:
         if number := entry.rows.get(f"{DROPPED}{table.name}", 0):
-            spans = (Span(exam.subject.topic, *place) for place in _ranges(entry, exam.subject.topic))
-            of_batch = missing[within(missing, spans)]
+            of_batch = missing[within(missing, _spans(entry, exam.subject.topic))]
             if len(of_batch) <= number:
                 explained.append(of_batch)
     return np.concatenate(explained)
@@ -454,15 +445,14 @@ def _sum(parts: dict[str, int]) -> str:
 def _records(entry: Entry, topic: CommittedTopic, offsets: dict[int, Packed]) -> int | None:
     """The number of records in an entry's ranges; None if the topic no longer holds all of them."""
     records = 0
-    for partition, start, end in _ranges(entry, topic.name):
-        if start < end and start < topic.low.get(partition, 0):
+    for span in _spans(entry, topic.name):
+        if span.start < topic.low.get(span.partition, 0):
             return None
-        known = offsets.get(partition, packed([], []))
-        records += int(np.searchsorted(known, end) - np.searchsorted(known, start))
+        known = offsets.get(span.partition, packed([], []))
+        records += int(np.searchsorted(known, span.end) - np.searchsorted(known, span.start))
     return records
 
 
-def _ranges(entry: Entry, topic: str) -> Iterator[tuple[int, int, int]]:
-    for read in entry.ranges:
-        if read.topic == topic:
-            yield from ((partition, read.start.get(partition, 0), end) for partition, end in read.end.items())
+def _spans(entry: Entry, topic: str) -> Iterator[Span]:
+    """The offsets of a topic that a batch read."""
+    return (span for span in entry.spans if span.topic == topic and span.offsets > 0)

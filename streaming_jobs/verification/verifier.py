@@ -21,7 +21,7 @@ from streaming_jobs.verification.delta_log import Entry, commit_file, read_commi
 from streaming_jobs.verification.examination import Examination
 from streaming_jobs.verification.ledger_chain import Chain, Kind, TableFault, assumed
 from streaming_jobs.verification.lineage import NO_VOID, Batch, Coverage, VoidOffsets, coverage
-from streaming_jobs.verification.offset_ranges import Span, merged, sweep, total
+from streaming_jobs.verification.offset_ranges import Span, merged, of_partition, sweep, total
 from streaming_jobs.verification.state_evidence import StateEvidence
 from streaming_jobs.verification.subject import Comparison, Subject
 from streaming_jobs.verification.topic import CommittedTopic
@@ -234,13 +234,10 @@ class _Judge:
     def _partition(self, covered: Coverage, whole: Span) -> None:
         """Compare the entries' ranges of one partition with the offsets that the topic holds of it."""
 
-        def mine(spans: Sequence[Span]) -> list[Span]:
-            return [s for s in spans if (s.topic, s.partition) == (whole.topic, whole.partition)]
-
         def within(spans: Sequence[Span]) -> int:
             return sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in spans)
 
-        spans, skipped = mine(covered.spans), mine(covered.skipped)
+        spans, skipped = of_partition(covered.spans, whole), of_partition(covered.skipped, whole)
         swept = sweep([*spans, *skipped], whole)
         ends = max((span.end for span in spans), default=whole.start)
         for span in swept.missing:
@@ -251,7 +248,7 @@ class _Judge:
         self.doubled += swept.doubled
         for span in swept.beyond:
             self._fault(None, "offsets", f"its entries cover {span}, which the topic does not hold")
-        unproved = within(mine(covered.unproved))
+        unproved = within(of_partition(covered.unproved, whole))
         self.unproved += unproved
         self.skipped += within(skipped)
         left = total(swept.missing) + within(swept.doubled) + unproved + within(skipped)
