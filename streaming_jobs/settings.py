@@ -236,7 +236,7 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
             f"the environment: {error}",
             "lists and objects are JSON, such as RECOURSE_FLOWS='[\"my.flows\"]'; correct or unset the variable",
         ) from error
-    layers.append(("flag", _nested(flags or {})))
+    layers.append(("flag", nested(flags or {})))
     merged = _merged(layers)
     merged.setdefault("home", project_folder() / HOME)
     if "flows" not in merged and _demonstrated(merged["home"]):
@@ -373,15 +373,16 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
-def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted names, such as `stream.pace`, as sections."""
+    sections: dict[str, Any] = {}
     for key, value in flags.items():
-        level = nested
+        level = sections
         *parents, leaf = key.split(".")
         for parent in parents:
             level = level.setdefault(parent, {})
         level[leaf] = value
-    return nested
+    return sections
 
 
 def _merge(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

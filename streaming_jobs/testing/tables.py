@@ -73,6 +73,12 @@ class MemoryContent:
         there = set(map(id, memory_content(other).parts))
         return replace(self, parts=tuple(part for part in self.parts if id(part) not in there))
 
+    def plus(self, parts: Sequence[pa.Table] = (), columns: StructType = _NO_COLUMNS) -> MemoryContent:
+        """The content with further pieces, and with the columns that it lacks."""
+        known = set(self.schema.fieldNames())
+        added = [field for field in columns.fields if field.name not in known]
+        return replace(self, parts=(*self.parts, *parts), schema=StructType([*self.schema.fields, *added]))
+
     def rows(self) -> pa.Table:
         parts = [part for part in self.parts if part.num_rows]
         return pa.concat_tables(parts, promote_options="default") if parts else NO_ROWS
@@ -194,19 +200,15 @@ class MemoryTable:
 
     def append(self, rows: pa.Table, entry: LedgerEntry) -> int | None:
         """Add a batch's rows once; returns the version, or None if the batch is in it. Raises as `holds` does."""
-        now = self.content()
-        parts = (*now.parts, rows) if rows.num_rows else now.parts
-        return self._commit(entry, rows, MemoryContent(parts, now.schema, now.partition_by), "WRITE")
+        return self._commit(entry, rows, self.content().plus([rows] if rows.num_rows else ()))
 
     def write_as_somebody_else(self, rows: pa.Table) -> int:
         """Add rows as another program would, without a ledger entry; returns the version."""
-        now = self.content()
-        content = MemoryContent((*now.parts, rows), now.schema, now.partition_by)
-        self.log.append(MemoryCommit(None, rows, content, at=_now()))
+        self.log.append(MemoryCommit(None, rows, self.content().plus([rows]), at=_now()))
         return self.version
 
     def mark(self, entry: LedgerEntry) -> int | None:
-        return self._commit(entry, NO_ROWS, self.content(), "WRITE", changes_data=False)
+        return self._commit(entry, NO_ROWS, self.content(), changes_data=False)
 
     def content(self, version: int | None = None) -> MemoryContent:
         if not self.log:
@@ -219,22 +221,13 @@ class MemoryTable:
     def no_rows(self) -> MemoryContent:
         return MemoryContent((), self.schema, self.partition_by)
 
-    def replace_rows(
-        self,
-        content: Content,
-        entry: LedgerEntry,
-        place: str,
-        new: Content | None = None,
-    ) -> Replaced:
+    def replace_rows(self, content: Content, entry: LedgerEntry, place: str, new: Content | None = None) -> Replaced:
         now, wanted = self.content(), memory_content(content)
-        known = {field.name for field in now.schema.fields}
-        schema = StructType([*now.schema.fields, *(field for field in wanted.schema.fields if field.name not in known)])
         here, there = set(map(id, now.parts)), set(map(id, wanted.parts))
-        replaced = MemoryContent(wanted.parts, schema, now.partition_by)
-        changes = here != there
+        replaced = replace(now.plus(columns=wanted.schema), parts=wanted.parts)
         before = committed_as(self.commits(), entry) if self.holds(entry) else None
         done = before is not None and self.content(before.version).same(replaced)
-        version = None if done else self._append(entry, wanted.rows(), replaced, "WRITE", changes_data=changes)
+        version = None if done else self._append(entry, wanted.rows(), replaced, changes_data=here != there)
         return Replaced(version, len(there - here), len(here - there), len(here & there), 0.0)
 
     def add_later_rows(self, now: Content, then: Content) -> LaterRows:
@@ -254,10 +247,7 @@ class MemoryTable:
                 f"{counts.total():,} rows of table {self.name} that came before are no longer in it",
                 "plan again without --until",
             )
-        here, columns = self.content(), memory_content(now).schema
-        known = set(here.schema.fieldNames())
-        schema = StructType([*here.schema.fields, *(f for f in columns.fields if f.name not in known)])
-        content = MemoryContent((*here.parts, *added), schema, here.partition_by)
+        content = self.content().plus(added, memory_content(now).schema)
         self.log.append(MemoryCommit(None, NO_ROWS, content, at=_now()))
         return LaterRows(memory_content(came).pieces - split, split)
 
@@ -326,14 +316,12 @@ class MemoryTable:
         return MemoryWrite(self, pa.concat_tables([*tables, *rejected], promote_options="default"))
 
     def _commit(
-        self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, operation: str, *, changes_data: bool = True
+        self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, *, changes_data: bool = True
     ) -> int | None:
-        return None if self.holds(entry) else self._append(entry, rows, content, operation, changes_data=changes_data)
+        return None if self.holds(entry) else self._append(entry, rows, content, changes_data=changes_data)
 
-    def _append(
-        self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, operation: str, *, changes_data: bool
-    ) -> int:
-        self.log.append(MemoryCommit(entry, rows, content, operation, changes_data, entry.txn, _now()))
+    def _append(self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, *, changes_data: bool) -> int:
+        self.log.append(MemoryCommit(entry, rows, content, "WRITE", changes_data, entry.txn, _now()))
         self._known = self.version
         return self.version
 
@@ -467,11 +455,8 @@ class MemoryStore:
                 settings, declared, stream, MemoryCommit(entry, NO_ROWS, begun, "CREATE", False, entry.txn)
             )
         self.check_output(settings, declared, stream, output)
-        here = set(table.schema.fieldNames())
-        added = [column for column in output.fields if column.name not in here]
-        if added:
-            now = table.content()
-            wider = MemoryContent(now.parts, StructType([*now.schema.fields, *added]), now.partition_by)
+        now, wider = table.content(), table.content().plus(columns=output)
+        if wider.schema != now.schema:
             entry = LedgerEntry("schema", stream, declared.name, generation, -1, note="columns added")
             table.log.append(MemoryCommit(entry, NO_ROWS, wider, "ADD COLUMNS", False))
         return self._opened(settings, declared, stream)

@@ -215,17 +215,15 @@ def _expected(result: Any, schema: pa.Schema, truth: Truth) -> pa.Table:
         raise UsageError(
             f"the truth of table {truth.table} does not return the column {truth.final}, its `final`", "return it"
         )
-    wanted = pa.schema([pa.field(name, _plain(schema.field(name).type)) for name in schema.names if name in names])
+    wanted = pa.schema(
+        [pa.field(name, table_rows.plain_text(schema.field(name).type)) for name in schema.names if name in names]
+    )
     try:
         return make(result, wanted)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UsageError(
             f"the rows of the truth do not fit table {truth.table}: {str(error)[:300]}", "return the table's types"
         ) from error
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if pa.types.is_string_view(kind) or pa.types.is_large_string(kind) else kind
 
 
 def _of_arrow(result: pa.Table, schema: pa.Schema) -> pa.Table:

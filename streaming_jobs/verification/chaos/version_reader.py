@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.platform.table_rows import plain_text
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.chaos.background import Background
 from streaming_jobs.verification.delta_log import LoggedCommit, commit_file, read_commit, versions
@@ -232,13 +233,7 @@ class VersionRows:
 
     def _read(self, uri: str) -> pa.Table:
         rows = pq.ParquetFile(uri).read(columns=list(self.columns))
-        # Each writer has a string type of its own, and Arrow cannot filter by all of them.
-        return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    text = pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return pa.string() if text else kind
+        return rows.cast(pa.schema([field.with_type(plain_text(field.type)) for field in rows.schema]))
 
 
 def _all_places(tables: Path, every: Iterable[Elsewhere]) -> Packed:

@@ -16,7 +16,7 @@ COUNT = 3_000
 
 def records(partitions: int, end: int = COUNT) -> list[Record]:
     """The first flights as they lie in a topic of so many partitions."""
-    keys = truth._keys(truth._all_flights())[:end]
+    keys = dataset.keys_of(truth._all_flights())[:end]
     places = truth._partition(keys, partitions)
     ranks = rank(places).tolist()
     return [Record("flights", p, o, 0, key, b"", None) for p, o, key in zip(places.tolist(), ranks, keys, strict=True)]
