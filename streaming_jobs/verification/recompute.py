@@ -218,7 +218,7 @@ def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str], rules: R
     """The rows that the function makes and `rules` leave; None where they are larger than the driver takes."""
     try:
         dropping = RowRules(tuple(replace(rule, on_fail="drop") for rule in rules.rules))
-        rows = fitted(sink, frame, topics, dropping)
+        rows = fitted(sink.declared, sink.schema, frame, topics, dropping)
         staged = prepare_write(
             sink, rows, driver=True, spark_commits=False, batch=(0, 0), topics=topics, rules=dropping
         )

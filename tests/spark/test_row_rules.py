@@ -103,7 +103,7 @@ class Home:
         return made
 
     def prepare(self, frame: DataFrame, batch: int) -> PendingWrite:
-        rows = fitted(self.sink, frame, ["t"], self.rules)
+        rows = fitted(self.sink.declared, self.sink.schema, frame, ["t"], self.rules)
         return prepare_write(
             self.sink, rows, **self.way, batch=(1, batch), topics=["t"], rules=self.rules, quarantine=self.aside
         )
@@ -317,7 +317,7 @@ def test_a_rule_that_spark_cannot_evaluate_is_named_before_the_query_starts(
 ) -> None:
     home = Home(settings, "driver append", [Between("n", 0, 1), rule])
     with pytest.raises(UsageError) as refused:
-        fitted(home.sink, rows_of(spark, [{}]), ["t"], home.rules)
+        fitted(home.sink.declared, home.sink.schema, rows_of(spark, [{}]), ["t"], home.rules)
     assert f"rule {rule.name} of table judged" in refused.value.found and text in refused.value.found
 
 

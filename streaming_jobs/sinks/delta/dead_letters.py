@@ -49,7 +49,8 @@ def prepared(
         for frame in frames[1:]:
             whole = whole.unionByName(frame)
         number = (batch.generation, batch.batch)
-        return prepare_write(sink, fitted(sink, whole, []), driver=False, spark_commits=not sink.direct, batch=number)
+        rows = fitted(sink.declared, sink.schema, whole, [])
+        return prepare_write(sink, rows, driver=False, spark_commits=not sink.direct, batch=number)
     schema = _arrow_schema()
     tables = []
     for source, offsets, _ in refused:

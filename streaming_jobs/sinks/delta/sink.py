@@ -299,7 +299,7 @@ class DeltaSink:
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
         """The table's columns, and those that ordering, deleting, refusing and judging need."""
-        return fitted(self, output, topics, self.rules)
+        return fitted(self.declared, self.schema, output, topics, self.rules)
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         driver, spark_commits = self.write_path(rows)

@@ -39,8 +39,9 @@ from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.log import noted, walk
+from streaming_jobs.sinks.delta.replace_rows import rename_unencoded
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, rename_unencoded, table_files
+from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.sliced import Rebuilt, SliceOutdated
 from streaming_jobs.text.sql import quoted
@@ -110,7 +111,7 @@ class DeltaStagedSlice:
         dropping = RowRules(
             tuple(replace(rule, on_fail="drop") if rule.on_fail == "quarantine" else rule for rule in rules.rules)
         )
-        frame = fitted(self.sink, rows, topics, dropping).where(_condition(chosen))
+        frame = fitted(self.sink.declared, self.sink.schema, rows, topics, dropping).where(_condition(chosen))
 
         def prepared(*, driver: bool) -> PendingWrite:
             return prepare_write(

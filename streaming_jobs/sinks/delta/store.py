@@ -30,8 +30,9 @@ from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import column_bounds, truncated_commits
 from streaming_jobs.sinks.delta.content import DeltaContent, delta_content, make_table
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, walk
+from streaming_jobs.sinks.delta.replace_rows import rename_unencoded
 from streaming_jobs.sinks.delta.sink import DeltaSink, delta_sink, open_sink
-from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, rename_unencoded, table_files
+from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.schemas import is_position
 from streaming_jobs.sinks.stored import (
     Commit,

@@ -92,12 +92,18 @@ def prepare_write(
     `deletes_table` remembers the table's deletes, `quarantine` takes the rows that its rules set aside.
     """
     order = order_of(sink.schema, sink.declared.order_by, by_position=has_place(rows))
-    remembered = None if deletes_table is None else RememberedDeletes.of(deletes_table)
+    remembered = None if deletes_table is None else remembered_in(deletes_table)
     engine = RowEngine(sink.declared, sink.schema, order, rules, batch, tuple(topics), remembered)
     preparation = Preparation(sink, engine, quarantine, deletes_table)
     if driver and not spark_commits:
         return preparation.in_memory(rows.toArrow())
     return preparation.by_spark(rows) if spark_commits or engine.upserts else preparation.in_files(rows)
+
+
+def remembered_in(deletes_table: DeltaSink) -> RememberedDeletes:
+    """The version of remembered deletes that the open table has loaded."""
+    handle, keys = deletes_table.handle, tuple(deletes_table.declared.keys)
+    return RememberedDeletes(deletes_table.path, int(handle.version()), keys, deletes_table.bounded, handle)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from streaming_jobs.platform.files import hard_link
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.log import newest
+from streaming_jobs.sinks.delta.replace_rows import rename_actions
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_files import on_disk, rename_actions, table_files
+from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Content
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_folder import StreamFolder

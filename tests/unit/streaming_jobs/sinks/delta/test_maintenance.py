@@ -165,7 +165,7 @@ def test_no_step_of_upkeep_ends_the_stream_or_keeps_the_others_from_their_work(
     upkeep = TableMaintenance(sink, TableSettings(), 1, forgets=timedelta(days=1))
     upkeep._sweep_at = 0.0
     monkeypatch.setattr(upkeep, "compaction_size", fails)
-    monkeypatch.setattr("streaming_jobs.sinks.delta.remembered_deletes.forget", fails)
+    monkeypatch.setattr("streaming_jobs.sinks.delta.maintenance.forget", fails)
     monkeypatch.setattr("streaming_jobs.sinks.delta.orphan_files.find", fails)
     monkeypatch.setattr("streaming_jobs.sinks.delta.maintenance.expired", fails)
     for batch in range(50):

@@ -14,8 +14,9 @@ from deltalake import DeltaTable
 
 from streaming_jobs.errors import CommitRefused
 from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.delta.replace_rows import rename_unencoded
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_files import rename_unencoded, table_files
+from streaming_jobs.sinks.delta.table_files import table_files
 from tests.support.delta_table import ROWS, Make, rows_in
 from tests.support.worlds import append, entry
 
