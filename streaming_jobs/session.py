@@ -407,9 +407,16 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         if not (selection := session_options.select(options, settings, streams, requests)).streams:
             log.info("all streams of this session are stopped on purpose")
             return 0
-        again = supervision(options, settings, streams, selection, began, in_process=arguments is None)
-        chosen = {"trigger": options.trigger, "answers": selection.answers, **again}
-        session = make(settings, selection.streams, **chosen)
+        reasons, children = supervision(options, settings, streams, selection, began, in_process=arguments is None)
+        session = make(
+            settings,
+            selection.streams,
+            trigger=options.trigger,
+            answers=selection.answers,
+            reasons=reasons,
+            children=children,
+            left_out=selection.left_out if options.supervised else (),
+        )
         session.signalled_by = "" if options.supervised else "a signal to its process"
         stop = session.stop_all
         for number in child_sessions.STOP_SIGNALS:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 import structlog
 
@@ -344,14 +344,6 @@ class StreamRestarts:
 # What a supervised session has beside its streams: the watch over its code, and the means to start streams again.
 
 
-class Supervision(TypedDict, total=False):
-    """Arguments of a session."""
-
-    reasons: RestartReasons | None
-    children: ChildSessions | None
-    left_out: Sequence[Stream]
-
-
 def supervision(
     options: argparse.Namespace,
     settings: Settings,
@@ -360,13 +352,13 @@ def supervision(
     began: float,
     *,
     in_process: bool,
-) -> Supervision:
-    """The arguments of a session; empty without `--supervised`. `began` is from before the code was loaded.
+) -> tuple[RestartReasons | None, ChildSessions | None]:
+    """A session's restarts; none without `--supervised`. `began` is from before the code was loaded.
 
     `in_process`: the command line of this process is that of the session, so that it can be started once more.
     """
     if not options.supervised:
-        return {}
+        return None, None
     watch: CodeWatch | None = None
     children: ChildSessions | None = None
     if in_process:
@@ -376,5 +368,4 @@ def supervision(
             longest = max(settings.for_stream(s.name).stop_deadline.total_seconds() for s in streams)
             children = ChildSessions(sys.orig_argv, longest + LINGERING)
     names = [stream.name for stream in selection.left_out]
-    reasons = RestartReasons(settings, selection.recovering, watch, left_out=names, began=began)
-    return {"reasons": reasons, "children": children, "left_out": selection.left_out}
+    return RestartReasons(settings, selection.recovering, watch, left_out=names, began=began), children

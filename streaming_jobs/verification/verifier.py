@@ -58,15 +58,11 @@ def verify(
     for number, s in enumerate(subjects):
         tell("comparing tables with topics, streams", number, len(subjects))
         void = NO_VOID if s.reads_void else VoidOffsets.read(state, topics, s.topics, void_before or {})
-        beside, refusals_of = _beside(state, s.stream), refused.get(s.stream)
-        judge = _Judge(s, tables, void.left(topics), finished, at[s.table], beside, refusals_of, void)
+        beside = StateEvidence.read(state, s.stream) if state is not None else None
+        judge = _Judge(s, tables, void.left(topics), finished, at[s.table], beside, refused.get(s.stream), void)
         verdicts.append(judge.verdict())
     read = {name for subject in subjects for name in subject.topics}
     return OverallVerdict(sum(topics[name].records for name in read if name in topics), tuple(verdicts))
-
-
-def _beside(state: Path | None, stream: str) -> StateEvidence | None:
-    return StateEvidence.read(state, stream) if state is not None else None
 
 
 @dataclass
