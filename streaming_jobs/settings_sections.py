@@ -100,6 +100,12 @@ def _checked_master(text: str) -> str:
     return text
 
 
+def _checked_program(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_.-]+", text) is None:
+        raise ValueError(f"'{text}' is not the name of a program; each worker finds it on its PATH")
+    return text
+
+
 Pace = Literal["live", "balanced", "economy"]
 _MAX_PAUSE: dict[Pace, timedelta] = {
     "live": timedelta(seconds=2),
@@ -252,7 +258,14 @@ class SparkSettings(_Section):
     master: Annotated[str, AfterValidator(_checked_master)] = Field(
         "local[*]",
         description="local[N], local-cluster[...] or spark://host:port; its executors share the driver's folders of "
-        "tables and state",
+        "tables and state (docs/cluster.md)",
+    )
+    driver_host: str = Field(
+        "", description="name or address by which executors reach the driver; empty: 127.0.0.1 with a local master"
+    )
+    bind_address: str = Field("", description="address at which the driver listens; empty: driver_host's")
+    executor_python: Annotated[str, AfterValidator(_checked_program)] = Field(
+        "python3", description="Python of executors on other machines, by its name on each worker's PATH"
     )
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
     shuffle_partitions: int = Field(0, ge=0, description="0: one per core; pinned by the first start of a stream")

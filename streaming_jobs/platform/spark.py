@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import structlog
 
 from streaming_jobs.platform import class_data, java, spark_jvm
+from streaming_jobs.platform.cluster import in_this_process
 from streaming_jobs.platform.files import private_folder, scratch
 from streaming_jobs.platform.jars import spark_jars
 from streaming_jobs.platform.processes import forks
@@ -25,6 +26,7 @@ from streaming_jobs.platform.processes.forks import ForkServer
 from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
 from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm, collect_early, new_object
 from streaming_jobs.settings import Settings
+from streaming_jobs.settings_sections import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,8 +171,7 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.master": settings.spark.master,
         "spark.app.name": "recourse",
         "spark.driver.memory": f"{heap}m",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        **_addresses(settings.spark),
         # A batch that would not fit the driver fails here, before the heap is full, and then takes the executors.
         "spark.driver.maxResultSize": f"{heap // 2}m",
         "spark.ui.enabled": "false",
@@ -207,6 +208,16 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.sql.constraintPropagation.enabled": "false",
         **settings.spark.extra,
     }
+
+
+def _addresses(spark: SparkSettings) -> dict[str, str]:
+    """The loopback address alone, unless executors on other machines have to reach the driver."""
+    if in_this_process(spark.master):
+        host, bind = spark.driver_host or "127.0.0.1", spark.bind_address or "127.0.0.1"
+    else:
+        host, bind = spark.driver_host, spark.bind_address  # empty: as Spark finds this machine's name
+    addresses = {"spark.driver.host": host, "spark.driver.bindAddress": bind}
+    return {name: value for name, value in addresses.items() if value}
 
 
 @dataclass(frozen=True)
@@ -261,7 +272,7 @@ def launch(
     already (spark-submit, Databricks), it is used. Raises SetupError when a jar is missing or damaged, or there is no
     Java to use.
     """
-    existing = _GATEWAY_PORT in os.environ
+    existing, alone = _GATEWAY_PORT in os.environ, in_this_process(settings.spark.master)
     own = scratch(settings.home, "spark")
     properties = _properties(settings, name, own.folder, record_classes, archive=not existing)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -271,13 +282,30 @@ def launch(
 
     home = Path(_find_spark_home())
     keep = (*keep_open, own.descriptor)  # a JVM may outlive its driver
-    jvm = spark_jvm.launch(java.choose(settings), home, properties, keep_open=keep, output=output, scratch=own.folder)
+    environment = dict(os.environ)
+    if not alone:
+        # One name for the Python of all machines: here it is the fork server's client, or this Python.
+        here, python = private_folder(own.folder / "bin"), settings.spark.executor_python
+        (here / python).unlink(missing_ok=True)
+        (here / python).symlink_to(own.folder / "python")
+        environment["PATH"] = os.pathsep.join([str(here), environment.get("PATH", os.defpath)])
+    jvm = spark_jvm.launch(
+        java.choose(settings),
+        home,
+        properties,
+        keep_open=keep,
+        output=output,
+        scratch=own.folder,
+        environment=environment,
+    )
     try:
-        server = forks.start(own.folder, output) if settings.spark.master.startswith("local") else None
+        server = forks.start(own.folder, output)
     except BaseException:
         jvm.kill()
         raise
-    if server is not None:
+    if not alone:
+        os.environ["PYSPARK_PYTHON"] = python
+    elif server is not None:
         os.environ["PYSPARK_PYTHON"] = str(server.executable)
     return Launched(properties, jvm, server)
 
@@ -299,7 +327,9 @@ def _properties(
     elif archive:
         further += class_data.reading(class_data.archive(settings, "spark", jars))
     user_jars = settings.spark.extra.get(CLASS_PATH)
+    sent = {} if in_this_process(settings.spark.master) else {"spark.jars": ",".join(map(str, jars))}
     return {
+        **sent,
         **profile(settings),
         CLASS_PATH: os.pathsep.join([*(str(jar) for jar in jars), *([user_jars] if user_jars else [])]),
         JAVA_OPTIONS: _java_options(settings, name, further),

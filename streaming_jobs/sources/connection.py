@@ -6,10 +6,13 @@ A wrong password, or plain text sent to a TLS port, should be reported at once. 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import re
+import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
-from streaming_jobs.platform.files import scratch
+from streaming_jobs.platform.cluster import in_this_process
+from streaming_jobs.platform.files import private_folder, scratch
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration, milliseconds
 
@@ -140,20 +144,35 @@ class Failures:
 # The properties of Kafka's client in a file, for the Python processes that Spark starts.
 #
 # Credentials are neither in options nor in plans nor in what is pickled: those name the file only. It can be read
-# by its owner alone, and lies in a scratch folder of the session (`streaming_jobs/platform/files.py`).
+# by its owner alone, and lies in a scratch folder of the session (`streaming_jobs/platform/files.py`); if executors
+# are on other machines, in the folder of state, which they share with the driver. A file of a driver that was killed
+# is removed by the next session of its home.
 
 _TIMEOUT = "recourse.timeout.seconds"
+_SHARED = "_clients"
 
 
 def client_file(settings: Settings, bootstrap: str) -> Path:
-    """A new file for the cluster at `bootstrap`, in the folder of this process's scratch files."""
+    """A new file for the cluster at `bootstrap`, for this process and the executors of its session."""
     values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
     values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
     folder = scratch(settings.home, "kafka").folder
+    if not in_this_process(settings.spark.master):
+        folder = _shared(settings, folder)
     descriptor, name = tempfile.mkstemp(dir=folder, prefix="client-", suffix=".json")  # for its owner alone
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(values, file)
     return Path(name)
+
+
+def _shared(settings: Settings, own: Path) -> Path:
+    """A folder in that of state for the process with the scratch folder `own`; removes those of ended processes."""
+    home = hashlib.sha256(f"{socket.gethostname()} {settings.home.absolute()}".encode()).hexdigest()[:16]
+    folders = private_folder(settings.state / _SHARED / home)
+    for old in folders.iterdir():
+        if not own.with_name(old.name).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return private_folder(folders / own.name)
 
 
 def read_client_file(path: Path) -> tuple[dict[str, Any], timedelta]:
@@ -161,7 +180,10 @@ def read_client_file(path: Path) -> tuple[dict[str, Any], timedelta]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TransientError(f"the Kafka client's properties are gone: {path}", "the session has ended") from error
+        raise TransientError(
+            f"the Kafka client's properties are gone: {path}",
+            "the session has ended, or this executor does not share the folder of state with the driver",
+        ) from error
     timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
     return {**values, "logger": LIBRDKAFKA}, timeout
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.cloudpickle import dumps, loads
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.platform.runtime import Answer, Task, check_shared, in_this_process
+from streaming_jobs.platform.cluster import Answer, Task, check, in_this_process
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 
@@ -37,8 +37,8 @@ class Machines:
 
     def _answers(self, host: str, task: Task) -> Iterator[Answer]:
         with self.on(host)():  # type: ignore[attr-defined]
-            for _, place, files in task([]):
-                yield host, place, files
+            for answer in task([]):
+                yield {**answer, "host": host}
 
 
 def hidden(folder: Path, host: str) -> Callable[[str], Callable[[], object]]:
@@ -63,7 +63,7 @@ def left(settings: Settings) -> list[Path]:
 
 def test_executors_that_share_both_folders_leave_nothing_there(settings: SettingsFactory) -> None:
     machines = Machines(["a", "b"])
-    check_shared(settings(), machines, visible=0)
+    check(settings(), machines, archive="", visible=0)
     assert machines.asked == ["a", "b"] and not left(settings())
 
 
@@ -73,7 +73,7 @@ def test_a_folder_that_one_executor_does_not_have_is_named_with_its_host(setting
     with pytest.raises(
         PermanentError, match=f"executor on b does not share the folder {folder} .*No such file"
     ) as told:
-        check_shared(settings(), Machines(["a", "b"], hidden(folder, "b")), visible=0)
+        check(settings(), Machines(["a", "b"], hidden(folder, "b")), archive="", visible=0)
     assert "tables_dir and state_dir" in told.value.next_step and not left(settings())
 
 
@@ -87,19 +87,19 @@ def test_a_folder_of_which_an_executor_has_only_a_copy_is_refused(settings: Sett
             file.unlink()
 
     with pytest.raises(PermanentError, match=f"{folder} .*the driver does not see the executor's file"):
-        check_shared(settings(), Machines(["a"], lambda _: copied), visible=0)
+        check(settings(), Machines(["a"], lambda _: copied), archive="", visible=0)
 
 
 def test_executors_that_come_one_after_the_other_are_all_asked(settings: SettingsFactory) -> None:
     machines = Machines(["a", "b"], hidden(settings().state, "b"), arriving=[1, 1, 2])
     with pytest.raises(PermanentError, match="executor on b "):
-        check_shared(settings(), machines, visible=0)
+        check(settings(), machines, archive="", visible=0)
     assert machines.asked == ["a", "a", "a", "b"]
 
 
 def test_an_executor_that_is_never_free_is_not_waited_for(settings: SettingsFactory) -> None:
     machines = Machines(["a", "b"], arriving=[1] * 100)
-    check_shared(settings(), machines, visible=0)
+    check(settings(), machines, archive="", visible=0)
     assert set(machines.asked) == {"a"}
 
 
@@ -120,7 +120,7 @@ def test_the_task_runs_where_this_project_is_not_installed(settings: SettingsFac
             answers: list[Answer] = loads(ran.stdout)
             return answers
 
-    check_shared(settings(), Elsewhere(["a"]), visible=0)
+    check(settings(), Elsewhere(["a"]), archive="", visible=0)
 
 
 @pytest.mark.parametrize(
