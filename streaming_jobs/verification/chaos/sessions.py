@@ -49,9 +49,9 @@ _BACKLOG = {"RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "300000", "RECOURSE_STRE
 
 
 class ChaosFailed(RecourseError):
-    """A run of chaos cannot continue: a driver refused to start, or did not do what it was started for.
+    """A run of the kill loop cannot continue: a driver refused to start, or did not do its task.
 
-    The logs lie in the home that the message names. The seed makes the same run again.
+    The logs are in the home that the message names. The same seed repeats the run.
     """
 
     code = "REC-031"
