@@ -3,7 +3,7 @@
     python docs/architecture.py
 
 A room is a package that has modules; the modules at the root of streaming_jobs form four rooms.
-A test compares diagram and table with the code, and checks the steps of the two walks: each names an existing function or
+A test compares diagram and table with the code, and checks the steps of the two walks: each names a function or
 class, and each step's module imports the module of an earlier step or is imported by it.
 """
 
