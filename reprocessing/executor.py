@@ -1,6 +1,6 @@
 """Apply, resume and abort plans. One operator at a time: each holds the plan's lock and its streams' leases.
 
-The journal has the stages that are done, so `resume` begins with the first one that is not. The streams are stopped
+The journal lists the finished stages, so `resume` begins with the first unfinished one. The streams are stopped
 until the plan is over: their leases are held, and from the fence on the tables refuse every other start.
 """
 
@@ -44,7 +44,7 @@ def recovery_of(
     replay: Callable[[RecoveryContext], Mapping[str, Any]] = replay,
     run_suite: RunSuite = no_suites,
 ) -> Recovery:
-    """The recovery that carries out a plan; raises UsageError if `streams` are not those of the plan.
+    """The recovery that applies a plan; raises UsageError if `streams` are not the plan's streams.
 
     `replay` runs a stream on its staging tables, by default in an ordinary session; `run_suite` runs a suite.
     """
@@ -57,7 +57,7 @@ def recovery_of(
 def apply(recovery: Recovery) -> None:
     """Carry out a plan that was not begun, or that only waits for confirmation.
 
-    Raises UsageError for a plan in any other state, and for one that no longer holds.
+    Raises UsageError for a plan in any other state, and for an outdated plan.
     """
     plan, outcome = recovery.plan, recovery.journal.outcome
     if outcome == "waits for confirmation":
@@ -81,7 +81,7 @@ def apply(recovery: Recovery) -> None:
 def resume(recovery: Recovery) -> None:
     """Continue with the first stage that is not done; nothing is done twice. A published plan is left as it is.
 
-    Raises UsageError if it was aborted, if another plan of a stream is under way, or if the code has changed.
+    Raises UsageError if the plan was aborted, if a stream has another unfinished plan, or if the code has changed.
     """
     settings, plan = recovery.settings, recovery.plan
 

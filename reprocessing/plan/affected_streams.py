@@ -1,7 +1,7 @@
-"""The streams that a recovery takes along: streams that read, through topics, what the recovered streams write.
+"""The downstream streams of a recovery: streams that read, through topics, what the recovered streams write.
 
 Each of them goes back to its last batch before the first wrong record, found through the ledger of the stream that
-wrote it. A stream that reads a table is not taken along: of a publish it gets the rows that are new, and no others.
+wrote it. A stream that reads a table is not included: from a publish it gets only the new rows.
 
 A target may have read records that the plan voids, or lack records that the plan restores: a savepoint holds what its
 stream had read by then, past the ranges that were void then. If the first difference lies before the target's end, its
@@ -201,7 +201,7 @@ def _readers_beside(
 def changed_by(settings: Settings, plan: StreamRecoveryPlan, opened: Generation) -> dict[str, dict[int, int]]:
     """By topic that a stream's plan appends to, the first offset from which readers will see other records.
 
-    Those that become void, and those that a recovery had declared void, if the plan takes that back.
+    Ranges that become void, and void ranges of an earlier recovery that the plan undoes.
     """
     record = stream_record.load(settings, plan.stream)
     assert record is not None
@@ -215,9 +215,9 @@ def changed_by(settings: Settings, plan: StreamRecoveryPlan, opened: Generation)
 
 @dataclass(frozen=True)
 class Along:
-    """What to do with streams that a plan takes along, by name; any other goes back to before the first wrong record.
+    """What to do with downstream streams, by name; all others go back to before the first wrong record.
 
-    `discard_state`: the same with empty state; `rebuild`: everything anew from the stream's start; `leave`: nothing, it
+    `discard_state`: the same with empty state; `rebuild`: everything again from its start; `leave`: nothing, it
     keeps what it made of the wrong records and reads the corrected ones too.
     """
 
@@ -313,7 +313,7 @@ def _after(
 def still_void(
     snapshot: PlanningSnapshot, topic: SawTopic, today: VoidRanges, before: Mapping[str, StreamRecoveryPlan]
 ) -> VoidRanges:
-    """The void ranges of a topic once the plan is carried out, without those that it declares; `today` are today's."""
+    """The void ranges of a topic after the plan, without the ranges that it declares; `today` are the present ones."""
     writer = next((plan for plan in before.values() if topic.name in plan.wrong_from), None)
     record = topic_records.load(snapshot.settings, topic.name)
     if is_archive(snapshot.stream) or writer is None or record is None or record.topic_id != topic.topic_id:

@@ -36,7 +36,7 @@ def before_first_bad(
 ) -> tuple[Target, Resolved]:
     """The target of a rewind; raises UsageError if no row is bad, and if the condition cannot be evaluated.
 
-    Also if today's code is the one that wrote the first bad row, since it would write it again; not with `same_code`.
+    Also if the present code wrote the first bad row, since it would write that row again; not with `same_code`.
     """
     table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
     bad_now = bad_rows(table.readable(), condition)
@@ -60,7 +60,7 @@ def before_first_bad(
 
 
 def refuse_same_code(snapshot: PlanningSnapshot, code: CodeVersion, did: str, *, same_code: bool) -> list[str]:
-    """Raise UsageError if `code` is the one that would run the replay; with `same_code`, return a note instead.
+    """Raise UsageError if the replay would run `code`; with `same_code`, return a note instead.
 
     Code with the same function is the same code; a newer version of the package alone corrects no function.
     """

@@ -1,7 +1,7 @@
 """The history of a stream: its batches in order, over all generations.
 
 A recovery opens a generation that continues after a batch of an older one. The history is therefore a path:
-the batches of the current generation, before them those of the generation it came from up to that batch, and so on.
+the batches of the current generation, before them the batches of the generation that it continues, and so on.
 Later batches of the older generation are not on the path. Lines come from the ledger beside the state; the newest may
 be missing there after a crash, so the last batch is read from the table.
 """
@@ -187,7 +187,7 @@ class History:
         known = self._known[at]
         if isinstance(known, RawLine):
             known = _from(known.read())
-            if at == len(self._known) - 1:  # asked for again and again; all of them would not fit the memory
+            if at == len(self._known) - 1:  # the only one worth a cache: all of them would not fit the memory
                 self._known[at] = known
         return known
 
@@ -248,7 +248,7 @@ def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
 
 
 def has_present_rows(generations: Sequence[Generation], txn: Txn) -> bool:
-    """True if the rows of a position are those of the path: no recovery has discarded them, or corrected them since."""
+    """True if the rows of a position are on the path: no later recovery has discarded or corrected them."""
     on_path = {number for number, _, _ in generation_spans(generations)}
     return in_lineage(generations, txn) and not any(
         each.corrected is not None and each.corrected.after < txn <= Txn(each.from_generation or 0, each.from_batch)

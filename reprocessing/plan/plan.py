@@ -1,7 +1,7 @@
 """The plan of a recovery for each of its streams; frozen, and shown before it is applied.
 
 The facts about a stream at planning are in `saw`; `moved` returns what is different now. Batches that the stream has
-run since are no difference: the replay reads to the topic's end anyway. `plan_file.py` writes and reads plans.
+run since do not invalidate it: the replay reads to the topic's end anyway. `plan_file.py` writes and reads plans.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Base:
 class Until:
     """The last batch that a bounded recovery corrects: its position, its end, and the savepoint with its rows.
 
-    `target` is what was asked for, in words.
+    `target` is the requested target as text.
     """
 
     savepoint: str
@@ -239,7 +239,7 @@ class RecoveryPlan:
         return [each for each in self.streams if read.intersection(each.wrong_from)]
 
     def of(self, stream: str) -> StreamRecoveryPlan:
-        """The plan for one stream; raises KeyError for one that is not in it."""
+        """The plan for one stream; raises KeyError if the plan does not include the stream."""
         for each in self.streams:
             if each.stream == stream:
                 return each

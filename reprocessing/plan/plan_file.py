@@ -1,7 +1,7 @@
 """Plans on disk: `<state>/recoveries/<plan>/plan.json`, and the folders of a plan's other files.
 
-The fingerprint is checked when a plan is read, so a file that was edited by hand is refused. `about.json` beside a plan
-says whose it is, so that nobody has to read all plans in full to find those of a stream.
+Reading a plan checks its fingerprint and refuses a file that was edited by hand. `about.json` beside a plan
+names its streams, so that finding the plans of a stream does not require reading all plans in full.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def forget(settings: Settings, plan: str) -> None:
-    """Remove plan.json, so that there is no such plan; on disk when this returns. Its other files stay for now.
+    """Remove plan.json, and with it the plan; on disk when this returns. The plan's other files stay for now.
 
     A plan without its journal would look as if it was never applied, so plan.json is the first to go.
     """
@@ -159,7 +159,7 @@ def _about(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def _fingerprint(plan: RecoveryPlan) -> str:
-    """A hash of the fields; a field that came with a later version counts only if it says something."""
+    """A hash of the fields; a field that a later version has added counts only if it is not empty."""
     value = {**_without_empty(asdict(plan), "left"), "fingerprint": "", "streams": []}
     for each in asdict(plan)["streams"]:
         stream = _without_empty(each, "until", "wrong_from", "ends_written", "void")

@@ -101,7 +101,7 @@ def make_plan(
     """The plan for these requests, each for another stream, and for the streams that read their topics.
 
     The order is that in which they are recovered. The plan is written to disk, and named after the first stream.
-    `checks_of` gives the checks of streams that it takes along, `along` says what else to do with them. Raises
+    `checks_of` gives the checks of downstream streams, `along` says what else to do with them. Raises
     UsageError or PreflightRefused, with ways out.
     """
     streams_named = [request.snapshot.stream.name for request in requests]
@@ -137,7 +137,7 @@ def _drafts(
     checks_of: Callable[[Stream], Checks],
     choice: Along,
 ) -> tuple[list[StreamRecoveryPlan], tuple[str, ...]]:
-    """The plans of the streams, those that read topics of others after these; and the streams that are left."""
+    """The plans of the streams, readers of topics after their writers; and the streams that are left out."""
     asked = {request.snapshot.stream.name: request for request in requests}
     streams = all_streams(settings, [request.snapshot.stream for request in requests])
     along = through_topics(streams, asked)
@@ -193,7 +193,7 @@ def _drafts(
 def _draft_along(
     request: RecoveryRequest, undoes: str | None, before: Mapping[str, StreamRecoveryPlan], committed: CommittedOffsets
 ) -> StreamRecoveryPlan:
-    """The plan of a stream that is taken along; raises UsageError with what can be chosen for it."""
+    """The plan of a downstream stream; the UsageError that it raises names the options for the stream."""
     try:
         return _draft(request, undoes, before, committed)
     except UsageError as error:
@@ -306,7 +306,7 @@ def _draft(
 
 
 def _void(snapshot: PlanningSnapshot, plan: StreamRecoveryPlan, before: Mapping[str, StreamRecoveryPlan]) -> int:
-    """How many of the offsets to replay are void, and stay so; those that the plan declares void are replaced."""
+    """How many of the offsets to replay are void and stay void, without offsets that the plan declares void."""
     archives, found = Archives(snapshot.settings), 0
     for topic in (topic for topic in plan.saw.topics if not topic.continues):
         spans = {p: (begin, end) for name, p, begin, end in plan.ranges() if name == topic.name}
@@ -328,7 +328,7 @@ def _start(request: RecoveryRequest, resolved: Resolved) -> tuple[Base, list[str
 
 
 def _words(target: Target, resolved: Resolved) -> str:
-    """The target in words; one that names code also names the batch."""
+    """The target as text; a target that names code also names the batch."""
     if target.kind != "code":
         return str(target)
     return f"batch {resolved.batch.batch if resolved.batch else -1}, before code {target.value}"
@@ -511,7 +511,7 @@ def _replaced_rows(snapshot: PlanningSnapshot, start: Base) -> list[str]:
 def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
     """Notes about rebuilt slices that the base does not have: rows from before the base are as they were then."""
     base = next((each for each in snapshot.savepoints if each.id == start.savepoint), None)
-    if base is None:  # every row is made anew
+    if base is None:  # every row is rebuilt
         return []
     versions = {table.name: table.version for table in base.tables}
     return [

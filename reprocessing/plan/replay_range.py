@@ -1,13 +1,13 @@
 """Where a replay starts, and where a bounded one ends.
 
 The start is the latest of: a savepoint at or before the target; the target's batch, while Spark's log and the table's
-log still reach it (a savepoint of it is then taken at once, so that it exists when the plan is applied); the very start
+log still reach it (planning then takes a savepoint of it, which exists when the plan is applied); the very start
 of the stream, if the topics still have every record since. Without any of them the plan is refused, unless it may
 discard the state.
 
 The end of a bounded recovery is the last batch that it corrects; rows after it stay as they are. That is right only
 where no later row depends on an earlier record: for tables to which rows are appended, by a stream without state. It
-also needs the rows as of that batch, to tell the later ones apart: a savepoint of it, or Spark's log and the table's
+also needs the rows as of that batch, to identify later rows: a savepoint of it, or Spark's log and the table's
 log, from which one is then taken.
 
     batch N, table-version V, savepoint NAME    that batch
@@ -229,7 +229,7 @@ def until_border(snapshot: PlanningSnapshot, target: Target, resolved: Resolved)
 
 
 def until_of(snapshot: PlanningSnapshot, target: Target, border: LastBatch, base: Base) -> Until:
-    """The end of a plan whose replay starts from `base`; a savepoint of it is taken if there is none.
+    """The end of a plan whose replay starts from `base`; takes a savepoint of that batch if there is none.
 
     Raises UsageError if the rows as of that batch are no longer known, if there are rows of no batch
     (`rows_of_no_batch`), or if the replay begins with the whole content of a table that is read.
@@ -341,7 +341,7 @@ def _refuse_dependent_rows(snapshot: PlanningSnapshot, after: Txn | None, end: T
 
 
 def _savepoint(snapshot: PlanningSnapshot, txn: Txn) -> Savepoint | None:
-    """The savepoint of a batch: one that exists, or one that is taken now; None if the logs do not reach it."""
+    """The savepoint of a batch, which is taken now if it does not exist; None if the logs do not reach the batch."""
     saved = savepoints.find(snapshot.settings, snapshot.stream.name, savepoints.name_of(txn))
     if saved is not None and has_present_rows(snapshot.record.generations, txn):
         return saved

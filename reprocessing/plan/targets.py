@@ -118,7 +118,7 @@ def no_batch(stream: str) -> UsageError:
 
 
 def resolve(target: Target, view: View) -> Resolved:
-    """The target resolved to a batch or to offsets ahead; raises UsageError for one that cannot be reached."""
+    """The target resolved to a batch or to offsets ahead; raises UsageError if it cannot be reached."""
     if target.kind == "savepoint":
         return _savepoint(target.value, view)
     if target.kind in ("batch", "table-version", "code"):
@@ -171,7 +171,7 @@ def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
         offsets = wanted[topic.name] = dict(view.for_time(topic.name, int(at * 1000)))
         late = [p for p, offset in offsets.items() if offset >= topic.latest.get(p, 0)]
         dated = dated or len(late) < len(offsets)
-        for partition in late:  # such a time is no request to skip the records that are not read yet
+        for partition in late:  # a time after the newest record does not ask to skip unread records
             here = view.position.get(topic.name, {}).get(partition, topic.earliest.get(partition, 0))
             offsets[partition] = min(offsets[partition], here)
         if late:
@@ -188,7 +188,7 @@ def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
 
 
 def instant(target: Target, now: float) -> float:
-    """The time of a duration or datetime in seconds since 1970; raises UsageError for text that is no time."""
+    """The time of a duration or datetime in seconds since 1970; raises UsageError for any other text."""
     if target.kind == "duration":
         return now - parse_duration(target.value).total_seconds()
     try:
@@ -346,7 +346,7 @@ def _savepoint(name: str, view: View) -> Resolved:
 
 
 def named_savepoint(name: str, view: View) -> Savepoint | None:
-    """The savepoint of the stream by its own name, or by one that it shares with other streams."""
+    """The savepoint of the stream by its own name, or by the name of a savepoint of several streams."""
     own = view.names[name].streams[view.record.stream] if name in view.names else name
     return next((s for s in view.savepoints if s.id == own), None)
 

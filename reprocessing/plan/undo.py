@@ -57,7 +57,7 @@ def _savepoint_before(settings: Settings, plan: RecoveryPlan, stream: str) -> Sa
 
 
 def _refuse_later(snapshot: PlanningSnapshot, plan: RecoveryPlan) -> None:
-    """Raise UsageError if a later recovery has opened a generation; one that was aborted does not count."""
+    """Raise UsageError if a later recovery has opened a generation; aborted recoveries do not count."""
     generations = {each.number: each for each in snapshot.record.generations}
     number: int | None = snapshot.record.generation
     while number is not None and generations[number].aborts:

@@ -5,8 +5,8 @@ first wrong offset of a partition is therefore the smallest offset that any late
 generation. What an earlier recovery has declared void lies behind it too.
 
 The log cleaner of a compacted topic removes a right record because of a later wrong one with its key, and a wrong one
-because of its correction. So only a replay that writes every record anew ends with all keys, and what it has replaced
-does not come back.
+because of its correction. So only a replay that rewrites every record ends with all keys, and what it has replaced
+cannot be restored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EVERYTHING = (
 
 
 def start_of(base: Base) -> Txn:
-    """The last batch whose records stay; without a savepoint everything is written anew."""
+    """The last batch whose records stay; without a savepoint everything is rewritten."""
     return Txn(base.generation, base.batch) if base.savepoint is not None else BEFORE_ALL
 
 
@@ -140,7 +140,7 @@ def written_after(
 
 
 def _note(runs: list[range], batch: int) -> None:
-    """Add a batch to runs of consecutive ones; lines mostly come in their order."""
+    """Add a batch to runs of consecutive batches; the lines are mostly in order."""
     if runs and runs[-1].start <= batch <= runs[-1].stop:
         runs[-1] = range(runs[-1].start, max(runs[-1].stop, batch + 1))
     elif runs and batch == runs[-1].start - 1:
@@ -300,7 +300,7 @@ def check_topic_sinks(snapshot: PlanningSnapshot, *, bounded: bool) -> None:
 
 @dataclass(frozen=True)
 class CommittedOffsets:
-    """The committed offsets of all consumer groups, asked for once for all streams of a plan, if at all."""
+    """The committed offsets of all consumer groups, requested at most once for all streams of a plan."""
 
     settings: Settings
 

@@ -58,7 +58,7 @@ _OWN = "recourse."
 
 
 def group_words(group: GroupPosition, begins: PartitionOffsets, ends: PartitionOffsets) -> str:
-    """What a group has read of the wrong records of a partition, and what comes for it, in words.
+    """As text: which wrong records of a partition a group has read, and where it gets their corrections.
 
     `begins` are the first wrong offsets, `ends` the offsets at which the corrected records begin.
     """
@@ -205,14 +205,14 @@ class WrittenTopics:
         return behind(self.committed(), topic, begins)
 
     def committed(self) -> list[GroupPosition]:
-        """The committed offsets of all consumer groups, asked for at once; raises TransientError."""
+        """The committed offsets of all consumer groups, from one request; raises TransientError."""
         timeout = self.settings.kafka.timeout.total_seconds()
         until, admin, found = time.monotonic() + timeout, AdminClient(self._config), list[GroupPosition]()
         try:
             listed = admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid
         except (KafkaException, TimeoutError) as error:
             raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
-        shown = self.settings.kafka.group_prefix  # those of streams, which a plan takes along as streams
+        shown = self.settings.kafka.group_prefix  # groups of streams, which a plan includes as streams
         names = [g.group_id for g in listed if not (shown and g.group_id.startswith(shown))]
         for number in range(0, len(names), _AT_ONCE):
             if time.monotonic() > until:
@@ -266,7 +266,7 @@ class WrittenTopics:
 
 
 def _carried(newest: LedgerEntry, position: Txn) -> tuple[WrittenRange, ...]:
-    """The ranges of a batch after a position, from its own marker or from the one that a fence has made of it."""
+    """The ranges of a batch after a position, from its own marker or from the fence's copy of that marker."""
     return newest.written if newest.txn > position or newest.kind == "fence" else ()
 
 
@@ -339,7 +339,7 @@ def _known_ends(settings: Settings, stream: Stream, topic: str, topic_id: str, a
 
 
 def _may_be_later(headers: Mapping[str, bytes | None], stream: str, at: Txn) -> bool:
-    """True for a record of the stream of a later batch, and for one that does not say whose it is."""
+    """True for a record of a later batch of the stream, and for a record that does not name its stream."""
     found = {name: headers.get(_OWN + name) for name in ("stream", "generation", "batch")}
     if found["stream"] is None or found["generation"] is None or found["batch"] is None:
         return True

@@ -277,7 +277,7 @@ def _table_text(table: TableChange) -> Iterator[str]:
 
 
 def _row_text(row: Mapping[str, Any]) -> str:
-    """A row of a sample; of one that has both sides, only the columns that differ, after its keys."""
+    """A row of a sample; if it has both sides, its keys and then only the columns that differ."""
     parts = []
     for name, value in row.items():
         other = name.removesuffix(" published")

@@ -106,7 +106,7 @@ def _end_here() -> None:
 
 @dataclass(frozen=True)
 class _Guard:
-    """The check before each batch of the replay: the border, and that the state is the one that the stream keeps.
+    """The check before each batch of the replay: the border, and that the state fits the stream's stored state.
 
     A replay from the stream's start has no state that could refuse another aggregation; the running stream has.
     """

@@ -34,7 +34,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was asked for: records of the last so much time, or those after a savepoint; neither: the choice is ours."""
+    """The request: records of the last `last`, or records after a savepoint; if neither is given, Recourse chooses."""
 
     last: timedelta | None = None
     savepoint: str | None = None
@@ -128,7 +128,7 @@ def _beginning(view: StartView, younger: Sequence[Savepoint], why: str) -> Previ
 
 @dataclass(frozen=True)
 class NewestBatch:
-    """The newest committed batch of a stream: where it ended, where it began (if that is known), when it came.
+    """The newest committed batch of a stream: its end, its beginning (if known), and the time of its commit.
 
     `versions`: the version of each table after it. `at` in seconds since 1970. `foreign`: table -> versions of its
     commits that are not the stream's, as far back as its log reaches.

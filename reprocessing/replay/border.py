@@ -1,11 +1,11 @@
 """The border of a replay: the offsets at which one of its batches has to end, so that tables can be compared there.
 
-A replay reads records that arrived after the published tables' last batch. They are no difference that the new code
+A replay reads records that arrived after the published tables' last batch. They are not a difference that the new code
 makes. So one of the replay's batches ends at the border, where that last batch ended; for state under a watermark, one
 batch also begins where it began, since the rows of a window depend on it.
 
 Spark has written `offsets/N` when it calls for batch N. If that batch would read past the border, its entry is written
-anew with an end on the border, and the query is restarted: Spark then runs batch N by the new entry.
+again with an end on the border, and the query is restarted: Spark then runs batch N by the new entry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streaming_jobs.stream import Stream
 
 @dataclass(frozen=True)
 class Border:
-    """Called before each batch of a replay; returns True if it wrote the batch's entry anew.
+    """Called before each batch of a replay; returns True if it rewrote the batch's entry.
 
     `steps` are offsets at which a batch has to end, in order; at the last one `at_border` is called. With `empty_last`
     the last batch of the published tables had no records, so the replay needs such a batch at the border too. No batch
@@ -118,7 +118,7 @@ class RowByRow:
     stream: Stream
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:  # noqa: ARG002 - of any batch
-        """False: no batch is planned anew. Raises PreflightRefused if rows may depend on earlier records."""
+        """False: no batch is planned again. Raises PreflightRefused if rows may depend on earlier records."""
         record = stream_record.load(self.replay_settings, self.stream.name)
         assert record is not None
         nodes = output_plans.nodes(

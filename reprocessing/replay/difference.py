@@ -272,7 +272,7 @@ class Difference:
 
     @property
     def corrected(self) -> int:
-        """Rows with other values; without keys, pairs of a row that vanishes and one that appears."""
+        """Rows with other values; without keys, pairs of a removed and a new row."""
         return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[0]
 
     @property
@@ -295,7 +295,7 @@ class Difference:
 
 
 def paired(gone: int, came: int, changed: int, *, keyed: bool) -> tuple[int, int, int]:
-    """(corrected, new, gone): without keys, a row that vanishes and one that appears count as one corrected row."""
+    """(corrected, new, gone): without keys, a removed and a new row count as one corrected row."""
     both = 0 if keyed else min(gone, came)
     return changed + both, came - both, gone - both
 

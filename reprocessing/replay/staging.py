@@ -37,7 +37,7 @@ def settings_of(settings: Settings, plan: StreamRecoveryPlan) -> Settings:
 def prepare(
     settings: Settings, stream: Stream, plan: StreamRecoveryPlan, record: StreamRecord, savepoint: Savepoint | None
 ) -> None:
-    """Make the staging folders anew; what a kill has left in them is removed."""
+    """Create the staging folders, and remove what a kill has left in them."""
     clear(settings, plan)
     target = settings_of(settings, plan)
     fill(settings, target, stream, record, opened_by(plan), savepoint, starts=plan.base.ends, plan=plan.id)

@@ -229,7 +229,7 @@ def by_key(difference: Difference) -> str:
 
 
 def _parts(counts: Sequence[int], values: int, rows: bool) -> tuple[int, int, int]:
-    """A bar's (corrected, new, gone) rows; or its differing values, in the place of what its one row is."""
+    """A bar's (corrected, new, gone) rows; if it is a single row, the number of its differing values instead."""
     gone, came, changed = counts
     if rows:
         return changed, came, gone

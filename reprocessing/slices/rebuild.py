@@ -59,7 +59,7 @@ _MARGIN = 60.0
 
 
 class SliceOpen(TransientError):
-    """The stream has not closed the slice yet: it will still write rows of it by itself."""
+    """The stream has not closed the slice yet, and will still write rows of it."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def take_base(
 ) -> SliceBase:
     """The base as it is now; raises PreflightRefused, OffsetsLost or SliceOpen for a slice that cannot be made.
 
-    `despite_accepted`: a slice may bring back what somebody else has changed, if that was accepted.
+    `despite_accepted`: a slice may revert an accepted change of another writer.
     """
     stream = made.stream
     topics = Archives(settings).added_to(topics, stream)
@@ -109,7 +109,7 @@ def take_base(
 
 
 def column_kind(settings: Settings, made: Sliceable) -> str:
-    """The type of the column of slices in the table; raises UsageError for one that it cannot have."""
+    """The type of the slices' column in the table; raises UsageError for an unsuitable type."""
     from streaming_jobs.declare.slices import COLUMN_TYPES
 
     table = existing_table(settings, made.table, made.stream.name)
@@ -136,7 +136,7 @@ def late_records(settings: Settings, record: StreamRecord, offsets: OffsetRange)
 
 
 def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
-    """The stream's newest entry on a table as it was opened; refuses one that a recovery or another is changing.
+    """The stream's newest entry on a table as it was opened; refuses a table that a recovery or another writer changes.
 
     The stream may commit meanwhile: what the opened version does not have is not the slice's to make.
     """
@@ -394,7 +394,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
 
 
 def _repair(settings: Settings, stream: Stream) -> None:
-    """Remove what a power cut has torn, as a start of the stream would, if no driver runs: it looks itself."""
+    """Remove files that a power cut has truncated, as a start of the stream would; does nothing if a driver runs."""
     try:
         with take(settings, stream.name, purpose="slice", wait=0.0):
             repair(settings, stream)
@@ -490,7 +490,7 @@ def _name(made: Sliceable, attempt: int) -> str:
 
 
 def nothing_committed(made: Difference, dry_run: bool) -> str:
-    """The outcome of a rebuild without a commit; a slice without a row is told apart from one that is right."""
+    """The outcome of a rebuild without a commit; distinguishes an empty slice from an unchanged one."""
     if not (made.old_rows or made.new_rows or made.unknown):
         return f"{'dry run' if dry_run else 'unchanged'}: no row is in the slice, before or after"
     return "dry run" if dry_run else "unchanged"

@@ -1,4 +1,4 @@
-"""The end of a bounded recovery: rebuilt rows and the rows that came after them become one content per table.
+"""The end of a bounded recovery: rebuilt rows and later rows become one content per table.
 
 With K the savepoint of the replay's start, U the last batch to correct, and L the stream's last batch, a table's new
 content is
@@ -72,7 +72,7 @@ def until_savepoint(context: RecoveryContext) -> Savepoint:
 
 
 def add_later_rows(context: RecoveryContext) -> Mapping[str, Any]:
-    """Make the tables below the staging folder anew; returns the findings of the stage.
+    """Recreate the tables below the staging folder; returns the findings of the stage.
 
     Raises PreflightRefused if there are rows that are of no batch (`refuse_other_changes`).
     """

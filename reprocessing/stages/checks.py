@@ -108,7 +108,7 @@ class EveryRow:
 
 @dataclass(frozen=True)
 class FitsTheTable:
-    """The rebuilt files can become those of the published tables: columns, types and partitions are the same.
+    """The rebuilt files can replace the published files: columns, types and partitions are the same.
 
     An undo goes back to rows from before a column that the undone recovery may have added: it is null in them.
     """

@@ -72,7 +72,7 @@ def no_suites(rebuilt: RebuiltTables, suite: str) -> Iterable[str]:
 
 @dataclass
 class Recovery:
-    """A recovery that is being carried out; `differences` are those of the audit, once it has run."""
+    """A recovery in progress; `differences` are the audit's, once it has run."""
 
     settings: Settings
     streams: Mapping[str, Stream]

@@ -52,7 +52,7 @@ def skip(context: RecoveryContext) -> Mapping[str, Any]:
 
 
 def skipped_to(context: RecoveryContext) -> TopicOffsets:
-    """The offsets at which the stream continues: those of the plan, or its position, if that is further."""
+    """The offsets at which the stream continues: the plan's offsets, or the stream's position if it is further."""
     at = position(context)
     return {
         topic: {p: max(offset, at.get(topic, {}).get(p, 0)) for p, offset in each.items()}

@@ -1,7 +1,7 @@
 """The replay of a recovery: the stream's ordinary session on the staging tables, and where it can be compared.
 
 Before the batch after the border, the content of the staging tables is copied to tables beside them. The audit compares
-these, so that records which arrived since the stream stopped are no part of the difference.
+these, so that the difference excludes records that arrived since the stream stopped.
 """
 
 from __future__ import annotations
@@ -249,9 +249,9 @@ def past_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | No
 
 
 def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dict[str, Content]:
-    """By table, the pieces of the staging tables that came after the border; without tables where that is not known.
+    """By table, the pieces of the staging tables from after the border; leaves out tables where they are unknown.
 
-    It is not known for a table that has a batch from after the border: a kill came between it and the primary table.
+    They are unknown for a table with a batch from after the border: a kill happened between it and the primary table.
     """
     known = context.journal.done("take_savepoint") is not None and not lagged(context)
     past = past_the_border(context, reached) if known else None

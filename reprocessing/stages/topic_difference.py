@@ -80,7 +80,7 @@ def _table(
 
 
 def _rows(blocks: RecordBlocks, records: SourceRecords | None, *, keyed: bool) -> pa.Table:
-    """The fields of records that are no tombstones and could be decoded, as the topic's readers see them."""
+    """The fields of decodable records, without tombstones, as the topic's readers see them."""
     batch = blocks.schema.empty_table() if records is None else pa.Table.from_batches([blocks.of(records)])
     batch = batch.filter(pc.invert(batch["_bad"]))
     record = batch[RECORD].combine_chunks()

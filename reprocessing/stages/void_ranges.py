@@ -56,7 +56,7 @@ def fence_topics(context: RecoveryContext) -> list[WrittenRange]:
 
 
 def void_records(context: RecoveryContext) -> Mapping[str, Any]:
-    """Wait until every topic stands still, and declare the wrong records void; nobody reads them from now on."""
+    """Wait until no topic has an open transaction, and declare the wrong records void: no stream reads them again."""
     stream, plan = context.stream, context.plan
     in_flight = _ranges(context.result("fence").get("in_flight", ()))
     sinks = [sink.name for sink in stream.topic_sinks.values()]
@@ -92,7 +92,7 @@ def _existing(context: RecoveryContext, topic: str) -> str:
 
 
 def _refuse_readers_beyond(context: RecoveryContext, begins: TopicOffsets) -> None:
-    """Raise UsageError if a stream of the plan would start behind the first wrong record: it came after planning."""
+    """Raise UsageError if a stream of the plan would start after a wrong record that was written since planning."""
     for each in context.whole.streams:
         for topic, offsets in begins.items():
             ends = {} if each.base.savepoint is None else each.base.ends.get(topic, {})
@@ -188,7 +188,7 @@ def continue_topics(context: RecoveryContext, at: Txn, opened: Generation) -> No
 
 
 def void_for(context: RecoveryContext) -> dict[str, VoidRanges]:
-    """By topic, the ranges that the replay of a stream must not read: those of the streams before it in the plan."""
+    """By topic, the ranges of earlier streams in the plan, which the replay of a stream must not read."""
     found = {}
     for upstream in context.whole.upstream(context.stream.name):
         for topic in upstream.wrong_from:

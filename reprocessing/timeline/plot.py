@@ -72,7 +72,7 @@ MOST = 500
 
 @dataclass
 class Bin:
-    """The batches that ended in one part of the time, from `since` on; those of a replay are counted apart."""
+    """The batches that ended in one part of the time, from `since` on; replayed batches are counted separately."""
 
     since: float
     batches: int = 0
@@ -276,13 +276,13 @@ class _Picture:
                     yield text(x + 9, y + 4, label, class_="note")
 
     def _apart(self, kind: MarkKind, pixels: float) -> list[Mark]:
-        """The marks of a kind, without those that would lie upon the one before."""
+        """The marks of a kind, without marks that would cover the previous one."""
         shown: list[Mark] = []
         for mark in self.timeline.marks:
             if mark.kind == kind and (not shown or self.x(mark.at) - self.x(shown[-1].at) >= pixels):
                 shown.append(mark)
             elif mark.kind == kind and shown and mark.what in ("failed", "published", "undone", "aborted"):
-                shown[-1] = mark  # of two in one place, the one that matters more
+                shown[-1] = mark  # of two at one position, the more important one
         return shown
 
 
@@ -329,7 +329,7 @@ def _span(seconds: int) -> str:
 
 
 def write(path: Path, timeline: Timeline) -> None:
-    """Write the file anew, readable by its owner alone; raises UsageError if its folder is missing."""
+    """Replace the file, readable by its owner alone; raises UsageError if its folder is missing."""
     content = draw(timeline) if path.suffix == ".svg" else page(timeline)
     try:
         write_atomic(path, content)
