@@ -33,7 +33,7 @@ def location(
     """The definitions of a bundle; raises ConfigurationError, or Dagster's own error for what Dagster refuses.
 
     `fault` returns what is wrong with the job YAML now; the sensors that report it call it at each tick.
-    `suites_and_rules` are by default those of the settings' modules.
+    `suites_and_rules` defaults to the declarations in the settings' modules.
     """
     specs = sessions.sessions(bundle, topology, settings, command)
     health = HealthChecks(list(topology.streams.values()), specs, settings, fault)

@@ -1,6 +1,6 @@
 """Figures of topics as events of their assets in Dagster, each minute; the only sensor that asks the broker.
 
-The event is a materialisation if records came or were read since the last look, because an asset's overview shows the
+The event is a materialisation if records arrived or were read since the last tick, since an asset's overview shows the
 figures of the newest materialisation and nothing else; otherwise an observation. Topics are external assets, whose
 events make no table stale.
 """
@@ -64,7 +64,7 @@ def definitions(topology: Topology, settings: Settings) -> dg.Definitions:
 
 
 def has_changed(seen: Mapping[str, Any] | None, now: TopicFigures, lag: Mapping[str, int]) -> bool:
-    """True if records came or were read since the last look, or if the topic was made anew."""
+    """True if records arrived or were read since the last tick, or if the topic was recreated."""
     return seen is None or (seen["id"], seen["end"], seen.get("lag")) != (now.id, now.end, lag)
 
 

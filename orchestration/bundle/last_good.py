@@ -1,6 +1,6 @@
 """The last good job definitions, saved in the home and used while the job YAML is broken.
 
-Dagster loads the code location anew when somebody reloads it, or when its server has died. Without definitions there
+Dagster loads the code location again on a reload, or after the death of its server. Without definitions there
 would be no job, no sensor and no keepalive, only because a line of YAML is wrong.
 """
 
@@ -90,7 +90,7 @@ def use(settings: Settings, topology: Topology, make: Callable[[Bundle], T]) -> 
             return make(saved.bundle)
         except Exception as other:  # noqa: BLE001  (streams have changed too, or Dagster has)
             log.error("last good job YAML refused too", found=_words(other))
-            raise error from None  # the present error is the one that a person can correct
+            raise error from None  # a person can correct the present error
     _keep(settings, bundle)
     return made
 

@@ -165,7 +165,7 @@ class ObservedStream:
         return lines + [f"{self.stream}: {note}" for note in self.health.notes]
 
     def _of_rules(self, status: Status) -> list[str]:
-        """A line about rows that broke row rules, in all sessions; the rules that most rows broke come first."""
+        """A line about rows that broke row rules, in all sessions; the most frequently broken rules come first."""
         totals = status.totals
         if totals is None or not totals.broken:
             return []
@@ -323,7 +323,7 @@ def _print_last_known(observed: ObservedStream) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """One stream: records read, records in all, the batch under way, the rate of the last 15 s, seconds left."""
+    """One stream: records read, records in all, the current batch, the rate of the last 15 s, seconds left."""
 
     stream: str
     done: int
@@ -348,7 +348,7 @@ class Standing:
 
 
 Positions = Callable[[str], tuple[Mapping[str, Mapping[int, int]], int | None]]
-"""Reads from a stream's files its position by topic and partition, and the batch under way or the last one."""
+"""Reads from a stream's files its position by topic and partition, and the current or last batch."""
 
 
 @dataclass

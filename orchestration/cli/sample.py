@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reprocessing.sample import Sample
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that could steer a terminal: they come from records that anybody may have sent."""
+"""Characters that could control a terminal, in records that anybody may have sent."""
 _LONGEST = 2_000
 _NARROWEST = 9
 

@@ -111,7 +111,7 @@ def up(
 
 
 def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
-    """Run Dagster, feeder and screen; once all of it runs, only KeyboardInterrupt or a bug ends it."""
+    """Run Dagster, feeder and screen; once all of them run, only KeyboardInterrupt or a bug ends them."""
     from orchestration.cli.children import Retried, awaited
     from orchestration.cli.preparations import restart_if_dead
     from orchestration.cli.progress import Screen, observe_all

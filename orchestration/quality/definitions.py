@@ -21,7 +21,7 @@ from streaming_jobs.state.status import read_status
 
 @dataclass(frozen=True)
 class QualityDeclarations:
-    """What is declared of quality, and what evaluates it; tests put others in the place of all of these."""
+    """The declared suites and rules, and their evaluators; tests replace all of these."""
 
     run: RunSuite
     counts: RuleCounts

@@ -134,7 +134,7 @@ class RuleChecks:
         )
 
     def verdicts(self, now: float) -> dict[dg.AssetCheckKey, CheckVerdict]:
-        """The verdict on every such table now; counts that cannot be read are a failed check."""
+        """The present verdict on every table with rules; unreadable counts fail the check."""
         return {ruled.key: self._verdict(ruled, now) for ruled in self.tables}
 
     def _verdict(self, ruled: RuledTable, now: float) -> CheckVerdict:

@@ -128,7 +128,7 @@ def _worst_first(outcomes: Iterable[CheckOutcome]) -> list[CheckOutcome]:
 def _metadata(
     validation: Validation, failed: Sequence[CheckOutcome], location: str, show_rows: bool
 ) -> dict[str, dg.MetadataValue]:
-    """The page sorts it by name, so the names are such that what to do stands above the tables of failing rows."""
+    """The page sorts metadata by name; these names put the next steps above the tables of failing rows."""
     with_rows = [outcome for outcome in _worst_first(failed) if outcome.sample and show_rows]
     tables = {
         f"failing rows: {outcome.expectation}": table(outcome.sample[:MOST_ROWS]) for outcome in with_rows[:MOST_TABLES]
@@ -239,7 +239,7 @@ def due_checks(
 ) -> list[dg.AssetCheckKey]:
     """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970.
 
-    One that was never executed waits until its stream has made the table: the first minutes of a home are no failure.
+    A suite that never ran waits until its stream has made the table, so that a new home does not start with failures.
     """
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
     unfinished = _unfinished(instance, known.values())
@@ -257,7 +257,7 @@ def due_checks(
 
 
 def _unfinished(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:
-    """Of the runs that have not given their result: those that wait or run, sessions excepted.
+    """The runs without a result that wait or run, except sessions.
 
     A session that was launched from a table's page has the table's checks in its plan, for when it ends.
     """
@@ -359,7 +359,7 @@ class SuiteChecks:
                 yield key, self.evaluate(self.by_key[key], lambda: spark.spark_session, location_of(context.run))
 
     def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> CheckVerdict:
-        """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
+        """Run one suite; if it raises, its check fails, and the other suites still run."""
         try:
             validation = self.run(suite, spark)
             return of_validation(validation, location=location, show_rows=self.settings.quality.show_rows)

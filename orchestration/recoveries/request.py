@@ -1,6 +1,6 @@
 """The request for a recovery, the same from the command line and from the Launchpad; and what carries it out.
 
-`OPTIONS` is the one table of what a plan can be asked for: it makes the command's options and the Launchpad's fields.
+`OPTIONS` is the only table of a plan's options: it makes the command's options and the Launchpad's fields.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ TARGETS = {option.name: option for option in OPTIONS if option.target}
 CHOICES = {option.name: option for option in OPTIONS if not option.target}
 """The fields of `PlanRequest` beside its streams and its target."""
 OF_ANY_STREAM = ("earliest", "latest", "offsets", "file", "shift-by", "duration", "datetime")
-"""Kinds of targets that mean the same for several streams; the others name a thing of one stream.
+"""Kinds of targets that apply to several streams; the other kinds name an object of one stream.
 
 A named savepoint is one of each of its streams.
 """
@@ -238,7 +238,7 @@ def share_of(text: str | None) -> float | None:
 
 
 def _suites(settings: Settings, topology: Topology, request: PlanRequest, stream: Stream) -> Checks:
-    """The checks of a stream that the plan takes along: its suites."""
+    """The checks of a downstream stream of the plan: its suites."""
     from orchestration.recoveries.suite_gate import suites_of
     from reprocessing.plan.plan import Checks
 

@@ -51,7 +51,7 @@ from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
 
 PATIENCE = GRACE + 5.0
-"""Seconds that an interrupted process has, before what is left of it is killed."""
+"""Seconds that an interrupted process has before its remaining processes are killed."""
 READ_WITHIN = 5.0
 """Seconds that the last events of an ended process may take to be read."""
 
@@ -61,7 +61,7 @@ def recovery_command() -> list[str]:
 
 
 class RecoveryProcess:
-    """One process: its launch goes in, its events come out. It reads the end of its standard input when we are gone."""
+    """One process: it reads its launch and writes its events. Its standard input ends when this process ends."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: BoundedLog) -> None:
         """`environment` is added to ours; what the process logs is appended to `log`."""
@@ -83,7 +83,7 @@ class RecoveryProcess:
         return child
 
     def events(self) -> Iterator[Event]:
-        """Takes the events that have come by now."""
+        """Takes the events that have arrived."""
         with suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
@@ -162,7 +162,7 @@ def run_recovery(
 
 
 def _first_stream(launch: Launch) -> str:
-    """The stream after which a recovery's log is named; raises UsageError for what is no plan's id."""
+    """The stream that names a recovery's log; raises UsageError for an invalid plan id."""
     if launch.request is not None:
         if not launch.request.streams:
             raise UsageError("no stream was given", "name one: streams: [...]")
@@ -220,7 +220,7 @@ def _failure(
     return RecoveryRefused(text, metadata, allow_retries=False)
 
 
-# What a person sees of it in Dagster: lines and tags of its run, and marks on its streams' tables.
+# What Dagster shows of a recovery: lines and tags of its run, and events of its streams' tables.
 
 
 Metadata = dict[str, dg.MetadataValue]
@@ -241,7 +241,7 @@ _NEXT: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass
 class RunPage:
-    """The pages in Dagster that a recovery writes to: its run's page, and those of the streams' tables."""
+    """The pages in Dagster that a recovery writes to: its run's page, and the pages of the streams' tables."""
 
     context: dg.OpExecutionContext
     tables: Mapping[str, Sequence[dg.AssetKey]]

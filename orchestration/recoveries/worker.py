@@ -48,7 +48,7 @@ class Worker:
             self._carry_out(load(self.settings, launch.plan), act, launch.pause)
 
     def _undo_of(self, name: str) -> RecoveryPlan:
-        """The plan that undoes plan `name`: an undo that is under way, else a new one."""
+        """The plan that undoes plan `name`: an unfinished undo, else a new one."""
         for undo in undos_of(self.settings, name):
             if journal_of(self.settings, undo).outcome in _UNDER_WAY:
                 return load(self.settings, undo)
@@ -119,5 +119,5 @@ def spans_of(recovery: Recovery) -> Iterator[OffsetSpan]:
         for topic, partition, begin, planned in plan.ranges():
             end = planned
             with contextlib.suppress(KeyError):
-                end = found["ends"][topic][str(partition)]  # records that came after the plan was made are replayed too
+                end = found["ends"][topic][str(partition)]  # the replay includes newer records
             yield OffsetSpan(plan.stream, topic, partition, begin, end)

@@ -131,7 +131,7 @@ def without_duplicates(runs: Sequence[RunSeen]) -> list[RunSeen]:
 
 
 def newest_session(runs: Sequence[RunSeen]) -> RunSeen | None:
-    """The run by which a job is judged: the newest that is no cancelled duplicate."""
+    """The run that determines a job's verdict: the newest, except cancelled duplicates."""
     return next(iter(without_duplicates(runs)), None)
 
 
@@ -185,7 +185,7 @@ class Missed:
 def missed(runs: Sequence[RunSeen], tick: float, now: float, *, patience: float, watched_since: float) -> Missed | None:
     """The reason why a scheduled job is red, if it is: its newest run failed, or its last `tick` has started nothing.
 
-    Before the job's first run only ticks after `watched_since` count. A run that an operator stopped is no fault.
+    Before the job's first run only ticks after `watched_since` count. A run that an operator stopped has not failed.
     """
     newest = newest_session(runs)
     if newest is not None and newest.status == "FAILURE":
@@ -233,7 +233,7 @@ class SessionSeen:
     """A run in progress, with the state of its worker, its driver and its heartbeat on this machine.
 
     `elsewhere`: its worker may be on a host that cannot be seen from here, where only `reported` (the time of its last
-    report in Dagster's storage, by its own clock) tells that it lives.
+    report in Dagster's storage, by its own clock) shows that it is alive.
     """
 
     run: RunSeen

@@ -123,7 +123,7 @@ def definitions(
 def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
     """Every topic, and every table that is read and that no stream writes, as assets that no step makes.
 
-    A topic that a stream writes comes from what the stream reads.
+    A topic that a stream writes depends on the stream's sources.
     """
     writers = {sink.name: stream for stream in topology.streams.values() for sink in stream.topic_sinks.values()}
     written = {sink.name: sink.topic for stream in writers.values() for sink in stream.topic_sinks.values()}
@@ -168,7 +168,7 @@ def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Se
 
 
 def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
-    """The stream's tables; quarantines and dead letters come last, in a group of their own."""
+    """The stream's tables; quarantines and dead letters come last, in a separate group."""
     from streaming_jobs.sinks.tables import dead_letters, quarantines, store_of
 
     letters = dead_letters(stream)
@@ -237,7 +237,7 @@ def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> Unresolved
         tags["dagster/max_runtime"] = str(job.timeout_seconds)
     return dg.define_asset_job(
         job.key,
-        # A check would wait for the stream's end, which does not come.
+        # A check would wait for the end of the stream, which never ends.
         selection=dg.AssetSelection.assets(*assets.keys).without_checks(),
         config={"ops": {assets.op.name: {"config": _numbers(job.defaults)}}} if job.parameters else None,
         description=job.description or f"Session of {', '.join(job.streams)}",

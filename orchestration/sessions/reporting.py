@@ -66,7 +66,7 @@ def topic_key(topic: str) -> dg.AssetKey:
 
 
 def belongs_to_no_run(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run: str) -> None:
-    """Let the verdict that a run's step has given count as one without a run; the run keeps its own event of it."""
+    """Record the verdict of a run's step as a verdict without a run; the run keeps its own event."""
     storage, checks = instance.event_log_storage, AssetCheckExecutionsTable.c
     if isinstance(storage, SqlEventLogStorage):
         given = sql.and_(
@@ -274,7 +274,7 @@ class Reporter:
     _reported: dict[str, _Reported] = field(default_factory=dict)
 
     def report(self, statuses: Mapping[str, Status | None]) -> None:
-        """Report what is due; `statuses` are those of this session (None: the stream has not written one yet)."""
+        """Report what is due; `statuses` are this session's (None: the stream has not written one yet)."""
         for stream in self.streams:
             status, reported = statuses.get(stream.name), self._reported.setdefault(stream.name, _Reported())
             if status is None:

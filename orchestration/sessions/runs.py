@@ -45,7 +45,7 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
 
 
 def runs_by_session(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunSeen]]:
-    """The runs of each session by its job, newest first; runs that have ended only where no run is under way.
+    """The runs of each session by its job, newest first; ended runs only if no run is in progress.
 
     One query reads all runs in progress: the sensors that need every session would otherwise query once per job.
     """
