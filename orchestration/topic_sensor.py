@@ -1,6 +1,6 @@
 """Figures of topics as events of their assets in Dagster, each minute; the only sensor that asks the broker.
 
-The event is a materialisation if records arrived or were read since the last tick, since an asset's overview shows the
+The event is a materialisation if records arrived or were read since the last tick: an asset's overview shows the
 figures of the newest materialisation and nothing else; otherwise an observation. Topics are external assets, whose
 events make no table stale.
 """

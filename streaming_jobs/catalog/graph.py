@@ -33,7 +33,7 @@ Edge = tuple[Node, Node]
 class Graph:
     """Nodes and edges without a cycle; both in order of the streams that they belong to.
 
-    Dead letters, quarantines and remembered deletes are no nodes: they lead nowhere.
+    Dead letters, quarantines and remembered deletes are not nodes: no stream reads them.
     """
 
     nodes: tuple[Node, ...]
@@ -81,7 +81,7 @@ class Graph:
 
     @property
     def in_order(self) -> list[Node]:
-        """The nodes, each after all that its records come from."""
+        """The nodes, each after its predecessors."""
         return sorted(self.nodes, key=lambda node: self.ranks[node])
 
     def parts(self) -> list[Graph]:
@@ -109,7 +109,7 @@ def source_node(source: KafkaTopic | DeltaSource) -> Node:
 
 
 def describe(topology: Topology, names: Iterable[str] = ()) -> str:
-    """Sources, stream and sinks of the named streams, or of all; and who writes the ones and reads the others."""
+    """Sources, stream and sinks of the named streams, or of all; with the sources' writers and the sinks' readers."""
     whole = Graph.of(topology.streams.values())
     selected = {stream.name: stream for stream in topology.select(names)}
     parts = [[node.name for node in part.in_order if node.kind == "stream"] for part in whole.parts()]

@@ -87,7 +87,7 @@ class OffsetBounds:
 
 
 def first_after(begin: int, partition: int, earliest: PartitionOffsets, continues: PartitionOffsets) -> int | None:
-    """The first offset that can be read if one that begins a range cannot; None if it can."""
+    """The first readable offset if the beginning of a range is gone; None if it is readable."""
     if begin < earliest.get(partition, 0):
         return earliest[partition]
     return continues[partition] if 0 < begin < continues.get(partition, 0) else None

@@ -318,7 +318,7 @@ class ExistingSpark:
         self._stop_queries()
 
     def _stop_queries(self) -> bool:
-        """Stop each query, also after one that does not end; True if all of them have ended."""
+        """Stop each query, even if one of them does not end; True if all of them have ended."""
         if self._ours is None:
             return True
         try:

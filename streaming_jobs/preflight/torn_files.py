@@ -1,7 +1,7 @@
 """Removal of half-written files after a power cut, before a start: the newest file of a log, never one before it.
 
 Every file is synced before a file that relies on it is written (`durable_commits.py`, `checkpoint.py`). So only
-the files that were being written at that moment can be torn: empty, truncated, or naming files that do not exist.
+the files that were being written at that moment can be damaged: empty, truncated, or naming files that do not exist.
 Nothing relies on them yet: they are removed, and the batch is repeated. Any other damage has another cause, and the
 start is refused.
 
@@ -37,7 +37,7 @@ _START = Txn(0, -1)
 
 
 def repair(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
-    """Remove torn files of the stream's tables and its checkpoint; returns them. The caller holds the lease.
+    """Remove truncated files of the stream's tables and its checkpoint; returns them. The caller holds the lease.
 
     Lines that the ledger file has lost are added again.
 
@@ -86,7 +86,7 @@ def _add_lost_lines(settings: Settings, stream: Stream) -> None:
 def _torn_commits(
     settings: Settings, stream: Stream, record: StreamRecord, committed: int | None, reached: Txn | None
 ) -> list[Path]:
-    """The files of torn commits in the stream's tables, in the order in which they are to be removed.
+    """The files of truncated commits in the stream's tables, in the order of their removal.
 
     `committed` is Spark's last committed batch, `reached` the position to which a calling recovery has brought all
     tables. Every table is checked before the first file is removed. Raises PreflightRefused for a commit that is not
@@ -131,7 +131,7 @@ def _torn_entry(folder: Path) -> Iterator[Path]:
 
 
 def _repair_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
-    """Remove the plan of a batch that no table has, if it or the `commits` entry of the batch before it is torn."""
+    """Remove the plan of a batch that no table has, if it or the previous batch's `commits` entry is truncated."""
     planned = _newest(checkpoint.folder / "offsets")
     committed = _newest(checkpoint.folder / "commits")
     if done < 0 and committed is None and _any_empty(checkpoint.folder):
@@ -154,7 +154,7 @@ def _any_empty(checkpoint: Path) -> bool:
 
 
 def _torn_snapshots(state: Path) -> Iterator[Path]:
-    """Remove torn snapshots of state, which Spark writes in the background; it continues from the one before."""
+    """Remove truncated snapshots of state, which Spark writes in the background; it uses the previous snapshot."""
     for path in sorted(state.rglob("*.zip")):
         if not _whole_snapshot(path):
             yield from remove_files(path, path.with_name(f"{path.name}.crc"))

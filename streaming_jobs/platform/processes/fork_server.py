@@ -1,4 +1,4 @@
-"""The server's process: imports, then forks for each client that asks.
+"""The server's process: imports, then forks for each request of a client.
 
 A process with threads must not fork. PyArrow and NumPy start threads when they are imported, unless they are told not
 to; if there is one nevertheless, the server ends, and clients do without it.
@@ -93,7 +93,7 @@ def _import() -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """The process that a client asks for; `streams` are descriptors of its standard input, output and errors."""
+    """The process that a client requests; `streams` are descriptors of its standard input, output and errors."""
 
     streams: list[int]
     arguments: list[str]
@@ -129,7 +129,7 @@ class Forked:
                 self.client.sendall(number.to_bytes(NUMBER, signed=True))
 
     def close(self) -> None:
-        """Close what this process has of it."""
+        """Close this process's ends."""
         _close(self.process)
         if self.client is not None:
             self.client.close()

@@ -1,8 +1,8 @@
 """The fork server of a session: Spark's Python processes are forked from it, with their imports already done.
 
-Spark starts a Python process for each thing that it asks of Python: one takes a data source apart, one plans the
+Spark starts a Python process for each request to Python: one takes a data source apart, one plans the
 batches of a query, one forks workers. Each would import the same packages for half a second, and have them in memory
-once more. So what Spark starts as its Python is a small client, which asks the server for the process:
+once more. So Spark's Python command is a small client, which requests the process from the server:
 
     driver
     |- python -m ...fork_server          imports while the JVM starts; ends when its standard input does
