@@ -324,7 +324,7 @@ class StreamSettings(_Section):
 
     @property
     def longest_wait(self) -> timedelta:
-        """The longest pause after a batch while few records come (`streaming_jobs/runtime/batch_hooks.py`)."""
+        """The longest pause after a batch while few records arrive (`streaming_jobs/runtime/batch_hooks.py`)."""
         return _MAX_PAUSE[self.pace] if self.max_pause is None else self.max_pause
 
 

@@ -82,7 +82,7 @@ def supervised_command(streams: Sequence[str], *options: str) -> list[str]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options as given; argparse ends the process for one that does not exist."""
+    """The options as given; argparse ends the process for an unknown option."""
     parser = argparse.ArgumentParser(prog="python -m streaming_jobs.session", description="Run streams.")
     parser.add_argument("--streams", default="", help="names, separated by commas; all if left out")
     parser.add_argument("--trigger", help="continuous, available-now, or 'every 10 seconds'")
@@ -109,7 +109,7 @@ def flags(options: argparse.Namespace) -> dict[str, str]:
 
 
 def requests_before(requests: Mapping[str, StopRequest], asked_at: float | None, now: float) -> dict[str, StopRequest]:
-    """The stop requests from before the moment this start was asked for; all of them if that moment is not known."""
+    """The stop requests from before this start was requested; all of them if that moment is not known."""
     if asked_at is None:
         return dict(requests)
     # A time in the future is from before the clock was set back.

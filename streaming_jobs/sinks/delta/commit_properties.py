@@ -18,7 +18,7 @@ def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties
 
 
 def moving(entry: LedgerEntry, app: str) -> CommitProperties:
-    """Properties of a commit that moves the table to the entry's position; no retry: no commit may come between."""
+    """Properties of a commit that moves the table to the entry's position; no retry, so no commit can intervene."""
     transaction = Transaction(app, entry.txn.version, int(time.time() * 1000))
     return CommitProperties(
         custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0, app_transactions=[transaction]

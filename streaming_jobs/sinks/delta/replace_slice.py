@@ -1,7 +1,7 @@
 """The one commit that replaces a slice of a Delta table, relative to the version on which the slice was rebuilt.
 
 The files of that version that hold rows of the slice are removed; their other rows and the rebuilt ones come in files
-that were staged below `_slices`, as hard links. Files that came later stay as they are. The commit moves no
+that were staged below `_slices`, as hard links. Later files stay as they are. The commit moves no
 transaction: for the stream, nothing has happened. It is made by the one process that may write the table: the stream's
 driver between two batches, or the rebuild itself while it holds the stream's lease.
 """
@@ -92,7 +92,7 @@ def replace_slice(
 
 
 def _committed(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> int | None:
-    """The version that has the slice already; raises SliceOutdated if other commits than batches came between."""
+    """The version that has the slice already; raises SliceOutdated if other commits than batches intervened."""
     if sink.table_id != change.table_id:
         raise SliceOutdated(f"table {sink.name} was made anew since the slice was rebuilt")
     if sink.handle.version() < change.version:

@@ -40,7 +40,7 @@ class RecordColumns:
         return [route or self._topic for route in routes]
 
     def headers(self, row: int) -> list[Header]:
-        """The headers of a record: those of the batch, its source position, its own."""
+        """The headers of a record: the batch's, its source position, its own."""
         headers = list(self._fixed)
         if self._sources is not None and (source := self._sources[row]) is not None:
             headers.append((_SOURCE, source))
