@@ -68,7 +68,7 @@ _PASSING = {
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
-"""Errors that the protocol calls retriable; librdkafka marks them as such only in transactions."""
+"""Errors that the protocol calls retriable; librdkafka marks them as retriable only in transactions."""
 _WRONG_REQUEST = {KafkaError._INVALID_ARG, KafkaError._UNSUPPORTED_FEATURE, KafkaError._NOT_IMPLEMENTED}
 _DENIED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 _RIGHTS = {"create": "CREATE", "delete": "DELETE", "describe": "DESCRIBE", "offsets": "DESCRIBE"}
@@ -176,7 +176,7 @@ class Topics:
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
         """By partition the first offset whose record timestamp is at or after `ms` (Unix, milliseconds).
 
-        A partition without such a record gives its end as it was before the look-up, so nothing is skipped.
+        A partition without such a record gives its end from before the look-up, so nothing is skipped.
         """
         deadline = self._deadline()
         partitions = self._partitions(name, deadline)
@@ -185,7 +185,7 @@ class Topics:
         return {partition: offset if offset >= 0 else ends[partition] for partition, offset in offsets.items()}
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
-        """Bytes of key and value of an average record, from the first ones at `starts`; None when none came in time."""
+        """Mean bytes of key and value of the first records at `starts`; None if no record arrived in time."""
         sizes: list[int] = []
         ends_at = time.monotonic() + _SIZES_WITHIN
         consumer = Consumer({**self._settings, "group.id": "recourse-sizes", "enable.auto.commit": False})
@@ -461,7 +461,7 @@ def with_rates(
 
 
 def since(before: TopicFigures, now: TopicFigures) -> TopicFigures:
-    """The newer figures with the rates since the older ones; without, if the topic was made anew."""
+    """The newer figures with the rates since the older ones; without rates if the topic was recreated."""
     span = now.at - before.at
     if now.id != before.id or span <= 0:
         return now

@@ -105,7 +105,7 @@ Word = Literal[
 
 @dataclass(frozen=True)
 class Due:
-    """A start that somebody waits for: `after` what, in words, `since` when (seconds since 1970)."""
+    """An expected start: `after` which event, as text, and `since` when (seconds since 1970)."""
 
     after: str
     since: float
@@ -126,7 +126,7 @@ class HealthFacts:
     stop: stop_request.StopRequest | None = None
     start: Due | None = None
     supervisor: supervisors.Note | None = None
-    """What Dagster's keepalive last said of the stream's job, if it looks at it."""
+    """Dagster's keepalive's last note on the stream's job, if it watches the job."""
     disk: Space | None = None
 
     @property
@@ -181,11 +181,11 @@ class Health:
     settled: bool = True
     """False if a session runs the stream and has not shown yet that it works."""
     warnings: tuple[Reason, ...] = ()
-    """What will make it red if nobody acts."""
+    """The causes that will turn the stream red unless a person acts."""
 
     @property
     def red(self) -> bool:
-        """True if somebody should look at the stream now."""
+        """True if the stream needs attention now."""
         return bool(self.reasons)
 
     @property
@@ -214,7 +214,7 @@ def look(settings: Settings, stream: str) -> HealthFacts:
 
 
 def _due(settings: Settings, stream: str, status: Status | None) -> Due | None:
-    """The start that is to come: one that was asked for, or the first one after a recovery."""
+    """The next start: a requested start, or the first start after a recovery."""
     if (request := start_request.request(settings, stream)) is not None:
         return Due(f"a request: {request.who}", request.since)
     try:
@@ -269,7 +269,7 @@ def _settled(seen: HealthFacts) -> bool:
 
 
 def _unasked(seen: HealthFacts, should_run: bool | None) -> bool:
-    """True if a stream without a session ended although nobody asked for that."""
+    """True if a stream without a session ended without a request."""
     status = seen.status
     if should_run is not None or status is None or status.state != "stopped":
         return bool(should_run)

@@ -1,9 +1,9 @@
-"""The request to start a stream: the file `<state>/<stream>/start` asks for a start that is newer than the file.
+"""The request to start a stream: the file `<state>/<stream>/start` requests a start newer than the file.
 
 A session that runs the stream stops it at a batch border and starts it again; one that has stopped it starts it; if
 none runs, the supervisor starts a session, also after an operator's stop or after a failure that it has given up on.
 The start runs the code that is on disk. Then the session removes the file. A stop request is stronger: while there is
-one, nobody starts the stream.
+one, no process starts the stream.
 
 The request states what shall be, so that nothing is lost if the one who made it is killed, and making it twice starts
 the stream once.

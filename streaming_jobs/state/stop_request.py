@@ -1,4 +1,4 @@
-"""The request to stop a stream: the file `<state>/<stream>/stop` asks its session to stop at a batch border.
+"""The request to stop a stream: for the file `<state>/<stream>/stop`, its session stops it at a batch border.
 
 While the file exists, no supervisor starts the stream. A start by a person removes a request that is older than the
 start, once preflight has passed; a newer request holds. The request of a recovery is removed by that recovery alone,

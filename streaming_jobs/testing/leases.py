@@ -30,7 +30,7 @@ class MemoryLeases:
         return lease
 
     def taken_by(self, lease: MemoryLease) -> bool:
-        """Give the stream to a lease if nobody holds it; returns True if it was given."""
+        """Give the stream to a lease if it is free; returns True on success."""
         with self._one_at_a_time:
             free = self.held.get(lease.stream) is lease or self.holder(lease.stream) is None
             if free:

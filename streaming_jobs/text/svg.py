@@ -79,7 +79,7 @@ class VerticalScale:
     def column(
         self, x: float, wide: float, value: float, *, hover: str, class_: str, base: float = 0.0
     ) -> Iterator[str]:
-        """A column from `base` up; one that is cut off ends in a point above the plot."""
+        """A column from `base` up; a truncated column ends in a point above the plot."""
         y = self.y(min(base + value, self.most))
         yield rect(x, y, wide, self.y(base) - y, hover=hover, class_=class_)
         if base + value > self.most:
