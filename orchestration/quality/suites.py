@@ -14,9 +14,8 @@ job has no check in its plan: Dagster shows a planned check as being executed in
 """
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -41,6 +40,7 @@ from quality.validation import MOST_ROWS, CheckOutcome, Validation
 from streaming_jobs.errors import ConfigurationError, RecourseError
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.locks import lock
+from streaming_jobs.platform.processes.child import lower_priority
 from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()
@@ -54,7 +54,6 @@ STEP = "suites"
 """The step of checks that are executed from their pages."""
 RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "3600"}
 """Sessions go first in the queue; a run that hangs is ended after an hour, so that it does not block the others."""
-NICENESS = 10
 SPARK = "quality_spark"
 """The resource."""
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
@@ -278,11 +277,6 @@ RunSuite = Callable[[Suite, SparkFactory], Validation]
 """Runs the suite on its table, and returns the validation; calls `spark` only if a session is needed."""
 
 
-def lower_priority() -> None:
-    """Let the streams go first: this process, and what it starts, gets what they leave of the CPU."""
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-
-
 @dataclass(frozen=True)
 class SuiteChecks:
     """The checks of all suites. `run` evaluates one; `begin` is called once in the process of a run, before it."""
@@ -296,20 +290,13 @@ class SuiteChecks:
     def by_key(self) -> dict[dg.AssetCheckKey, Suite]:
         return {check_key(suite): suite for suite in self.suites}
 
-    def refuse_misfits(self, tables: Sequence[str], taken: Sequence[str]) -> None:
-        """Raise ConfigurationError for a suite on an unknown table, or with the name of another check of its table."""
-        seen: set[dg.AssetCheckKey] = set()
+    def refuse_names(self, taken: Collection[str]) -> None:
+        """Raise ConfigurationError for a suite with the name of another check of its table."""
         for suite in self.suites:
-            if suite.table not in tables:
-                raise ConfigurationError(
-                    f"suite {suite.name} is about table '{suite.table}', and no stream writes it",
-                    f"the tables are: {', '.join(tables) or 'none'}",
-                )
-            if suite.name in taken or check_key(suite) in seen:
+            if suite.name in taken:
                 raise ConfigurationError(
                     f"table {suite.table} has two checks named {suite.name}", "give the suite another name"
                 )
-            seen.add(check_key(suite))
 
     def definitions(self) -> dg.Definitions:
         """The checks, the job of all suites, its schedule, and the Spark session for them; none without suites."""

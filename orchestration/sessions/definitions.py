@@ -20,14 +20,13 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from orchestration.bundle.fields import location_of
 from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job
-from orchestration.bundle.last_good import JobYamlFault
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
+    Alert,
     JobSeen,
     RunSeen,
     SessionSeen,
     StartSession,
-    StreamSeen,
     alert_of,
     gave_up,
     keepalive,
@@ -96,7 +95,7 @@ def sessions(
 
 
 def definitions(
-    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], JobYamlFault | None]
+    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], ConfigurationError | None]
 ) -> dg.Definitions:
     """All but the sensor of retention, which has to know what other areas define."""
     assets = {spec.job.key: session_assets(spec) for spec in specs}
@@ -422,7 +421,7 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         reported: dict[str, str] = json.loads(context.cursor or "{}")
-        alerts = {s.name: alert_of(_stream(settings, s.name)) for s in streams}
+        alerts = {s.name: _stream_alert(settings, s.name) for s in streams}
         events: list[dg.AssetObservation] = []
         for stream in streams:
             alert = alerts[stream.name]
@@ -440,7 +439,7 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     return tick
 
 
-def job_yaml_sensor(fault: Callable[[], JobYamlFault | None]) -> dg.SensorDefinition:
+def job_yaml_sensor(fault: Callable[[], ConfigurationError | None]) -> dg.SensorDefinition:
     """Fails its ticks while the job YAML on disk cannot be used, so that the use of the last good one shows red."""
 
     @dg.sensor(
@@ -555,11 +554,10 @@ def _fingerprint(session: SessionSpec, runs: Sequence[RunSeen]) -> str:
         return then
 
 
-def _stream(settings: Settings, name: str) -> StreamSeen:
+def _stream_alert(settings: Settings, name: str) -> Alert | None:
     seen = look(settings, name)
     silent = (r.text for r in judge(seen, HealthLimits.of(settings, name)).reasons if r.word == "silent")
-    status = seen.status or Status(name)
-    return StreamSeen(name, status.state, status.started_at, next(silent, ""), status.error)
+    return alert_of(seen.status or Status(name), next(silent, ""))
 
 
 def _session_of(run: dg.DagsterRun, sessions: Iterable[SessionSpec]) -> SessionSpec | None:

@@ -16,7 +16,6 @@ from orchestration.sessions.decisions import (
     RunSeen,
     SessionSeen,
     StartSession,
-    StreamSeen,
     alert_of,
     back_off,
     keepalive,
@@ -24,6 +23,7 @@ from orchestration.sessions.decisions import (
 )
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 from streaming_jobs.platform.failures import ErrorReport
+from streaming_jobs.state.status import Status
 
 NOW = 1_000_000.0
 STREAMS = ("a", "b")
@@ -222,25 +222,23 @@ def test_a_worker_that_starts_has_at_least_the_time_that_dagster_gives_it() -> N
     assert presumed_dead(starting, NOW, stale_after=60, patience=45, start_timeout=100) is not None
 
 
-LIVE = StreamSeen("a", "running", started_at=NOW - 100)
-
-
+LIVE = Status("a", "running", started_at=NOW - 100)
 ERROR: ErrorReport = {"code": "REC-012", "found": "no broker"}
 
 
 @pytest.mark.parametrize(
-    ("stream", "text"),
+    ("status", "silent", "text"),
     [
-        (LIVE, None),
-        (replace(LIVE, state="stopped"), None),
-        (replace(LIVE, state="failed", error=ERROR), "stream a failed: REC-012 no broker"),
-        (replace(LIVE, silent="process 7 lives"), "stream a is silent: process 7 lives"),
-        (replace(LIVE, state="failing", error={**ERROR, "lasting": True}), "stream a failed: REC-012 no broker"),
-        (replace(LIVE, state="failing", error={**ERROR, "lasting": False}), None),
+        (LIVE, "", None),
+        (replace(LIVE, state="stopped"), "", None),
+        (replace(LIVE, state="failed", error=ERROR), "", "stream a failed: REC-012 no broker"),
+        (LIVE, "process 7 lives", "stream a is silent: process 7 lives"),
+        (replace(LIVE, state="failing", error={**ERROR, "lasting": True}), "", "stream a failed: REC-012 no broker"),
+        (replace(LIVE, state="failing", error={**ERROR, "lasting": False}), "", None),
     ],
 )
-def test_a_stream_that_failed_or_says_nothing_is_an_alert(stream: StreamSeen, text: str | None) -> None:
-    alert = alert_of(stream)
+def test_a_stream_that_failed_or_says_nothing_is_an_alert(status: Status, silent: str, text: str | None) -> None:
+    alert = alert_of(status, silent)
     assert (alert and alert.text) == text
 
 
