@@ -43,7 +43,7 @@ from orchestration.sessions.ownership import (
 )
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.retention import Owned, delete_events, delete_runs
-from orchestration.sessions.runs import end_doubled, end_lost, runs_by_session, session_runs, tell_queued
+from orchestration.sessions.runs import declare_dead, end_doubled, end_lost, runs_by_session, session_runs, tell_queued
 from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table import DeclaredTable
@@ -376,8 +376,7 @@ def watchdog_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.S
             tell_queued(context.instance, session, runs)
             for run in runs:
                 if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run, start_timeout)):
-                    _end(context.instance, run, reason)
-                    ended.append(f"{run.run_id[:8]}: {reason}")
+                    ended += declare_dead(context.instance, run.run_id, reason)
         ended += end_lost(context.instance, settings)
         return dg.SkipReason("; ".join(ended) or "every run in progress has a worker or a driver")
 
@@ -511,17 +510,6 @@ def _may_be_of(run: RunSeen, status: Status | None, owner: Owner | None) -> bool
     if owner is None or owner.purpose != "session":
         return False
     return status is None or status.pid != owner.pid or status.run_id == run.run_id
-
-
-def _end(instance: dg.DagsterInstance, seen: RunSeen, reason: str) -> None:
-    run = instance.get_run_by_id(seen.run_id)
-    if run is None or run.is_finished:
-        return
-    log.error("run declared dead", run=seen.run_id, found=reason)
-    if seen.status == "CANCELING":
-        instance.report_run_canceled(run, f"Recourse's watchdog: {reason}")
-    else:
-        instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
 
 
 def _recovering(session: SessionSpec) -> dict[str, str]:
