@@ -87,5 +87,4 @@ def test_a_wrong_request_is_usage_and_replays_nothing(arguments: list[str], word
 
 def test_a_second_preview_of_the_stream_is_refused(life: Life, run: Run) -> None:
     with hold_previews(Folders(life.settings, "things")):
-        code, _, err = run("preview", "things")
-    assert code == 2 and f"another preview of stream things is running (process {os.getpid()})" in err
+        assert f"another preview of stream things is running (process {os.getpid()})" in run.said("preview", "things")

@@ -96,10 +96,10 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: Str
 
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     undo = undo_one(life, plan.id)
-    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run("recover", "list", "-o", "json")[1])}
+    outcomes = {line["plan"]: line["outcome"] for line in run.json("recover", "list")}
     assert outcomes == {plan.id: "published", undo.id: "planned"}
     executor.journal_of(life.settings, undo.id).write("clean_up", "done")
-    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run("recover", "list", "-o", "json")[1])}
+    outcomes = {line["plan"]: line["outcome"] for line in run.json("recover", "list")}
     assert outcomes == {plan.id: f"undone by {undo.id}", undo.id: "published"}
     assert f"It is undone by {undo.id}" in run("recover", "show", plan.id)[1]
     code, _, said = run("recover", "undo", plan.id, "--yes")
@@ -108,7 +108,7 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: Str
 
 
 def test_a_plan_for_a_bad_row_requires_that_no_rebuilt_row_is_bad(life: Life, run: Run) -> None:
-    made = json.loads(run("recover", "plan", STREAM.name, "--before-first-bad", "id < 0", "-o", "json")[1])
+    made = run.json("recover", "plan", STREAM.name, "--before-first-bad", "id < 0")
     assert made["checks"]["rules"] == ["(id < 0) IS NOT TRUE"]
     arguments = ("plan", STREAM.name, "--before-first-bad", "id < 0", "--allow-bad", "-o", "json")
     assert json.loads(run("recover", *arguments)[1])["checks"]["rules"] == []
@@ -141,5 +141,4 @@ def test_a_plan_that_does_not_exist_is_said_first(run: Run, command: str) -> Non
 
 
 def test_abort_takes_yes_like_the_others(life: Life, plan: StreamRecoveryPlan, run: Run) -> None:
-    code, _, said = run("recover", "abort", plan.id, "--yes")
-    assert code == 0 and f"plan {plan.id} is aborted" in said
+    assert f"plan {plan.id} is aborted" in run.said("recover", "abort", plan.id, "--yes", code=0)
