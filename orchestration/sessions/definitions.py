@@ -194,16 +194,11 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
 
 
 def table_keys(topology: Topology) -> dict[str, list[dg.AssetKey]]:
-    from streaming_jobs.sinks.tables import quarantines
-
+    """The assets of each stream's tables, as in `table_assets`."""
     return {
         stream.name: [
-            table_key(name)
-            for name in (
-                *(sink.name for sink in stream.sinks.values()),
-                *(table.name for table in quarantines(stream).values()),
-                stream.dead_letters,
-            )
+            *(table_key(sink.name) for sink in stream.sinks.values()),
+            *(table_key(name) for name in (*stream.quarantines.values(), stream.dead_letters)),
         ]
         for stream in topology.streams.values()
     }

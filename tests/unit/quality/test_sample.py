@@ -12,6 +12,7 @@ from quality.sample import SampleRequest, SuiteSample, TimeRange, choose_sample,
 from quality.sample_rows import SampleReader
 from streaming_jobs.errors import PreflightRefused, UsageError
 from tests.support.checked_orders import SCHEMA, OrdersTable, order
+from tests.support.checked_tables import edit_adds
 
 
 def chosen(table: OrdersTable, request: SampleRequest) -> SuiteSample:
@@ -146,21 +147,12 @@ def test_a_range_is_inclusive_at_its_begin_and_exclusive_at_its_end(table: Order
     assert ids(chosen(table, SampleRequest("all", times=times))) == [1]
 
 
-def with_statistics(table: OrdersTable, version: int, stats: str) -> None:
-    """Put other statistics into the log of a version."""
-    commit = table.path / "_delta_log" / f"{version:020d}.json"
-    lines = [json.loads(line) for line in commit.read_text().splitlines()]
-    for line in lines:
-        if "add" in line:
-            line["add"]["stats"] = stats
-    commit.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-
-
 @pytest.mark.parametrize(
     "bounds", ['{"numRecords":1}', "not json", '{"numRecords":1,"maxValues":{"at":"+10000-01-01"}}']
 )
 def test_a_file_with_missing_or_strange_statistics_is_read(table: OrdersTable, bounds: str) -> None:
-    with_statistics(table, table.append(order(1, day=20)), bounds)
+    table.append(order(1, day=20))
+    edit_adds(table.path, lambda add: add.update(stats=bounds))
     times = TimeRange("at", datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 1, 21, tzinfo=UTC))
     sample = chosen(table, SampleRequest("all", times=times))
     assert (ids(sample), sample.rows) == ([1], 1)
@@ -170,7 +162,8 @@ def test_statistics_in_milliseconds_lose_no_row_of_the_last_one(table: OrdersTab
     row = {**order(1), "at": datetime(2026, 1, 1, 0, 0, 0, 999, tzinfo=UTC)}
     bound = {"at": "2026-01-01T00:00:00.000Z"}  # as delta-spark writes it
     bounds = json.dumps({"numRecords": 1, "minValues": bound, "maxValues": bound})
-    with_statistics(table, table.append(row), bounds)
+    table.append(row)
+    edit_adds(table.path, lambda add: add.update(stats=bounds))
     times = TimeRange("at", datetime(2026, 1, 1, 0, 0, 0, 500, tzinfo=UTC), None)
     assert ids(chosen(table, SampleRequest("all", times=times))) == [1]
 
