@@ -13,7 +13,7 @@ none); and it shows a table of a run in progress as "Materializing", whatever it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -263,24 +263,24 @@ class Reporter:
 
     def report(self, statuses: Mapping[str, Status | None]) -> None:
         """Report what is due; `statuses` are those of this session (None: the stream has not written one yet)."""
-        for stream in self.streams:
-            status, reported = statuses.get(stream.name), self._reported.setdefault(stream.name, _Reported())
-            if status is None:
-                continue
-            self._say_failed(status, reported)
+        for stream, status, reported in self._each(statuses):
             since = self.clock() - reported.at
             if self._at_work(status) and since >= self.settings.observe_every.total_seconds():
                 self._say(stream, status, reported)
 
     def finish(self, statuses: Mapping[str, Status | None]) -> None:
         """The last report of a session: a materialisation of each stopped stream that has committed since the last."""
-        for stream in self.streams:
-            status, reported = statuses.get(stream.name), self._reported.setdefault(stream.name, _Reported())
-            if status is None:
-                continue
-            self._say_failed(status, reported)
+        for stream, status, reported in self._each(statuses):
             if status.state == "stopped" and _committed(status, reported):
                 self._materialize(stream, status, reported)
+
+    def _each(self, statuses: Mapping[str, Status | None]) -> Iterator[tuple[Stream, Status, _Reported]]:
+        """Yields the streams that have a status; a failure is told before."""
+        for stream in self.streams:
+            if (status := statuses.get(stream.name)) is not None:
+                reported = self._reported.setdefault(stream.name, _Reported())
+                self._say_failed(status, reported)
+                yield stream, status, reported
 
     def _at_work(self, status: Status) -> bool:
         silent = self.now() - status.heartbeat > self.settings.stale_after.total_seconds()

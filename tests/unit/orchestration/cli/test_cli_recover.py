@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import folder, load
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.state.stream_record import CodeSince, Generation
 from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
 from tests.unit.orchestration.cli.conftest import Declare, Run
 
@@ -86,14 +88,7 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: Str
     copy(
         savepoints.checkpoint_of(life.settings, kept), StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
     )
-    record = life.record
-    life.save(
-        type(record)(
-            **{**record.__dict__, "generations": lives},
-        )
-    )
-    from streaming_jobs.preflight.snapshot import ledger_file
-
+    life.save(replace(life.record, generations=lives))
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     undo = undo_one(life, plan.id)
     outcomes = {line["plan"]: line["outcome"] for line in run.json("recover", "list")}
@@ -115,10 +110,7 @@ def test_a_plan_for_a_bad_row_requires_that_no_rebuilt_row_is_bad(life: Life, ru
 
 
 def test_a_rewind_names_the_batch_and_the_code(life: Life, run: Run) -> None:
-    from streaming_jobs.state.stream_record import CodeSince
-
-    record = life.record
-    life.save(type(record)(**{**record.__dict__, "code": (*record.code, CodeSince("bug", "1", 1, 4, 1.0))}))
+    life.save(replace(life.record, code=(*life.record.code, CodeSince("bug", "1", 1, 4, 1.0))))
     text = run("recover", "plan", STREAM.name, "--before-code", "bug")[1]
     assert "rewind to batch 3, before code bug, stream things" in text
 
