@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_without_a_broker_the_last_known_lag_is_shown_with_its_age(
 ) -> None:
     answers(monkeypatch, None)
     printed = run("streams", "status", STREAM)
-    assert "the end of its topics cannot be seen; the lag by partition 0 s ago was" in printed.err
+    assert re.search(r"the end of its topics cannot be seen; the lag by partition \d s ago was", printed.err)
     assert next(line.split() for line in printed.out.splitlines() if line.startswith(TOPIC)) == [TOPIC, "0", "30"]
 
 
