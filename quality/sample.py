@@ -23,6 +23,7 @@ from urllib.parse import unquote
 
 from quality.suites import SampleKind
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.platform.delta_log import names_on_disk
 from streaming_jobs.state.provenance import Change, changes
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instead
@@ -272,9 +273,8 @@ def _file(table: Path, add: Mapping[str, Any]) -> SampleFile:
 
 
 def _on_disk(table: Path, path: str) -> Path:
-    """The path of a file of the log; writers differ in how often they percent-encode it."""
-    names = (path, unquote(path), unquote(unquote(path)))
-    return next((table / name for name in names if (table / name).exists()), table / unquote(path))
+    """The path of a file of the log."""
+    return next((table / name for name in names_on_disk(path) if (table / name).exists()), table / unquote(path))
 
 
 def _stats(text: str | None) -> Mapping[str, Any]:

@@ -31,14 +31,6 @@ CORRECT = "correct it, then reload the code location"
 
 
 @dataclass(frozen=True)
-class JobYamlFault:
-    """Why the job YAML cannot be used: location, problem and next step."""
-
-    found: str
-    next_step: str
-
-
-@dataclass(frozen=True)
 class _Saved:
     """The saved definitions; `shipped`: they came with the package, wherever that was installed (None: not written)."""
 
@@ -95,12 +87,12 @@ def use(settings: Settings, topology: Topology, make: Callable[[Bundle], T]) -> 
     return made
 
 
-def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], object]) -> JobYamlFault | None:
-    """The fault of the present job YAML; None if it can be used. Raises nothing."""
+def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], object]) -> ConfigurationError | None:
+    """What is wrong with the present job YAML; None if it can be used. Raises nothing."""
     try:
         made_of_now(settings, topology, make)
     except ConfigurationError as error:
-        return JobYamlFault(error.found, error.next_step or CORRECT)
+        return ConfigurationError(error.found, error.next_step or CORRECT)
     return None
 
 
@@ -111,9 +103,9 @@ class PresentFault:
     settings: Settings
     topology: Topology
     make: Callable[[Bundle], object]
-    _known: tuple[Bundle, JobYamlFault | None] | None = None
+    _known: tuple[Bundle, ConfigurationError | None] | None = None
 
-    def __call__(self) -> JobYamlFault | None:
+    def __call__(self) -> ConfigurationError | None:
         with suppress(Exception):  # `fault` says what it is
             bundle = read(self.settings, self.topology)
             if self._known is None or self._known[0] != bundle:

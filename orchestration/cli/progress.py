@@ -197,7 +197,7 @@ def observe_all(settings: Settings, streams: Iterable[str]) -> list[ObservedStre
 def with_lag(settings: Settings, streams: Sequence[Stream], observed: Sequence[ObservedStream]) -> list[ObservedStream]:
     """The streams with the present lag where no driver keeps it fresh; waits two seconds at most for a broker."""
     old = {o.stream: o.status for o in observed if o.status is not None and not (o.live and o.lag_is_fresh)}
-    if not old:
+    if not old or not streams:
         return list(observed)
     from streaming_jobs.runtime.lag import lag_now  # it loads the Kafka client
 
@@ -243,22 +243,21 @@ def declared_or_known(call: Invocation, names: list[str]) -> list[str]:
 
 def observed_now(call: Invocation, names: list[str]) -> list[ObservedStream]:
     """These streams now, with the present lag if a broker answers."""
-    observed = observe_all(call.settings, names)
+    return with_lag(call.settings, _declared(call, names), observe_all(call.settings, names))
+
+
+def _declared(call: Invocation, names: list[str]) -> list[Stream]:
+    """These streams; none if the code on disk cannot be loaded: without it, their topics are not known."""
     try:
-        streams = [call.topology[name] for name in names]
-    except UsageError:  # without its code, the topics of a stream that does not run are not known
-        return observed
-    return with_lag(call.settings, streams, observed)
+        return [call.topology[name] for name in names]
+    except UsageError:
+        return []
 
 
 def unread_now(call: Invocation, observed: Sequence[ObservedStream]) -> dict[str, Unread]:
     """The unread records of each stream; empty if no broker answers, or if the code on disk cannot be loaded."""
-    seen = [o.stream for o in observed if o.status is not None and o.lag_is_fresh]
-    if not seen:
-        return {}
-    try:
-        streams = [call.topology[name] for name in seen]
-    except UsageError:  # without its code, the topics of a stream are not known
+    streams = _declared(call, [o.stream for o in observed if o.status is not None and o.lag_is_fresh])
+    if not streams:
         return {}
     from streaming_jobs.runtime.lag import unread_now as look  # it loads the Kafka client
 

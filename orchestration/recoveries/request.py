@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from streaming_jobs.errors import UsageError
 
@@ -300,16 +301,12 @@ class Launch:
     pause: bool = False
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def decode(cls, text: str) -> Launch:
         """The launch from its JSON; raises ValueError for anything else."""
-        value = json.loads(text)
-        request = value.pop("request")
-        if request is not None:
-            request |= {name: tuple(value) for name, value in request.items() if isinstance(value, list)}
-        return cls(**value, request=None if request is None else PlanRequest(**request))
+        return msgspec.json.decode(text, type=cls)
 
 
 def topics_of(settings: Settings) -> Topics:

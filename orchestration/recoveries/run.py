@@ -41,6 +41,7 @@ from orchestration.recoveries.events import (
 from orchestration.recoveries.launchpad import launch_of, link, location_of
 from orchestration.recoveries.progress_text import ReplayPace
 from orchestration.recoveries.request import Launch
+from orchestration.sessions import reporting
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, code_block, fail_run, table
 from orchestration.sessions.ownership import PLAN_TAG, RECOVERY_KIND, STAGE_TAG, claim
@@ -387,16 +388,17 @@ def next_steps(location: str, plan: str, outcome: str) -> Metadata:
 
 def of_plan(shown: PlanShown) -> Metadata:
     """The plan: its id, its text, and where its files are."""
-    metadata: Metadata = {
-        "plan": dg.MetadataValue.text(shown.plan),
-        "plan_text": code_block(shown.text),
-        "streams": dg.MetadataValue.text(", ".join(shown.streams)),
-        "target": dg.MetadataValue.text(shown.target),
-        "records_to_replay": dg.MetadataValue.int(shown.records),
-    }
-    if shown.undoes is not None:
-        metadata["undoes"] = dg.MetadataValue.text(shown.undoes)
-    return metadata | _files(shown, plan_file="plan.json", journal="journal.jsonl", report="report.html")
+    return reporting.shown(
+        {
+            "plan": shown.plan,
+            "plan_text": code_block(shown.text),
+            "streams": ", ".join(shown.streams),
+            "target": shown.target,
+            "records_to_replay": shown.records,
+            "undoes": shown.undoes,
+            **_files(shown, plan_file="plan.json", journal="journal.jsonl", report="report.html"),
+        }
+    )
 
 
 def of_changes(changes: Sequence[ChangedTable]) -> Metadata:

@@ -62,7 +62,7 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
 
     An expectation that cannot be evaluated refuses, whatever its severity.
     """
-    from quality.engines.spark_on_demand import spark_on_demand
+    from streaming_jobs.platform.runtime import spark_on_demand
 
     def run(context: RebuiltTables, name: str) -> Iterable[str]:
         from quality.runs.runner import RunRequest, run_suite
@@ -77,7 +77,7 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
         failed = [one for one in validation.outcomes if not one.passed]
         return [_words(one) for one in failed if one.severity == "critical" or one.error]
 
-    with spark_on_demand(settings) as spark:
+    with spark_on_demand(settings, "quality") as spark:
         yield run
 
 

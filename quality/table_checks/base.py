@@ -84,7 +84,7 @@ class CheckedTable:
     @cached_property
     def types(self) -> Mapping[str, Any]:
         """The type of each column as Delta's schema has it: a text, or a dictionary for a nested one."""
-        return {field["name"]: field["type"] for field in json.loads(self.table.schema().to_json())["fields"]}
+        return types_of(self.table)
 
     def column(self, name: str) -> str:
         """The column's type, such as `long` or `struct`; raises UsageError for a column that the table lacks."""
@@ -206,9 +206,13 @@ class Check(ABC):
         )
 
 
+def types_of(table: DeltaTable) -> dict[str, Any]:
+    return {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+
+
 def type_of(table: DeltaTable, name: str, column: str) -> str:
     """The type of a table's column; raises UsageError with the nearest name for a column that it lacks."""
-    fields = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+    fields = types_of(table)
     if column not in fields:
         raise UsageError(f"table {name} has no column '{column}'", instead(column, fields))
     kind = fields[column]

@@ -410,6 +410,8 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
     from streaming_jobs.sources.kafka import KafkaSource
 
     made, stream, offsets = at.made, at.made.stream, at.base.offsets
+    if at.number == 1:
+        at.tools.tell("starting Spark, which runs the stream's function on the slice's records")
     spark = at.tools.spark()
     client = client_file(at.tools.settings, at.tools.bootstrap)
     try:

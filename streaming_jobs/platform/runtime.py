@@ -11,10 +11,10 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import structlog
@@ -260,6 +260,28 @@ class LocalSpark:
                 process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(JVM_END if self.record_classes is None else RECORD_SECONDS)
+
+
+@contextmanager
+def spark_on_demand(settings: Settings, name: str) -> Iterator[Callable[[], SparkSession]]:
+    """Gives a function that returns the session, and starts it when it is first called.
+
+    The block ends it; after an exception without waiting for a running query.
+    """
+    runtime, sessions = LocalSpark(settings), list[Any]()
+
+    def session() -> SparkSession:
+        if not sessions:
+            sessions.append(runtime.start(name))
+        started: SparkSession = sessions[0]
+        return started
+
+    try:
+        yield session
+    except BaseException:
+        runtime.kill()
+        raise
+    runtime.stop()
 
 
 @dataclass

@@ -25,6 +25,7 @@ from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.sources.base import KEEP_FOREVER, NOT_SHOWN, TopicInfo, TopicReader
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.text import commands
+from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:
     from streaming_jobs.settings import KafkaSettings
@@ -403,6 +404,12 @@ class TopicFigures:
     def end(self) -> int:
         """The sum of the next offsets: it grows by one with each record."""
         return sum(self.latest.values())
+
+    @property
+    def retention(self) -> str:
+        """How long the topic keeps records, in words."""
+        kept = timedelta(milliseconds=self.retention_ms)
+        return "for ever" if self.retention_ms < 0 else format_duration(kept)
 
     @property
     def rate(self) -> float | None:

@@ -28,8 +28,15 @@ import psutil
 from streaming_jobs.errors import TransientError
 from streaming_jobs.platform.processes.parent_death import ChildReaper
 
+NICENESS = 10
+"""Of what gives the streams precedence."""
 JAVA_HEAP_FULL = 3
 """Exit code of a JVM under -XX:+ExitOnOutOfMemoryError."""
+
+
+def lower_priority() -> None:
+    """Let the streams go first: this process, and what it starts, gets what they leave of the CPU."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def ended_by(code: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import SetupError, TransientError
-from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime
+from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime, spark_on_demand
 from streaming_jobs.settings import Settings
 from streaming_jobs.testing import MemoryRuntime
 from tests.conftest import SettingsFactory
@@ -285,3 +286,17 @@ def test_a_runtime_names_no_process_before_its_start_and_after_an_orderly_end(ru
     assert runtime.jvm is not None and runtime.failure() is None
     runtime.stop()
     assert runtime.jvm is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_spark_on_demand_starts_once_and_ends_with_the_block_after_an_exception_at_once(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    runtime = MemoryRuntime()
+    monkeypatch.setattr("streaming_jobs.platform.runtime.LocalSpark", lambda _: runtime)
+    with suppress(KeyboardInterrupt), spark_on_demand(settings(), "quality") as spark:
+        assert runtime.names == []
+        assert spark() is spark()
+        if fails:
+            raise KeyboardInterrupt
+    assert (runtime.names, runtime.ends) == (["quality"], ["kill" if fails else "stop"])
