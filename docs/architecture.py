@@ -48,7 +48,7 @@ RECORD = (
     (
         "streaming_jobs.sources.kafka",
         "KafkaSource",
-        "reads and decodes the records of a range of offsets, counts bad records",
+        "reads and decodes the records of a range of offsets, of which `FrameSource` counts the bad ones",
     ),
     ("streaming_jobs.runtime.batch", "BatchPipeline", "Spark calls it for each batch, whose range is already fixed"),
     ("streaming_jobs.sinks.base", "Sink", "the methods that a batch needs of any output"),
