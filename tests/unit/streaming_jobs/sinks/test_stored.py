@@ -109,13 +109,6 @@ def home(request: pytest.FixtureRequest, settings: SettingsFactory) -> Home:
     return made
 
 
-@pytest.fixture
-def delta(settings: SettingsFactory) -> Home:
-    made = Home(settings(), InDelta())
-    made.ensure()
-    return made
-
-
 def ids(table: StoredTable, version: int | None = None) -> list[int]:
     """The rows as DataFusion reads them."""
     result = QueryBuilder().register("t", table.readable(version)).execute('SELECT id FROM "t" ORDER BY id').read_all()
@@ -371,8 +364,10 @@ def test_later_rows_bring_their_columns(home: Home) -> None:
     assert sorted(map(str, shown.to_pylist())) == ["{'id': 1, 'colour': None}", "{'id': 2, 'colour': 'red'}"]
 
 
-def test_files_that_are_added_to_an_empty_table_do_not_hide_their_rows(delta: Home) -> None:
+def test_files_that_are_added_to_an_empty_table_do_not_hide_their_rows(settings: SettingsFactory) -> None:
     """A column that was added later has no bounds in them, so it must have none in the table either."""
+    delta = Home(settings(), InDelta())
+    delta.ensure()
     then = delta.batch(0, 1).content()
     delta.ensure(StructType([*COLUMNS.fields, StructField("size", LongType())]))
     table = delta.open()

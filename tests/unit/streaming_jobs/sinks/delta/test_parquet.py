@@ -21,19 +21,16 @@ def stats(folder: Path, **columns: Any) -> dict[str, Any]:
     return statistics(folder / "a.parquet", pq.read_metadata(folder / "a.parquet"), list(columns))
 
 
-def test_records_nulls_and_bounds_are_counted_over_all_row_groups(tmp_path: Path) -> None:
-    described = stats(tmp_path, n=[5, None, -3, 8, None], d=[date(2024, 2, 29), None, None, None, date(1, 1, 1)])
-    assert described == {
+def test_records_nulls_and_bounds_are_counted_over_all_row_groups_and_nulls_alone_have_no_bounds(
+    tmp_path: Path,
+) -> None:
+    days = [date(2024, 2, 29), None, None, None, date(1, 1, 1)]
+    assert stats(tmp_path, n=[5, None, -3, 8, None], d=days, none=pa.nulls(5, pa.int64())) == {
         "numRecords": 5,
         "minValues": {"n": -3, "d": "0001-01-01"},
         "maxValues": {"n": 8, "d": "2024-02-29"},
-        "nullCount": {"n": 2, "d": 3},
+        "nullCount": {"n": 2, "d": 3, "none": 5},
     }
-
-
-def test_a_column_of_nulls_has_a_count_and_no_bounds(tmp_path: Path) -> None:
-    described = stats(tmp_path, n=pa.array([None, None, None], pa.int64()))
-    assert (described["nullCount"], described["minValues"], described["maxValues"]) == ({"n": 3}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -62,13 +59,6 @@ def test_a_day_that_sparks_calendar_lacks_is_between_its_neighbours(tmp_path: Pa
     described = stats(tmp_path, d=[at.date()], t=pa.array([at], pa.timestamp("us", "UTC")))
     assert described["minValues"] == {"d": "1582-10-04", "t": "1582-10-04T00:00:00.000Z"}
     assert described["maxValues"] == {"d": "1582-10-15", "t": "1582-10-15T00:00:00.000Z"}
-
-
-def test_only_columns_that_have_bounds_at_all_are_described(tmp_path: Path) -> None:
-    table = pa.table({"n": [1], "a.b": [2], "s": [{"n": 3}], "a": [{"b": 4}], "text": ["x"]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    described = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n", "a.b"])
-    assert described["minValues"] == described["maxValues"] == {"n": 1, "a.b": 2}
 
 
 def test_a_footer_without_statistics_is_made_up_for_by_the_rows(tmp_path: Path) -> None:
@@ -108,6 +98,10 @@ def test_partition_values_are_read_off_the_folders_that_are_named_after_them(tmp
     assert action.partition_values == {"k": "a", "my day": value or None}
 
 
-def test_folders_are_named_as_spark_names_them() -> None:
+def test_partition_folders_are_named_as_spark_names_them_and_only_bounded_columns_are_described(tmp_path: Path) -> None:
     assert partition_folder({"my day": "a b", "k": None}) == "my day=a b/k=__HIVE_DEFAULT_PARTITION__"
     assert partition_folder({"k:": "50%\n"}) == "k%3A=50%25%0A"
+    table = pa.table({"n": [1], "a.b": [2], "s": [{"n": 3}], "a": [{"b": 4}], "text": ["x"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    described = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n", "a.b"])
+    assert described["minValues"] == described["maxValues"] == {"n": 1, "a.b": 2}

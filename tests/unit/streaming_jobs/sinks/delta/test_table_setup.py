@@ -37,29 +37,29 @@ def fields(**types: Any) -> StructType:
     return StructType([StructField(name, kind) for name, kind in types.items()])
 
 
-def test_a_new_table_is_opened_in_its_generation_and_holds_nothing(make: Make) -> None:
+def test_a_new_table_is_opened_in_its_generation_and_a_second_start_commits_nothing(make: Make) -> None:
     sink = make(generation=3)
-    assert sink.position == Txn(3, -1)
-    assert rows_in(sink) == []
+    assert sink.position == Txn(3, -1) and rows_in(sink) == []
     assert [(c.entry and c.entry.kind, c.changes_data) for c in walk(sink.path)] == [("schema", False)]
+    second = make(generation=3)
+    assert second.table_id == sink.table_id and second.handle.version() == 0
 
 
-def test_a_new_table_carries_its_owner_and_its_upkeep(make: Make, home: Settings) -> None:
+def test_a_new_table_carries_owner_and_upkeep_within_the_profile_that_both_writers_know(
+    make: Make, home: Settings
+) -> None:
     configuration = make(description="Rows").handle.metadata().configuration
     assert configuration[delta.STREAM_PROPERTY] == STREAM
     assert configuration["delta.logRetentionDuration"] == "interval 3600 seconds"
     assert configuration["delta.checkpointInterval"] == str(home.table.checkpoint_interval)
     assert configuration["delta.enableExpiredLogCleanup"] == "false"  # Upkeep does it
-
-
-def test_a_new_table_stays_within_the_profile_that_both_writers_know(make: Make) -> None:
     sink = make(StructType([StructField("k", StringType(), nullable=False)]))
     protocol = sink.handle.protocol()
     assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
     assert sink.direct
 
 
-def test_every_column_of_a_table_may_be_null_also_inside_and_comments_stay(make: Make) -> None:
+def test_columns_may_be_null_also_inside_and_keep_comments_but_no_watermark(make: Make) -> None:
     inner = StructType([StructField("a", LongType(), nullable=False)])
     made = make(
         StructType(
@@ -68,9 +68,11 @@ def test_every_column_of_a_table_may_be_null_also_inside_and_comments_stay(make:
                 StructField("s", inner, False),
                 StructField("l", ArrayType(inner, False), False),
                 StructField("m", MapType(StringType(), LongType(), False), False),
+                StructField("t", TimestampType(), True, {"spark.watermarkDelayMs": 10_000, "comment": "when"}),
             ]
         )
     ).schema
+    assert made["t"].metadata == {"comment": "when"}
     assert made["k"].metadata == {"comment": "the key"}
     assert all(field.nullable for field in made.fields)
     assert made["s"].dataType.fields[0].nullable  # type: ignore[attr-defined]
@@ -78,23 +80,11 @@ def test_every_column_of_a_table_may_be_null_also_inside_and_comments_stay(make:
     assert made["m"].dataType.valueContainsNull  # type: ignore[attr-defined]
 
 
-def test_a_watermark_of_the_stream_is_no_property_of_the_table(make: Make) -> None:
-    output = StructType(
-        [StructField("t", TimestampType(), True, {"spark.watermarkDelayMs": 10_000, "comment": "when"})]
-    )
-    assert make(output).schema["t"].metadata == {"comment": "when"}
-
-
-def test_a_second_start_finds_the_table_and_commits_nothing(make: Make) -> None:
-    first, second = make(), make()
-    assert second.table_id == first.table_id
-    assert second.handle.version() == 0
-
-
-def test_a_column_that_is_new_in_the_output_is_added_and_null_in_old_rows(make: Make) -> None:
+def test_a_column_that_is_new_in_the_output_is_added_and_null_in_old_rows_and_the_position_stays(make: Make) -> None:
     append(make(), entry(0), ROWS)
     sink = make(fields(k=StringType(), n=LongType(), delay=DoubleType()))
-    assert sink.schema.fieldNames() == ["k", "n", "delay"]
+    assert sink.schema.fieldNames() == ["k", "n", "delay"] and sink.position == Txn(1, 0)
+    assert newest(sink.path, STREAM)[1] == []
     append(sink, entry(1), pa.table({"k": ["z"], "n": [3], "delay": [1.5]}))
     assert {row["k"]: row["delay"] for row in rows_in(sink)} == {"x": None, "y": None, "z": 1.5}
     note = next(c.entry.note for c in walk(sink.path) if c.entry and c.entry.kind == "schema")
@@ -117,13 +107,6 @@ def test_a_column_of_the_keys_is_no_struct_array_or_map(make: Make) -> None:
             Declared("t", schema, keys=["k"])
         with pytest.raises(UsageError, match="'k' of its keys has the type"):
             make(schema, keys=["k"])
-
-
-def test_adding_a_column_changes_no_rows_and_keeps_the_position(make: Make) -> None:
-    append(make(), entry(0), ROWS)
-    sink = make(fields(k=StringType(), n=LongType(), delay=DoubleType()))
-    assert sink.position == Txn(1, 0)
-    assert newest(sink.path, STREAM)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ def names(folder: Path, kind: str) -> list[int]:
     return sorted(file.version for file in log_files(folder) if file.kind == kind)
 
 
-def test_what_a_reader_needs_moves_out_of_the_log_with_the_checkpoint_below(tmp_path: Path) -> None:
+def test_what_a_reader_needs_moves_out_of_the_log_with_the_checkpoint_below_and_not_behind_a_gap(
+    tmp_path: Path,
+) -> None:
     lay(tmp_path, range(301))
     kept = UnreadLog(tmp_path)
     shorten(tmp_path, kept, 250, 120)
@@ -50,6 +52,9 @@ def test_what_a_reader_needs_moves_out_of_the_log_with_the_checkpoint_below(tmp_
     assert [c.version for c in commits] == list(range(300, 99, -1)), "another driver finds the same"
     removal = kept.removal(commits[-1])
     assert (removal.names, removal.size) == ({"100.parquet"}, 10)
+    (kept.log / f"{200:020d}.json").unlink()
+    found: list[LogFile] = UnreadLog(tmp_path).before(log_files(tmp_path / "_delta_log"))
+    assert found[-1].version == 201
 
 
 @pytest.mark.parametrize("first", [None, 250, 260])
@@ -73,12 +78,3 @@ def test_a_reader_that_stays_behind_keeps_no_more_than_it_needs(tmp_path: Path) 
         assert oldest in names(kept.log, "checkpoint")
         found = kept.before(log_files(tmp_path / "_delta_log"))
         assert [commit.version for commit in found] == list(range(start, oldest - 1, -1))
-
-
-def test_commits_behind_a_gap_are_not_counted(tmp_path: Path) -> None:
-    lay(tmp_path, range(301))
-    kept = UnreadLog(tmp_path)
-    shorten(tmp_path, kept, 250, 120)
-    (kept.log / f"{200:020d}.json").unlink()
-    found: list[LogFile] = UnreadLog(tmp_path).before(log_files(tmp_path / "_delta_log"))
-    assert found[-1].version == 201

@@ -36,13 +36,6 @@ def test_no_row_is_lost_between_those_with_a_key_and_those_without(rows: pa.Tabl
     assert all(r["k"] is None or r["j"] is None for r in null.to_pylist())
 
 
-def test_rows_without_null_keys_are_passed_on_as_they_are() -> None:
-    rows = table(k=["a", ""], n=[None, 1])
-    whole, null = split_null_keys(rows, ["k"])
-    assert whole is rows
-    assert null.num_rows == 0
-
-
 @hypothesis.settings(max_examples=40)
 @given(batches)
 def test_of_each_key_the_row_with_the_greatest_order_stays(rows: pa.Table) -> None:
@@ -60,17 +53,10 @@ def test_of_each_key_the_row_with_the_greatest_order_stays(rows: pa.Table) -> No
     assert last.column_names == rows.column_names
 
 
-def test_a_null_in_the_order_loses_against_every_value() -> None:
-    assert last_per_key(table(k=["a", "a"], at=[-9, None]), ["k"], ["at"]).to_pylist() == [{"k": "a", "at": -9}]
-
-
-def test_of_equal_order_the_later_columns_decide() -> None:
-    rows = table(k=["a"] * 3, at=[1, 1, 1], part=[0, 1, 1], off=[9, 3, 2], n=[1, 2, 3])
-    assert last_per_key(rows, ["k"], ["at", "part", "off"]).to_pylist()[0]["n"] == 2
-
-
-def test_unique_rows_need_no_order() -> None:
-    rows = table(k=["a", "b"], n=[1, 2])
+def test_rows_without_null_keys_and_unique_ones_are_passed_on_as_they_are_and_need_no_order() -> None:
+    rows = table(k=["a", ""], n=[None, 1])
+    whole, null = split_null_keys(rows, ["k"])
+    assert whole is rows and null.num_rows == 0
     assert last_per_key(rows, ["k"], []) is rows
 
 
@@ -78,9 +64,3 @@ def test_a_doubled_key_without_an_order_is_refused_and_named() -> None:
     with pytest.raises(OutputMismatch, match="several rows for the key {'k': 'a'}") as refused:
         last_per_key(table(k=["b", "a", "a"], n=[1, 2, 3]), ["k"], [])
     assert "set order_by on the sink" in refused.value.next_step
-
-
-def test_a_batch_without_rows_stays_empty() -> None:
-    empty = pa.Table.from_pylist([], SCHEMA)
-    assert last_per_key(empty, ["k"], ["at"]).num_rows == 0
-    assert split_null_keys(empty, ["k"])[0].num_rows == 0

@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.errors import Fenced, LedgerConflict
 from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.parquet import add_actions, partition_folder
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, CommittedBefore, ParquetAppend
@@ -19,15 +20,6 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, last_per_key
 from tests.support.delta_table import AWKWARD, ROWS, Make, files_below, rows_in
 from tests.support.worlds import STREAM, entry
-
-
-def test_an_append_without_rows_still_records_the_batch(make: Make) -> None:
-    sink = make()
-    assert ArrowAppend(sink, ROWS.slice(0, 0)).commit(entry(0)) == 1
-    commit, foreign = newest(sink.path, STREAM)
-    assert commit is not None and commit.entry is not None
-    assert (commit.entry.txn, commit.changes_data) == (Txn(1, 0), False)
-    assert foreign == []
 
 
 def test_rows_that_an_earlier_attempt_committed_are_not_written_again(make: Make) -> None:
@@ -47,19 +39,12 @@ def upsert(sink: DeltaSink, batch: int, rows: pa.Table) -> int | None:
     return ArrowMerge(sink, last_per_key(rows, sink.declared.keys, [])).commit(entry(batch))
 
 
-def test_an_upsert_has_one_row_a_key(make: Make) -> None:
+def test_an_upsert_has_one_row_a_key_and_repeated_it_changes_nothing(make: Make) -> None:
     sink = make(keys=["k"])
     upsert(sink, 0, ROWS)
     upsert(sink, 1, pa.table({"k": ["y", "z"], "n": [20, 30]}))
-    assert rows_in(sink) == [{"k": "x", "n": 1}, {"k": "y", "n": 20}, {"k": "z", "n": 30}]
-
-
-def test_an_upsert_that_is_repeated_changes_nothing(make: Make) -> None:
-    sink = make(keys=["k"])
-    upsert(sink, 0, ROWS)
-    upsert(sink, 1, pa.table({"k": ["x"], "n": [100]}))
     assert upsert(sink, 0, ROWS) is None
-    assert rows_in(sink)[0] == {"k": "x", "n": 100}
+    assert rows_in(sink) == [{"k": "x", "n": 1}, {"k": "y", "n": 20}, {"k": "z", "n": 30}]
 
 
 def test_an_upsert_deletes_the_keys_that_are_marked_and_inserts_none_of_them(make: Make) -> None:
@@ -70,21 +55,16 @@ def test_an_upsert_deletes_the_keys_that_are_marked_and_inserts_none_of_them(mak
     assert rows_in(sink) == [{"k": "y", "n": 5}]
 
 
-def test_a_merge_without_effect_still_records_the_batch(make: Make) -> None:
+def test_a_merge_without_effect_or_rows_still_records_the_batch(make: Make) -> None:
     sink = make(keys=["k"])
     upsert(sink, 0, ROWS)
     marked = pa.table({"k": ["nobody"], "n": [0], DELETE_COLUMN: [True]})
-    assert upsert(sink, 1, marked) is not None
-    assert sink.position == Txn(1, 1)
-    commit, _ = newest(sink.path, STREAM)
-    assert commit is not None and commit.entry is not None and commit.entry.batch == 1
+    for batch, rows in enumerate((marked, ROWS.slice(0, 0)), 1):
+        assert upsert(sink, batch, rows) is not None
+        commit, foreign = newest(sink.path, STREAM)
+        assert commit is not None and commit.entry is not None and not commit.changes_data and foreign == []
+        assert commit.entry.txn == Txn(1, batch) == sink.position
     assert rows_in(sink) == ROWS.to_pylist()
-
-
-def test_a_merge_of_no_rows_still_records_the_batch(make: Make) -> None:
-    sink = make(keys=["k"])
-    assert ArrowMerge(sink, ROWS.slice(0, 0)).commit(entry(0)) == 1
-    assert sink.position == Txn(1, 0)
 
 
 @pytest.mark.parametrize("key", ["k", "a b", "Käse", "order", "a.b"])
@@ -105,19 +85,16 @@ def staged_files(sink: DeltaSink, values: Mapping[str | None, int]) -> list[str]
     return files_below(sink.path, folder)
 
 
-def test_partition_values_of_any_kind_come_back_from_files_that_executors_wrote(make: Make) -> None:
+@pytest.mark.parametrize("by", ["executors", "driver"])
+def test_partition_values_of_any_kind_come_back_and_are_committed_once(make: Make, by: str) -> None:
     sink = make(partition_by=["k"])
     values = {value: number for number, value in enumerate((*AWKWARD, None))}
-    actions, count = add_actions(sink.path, staged_files(sink, values), ["k"], sink.bounded)
-    assert ParquetAppend(sink, actions, count).commit(entry(0)) == 1
-    assert {row["k"]: row["n"] for row in rows_in(sink)} == values
-
-
-def test_partition_values_of_any_kind_come_back_from_the_driver(make: Make) -> None:
-    sink = make(partition_by=["k"])
-    values = {value: number for number, value in enumerate((*AWKWARD, None))}
-    table = pa.table({"k": pa.array(list(values), pa.string()), "n": list(values.values())})
-    assert ArrowAppend(sink, table).commit(entry(0)) == 1
+    if by == "executors":
+        actions, count = add_actions(sink.path, staged_files(sink, values), ["k"], sink.bounded)
+        staged: PendingWrite = ParquetAppend(sink, actions, count)
+    else:
+        staged = ArrowAppend(sink, pa.table({"k": pa.array(list(values), pa.string()), "n": list(values.values())}))
+    assert (staged.commit(entry(0)), staged.commit(entry(0))) == (1, None)
     assert {row["k"]: row["n"] for row in rows_in(sink)} == values
 
 
@@ -127,12 +104,3 @@ def test_a_reader_skips_files_by_the_statistics_of_executors_and_misses_nothing(
     sink.commit(entry(0), lambda _, properties: sink.commit_actions(list(actions), properties))
     rows = DeltaTable(sink.path).to_pyarrow_table(filters=[("n", "=", 2)])
     assert rows.to_pylist() == [{"k": "b", "n": 2}]
-
-
-def test_files_that_executors_wrote_are_committed_once(make: Make) -> None:
-    sink = make(partition_by=["k"])
-    actions, count = add_actions(sink.path, staged_files(sink, {"a": 1}), ["k"], sink.bounded)
-    staged = ParquetAppend(sink, actions, count)
-    assert staged.commit(entry(0)) == 1
-    assert staged.commit(entry(0)) is None
-    assert len(rows_in(sink)) == 1

@@ -96,10 +96,12 @@ def test_a_row_becomes_a_record_with_the_batch_s_headers_its_position_and_its_ow
     )
 
 
-def test_without_route_timestamp_and_source_the_record_goes_to_the_sink_s_topic_now() -> None:
+def test_a_row_without_key_route_timestamp_and_source_goes_to_the_sinks_topic_now() -> None:
     (record,), _ = judged({**ROW, TIMESTAMP: None, "__offset": None})
     assert (record.topic, record.timestamp) == ("orders", 0)
     assert record.headers == [("recourse.batch", b"3")]
+    (record,), refused = judged({**ROW, KEY: None})
+    assert record.key is None and refused is None
 
 
 @pytest.mark.parametrize(
@@ -129,11 +131,6 @@ def test_a_row_that_no_topic_takes_is_refused_and_its_neighbours_are_written(
     assert refused is not None
     (row,) = refused.to_pylist()
     assert row[REASON_COLUMN] == reason and detail in row[DETAIL_COLUMN] and row["__offset"] == 77
-
-
-def test_a_null_key_is_written_where_the_topic_is_not_compacted() -> None:
-    (record,), refused = judged({**ROW, KEY: None})
-    assert record.key is None and refused is None
 
 
 def test_a_topic_that_does_not_exist_stops_the_batch_by_choice() -> None:
@@ -183,7 +180,7 @@ def test_delivery_reports_become_ranges() -> None:
 
 
 @pytest.mark.parametrize("offset", [None, -1001])
-def test_a_record_whose_offset_the_broker_did_not_say_is_counted_and_in_no_range(offset: int | None) -> None:
+def test_a_record_without_a_known_offset_is_counted_and_in_no_range(offset: int | None) -> None:
     delivered = Delivered()
     for each in (7, offset):
         delivered.of("a")(None, _Report("a", 0, each))  # type: ignore[arg-type]
@@ -213,14 +210,11 @@ def test_dead_letters_say_how_many_rows_each_topic_refused_and_a_repetition_must
         refuse_other_letters(done, _staged(2)[1], sinks, batch)
 
 
-def test_names_that_no_topic_has_and_forbidden_ones_are_not_looked_up() -> None:
+def test_names_that_no_topic_has_are_not_looked_up_and_thousands_of_unknown_ones_are_judged_quickly() -> None:
     lookup = Lookup()
     topics = KnownTopics(lookup, SETTINGS, {"raw": "is read by the stream"})
     assert [topics[name] for name in ("", ".", "..", "raw", "__x", "a b")] == [None] * 6
     assert lookup.asked == [] and topics.ids == {}
-
-
-def test_rows_that_name_thousands_of_unknown_topics_are_judged_quickly() -> None:
     lookup = Lookup()
     topics = KnownTopics(lookup, SETTINGS)
     assert all(topics[f"unknown-{n}"] is None for n in range(1000)) and len(lookup.asked) == 5
