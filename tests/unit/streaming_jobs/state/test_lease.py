@@ -21,7 +21,6 @@ from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.platform.processes.identity import mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import Owner, acquire, holder, take
-from tests.conftest import SettingsFactory
 from tests.support import ROOT
 
 STREAM = "orders"
@@ -37,11 +36,6 @@ child = subprocess.Popen(["sleep", "60"], pass_fds=[lease.descriptor]) if sys.ar
 print(child.pid if child else 0, flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def home(settings: SettingsFactory) -> Settings:
-    return settings()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path)
 
 
-def test_events_are_read_back_in_order(settings: Settings) -> None:
+def test_events_are_read_back_in_order_and_a_line_that_was_cut_off_takes_no_other_along(settings: Settings) -> None:
     status = Status("s", pid=7, generation=2, batch=40, code_version="abc (0.1)", run_id="r")
     note(settings, status, "started")
     note(settings, status, "failed", "x" * 5_000)
@@ -28,14 +28,11 @@ def test_events_are_read_back_in_order(settings: Settings) -> None:
     )
     assert failed.what == "failed" and len(failed.reason) == 300
     assert stream_history.session_events(settings, "nobody") == []
-
-
-def test_a_line_that_was_cut_off_takes_no_other_along(settings: Settings) -> None:
     note(settings, Status("s", pid=1), "started")
     path = StreamFolder.of(settings, "s").sessions
     path.write_text(path.read_text() + '\n{"at": 17')
     note(settings, Status("s", pid=2), "started")
-    assert [event.pid for event in stream_history.session_events(settings, "s")] == [1, 2]
+    assert [event.pid for event in stream_history.session_events(settings, "s")] == [7, 7, 1, 2]
 
 
 def test_the_file_stays_small_and_keeps_the_newest(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

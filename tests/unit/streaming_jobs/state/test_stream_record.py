@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,6 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
-from tests.conftest import SettingsFactory
 from tests.support.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, entry, parity, record
 
 FULL = record(
@@ -28,11 +26,6 @@ FULL = record(
 )
 
 
-@pytest.fixture
-def home(settings: SettingsFactory) -> Settings:
-    return settings()
-
-
 def test_a_record_comes_back_as_it_was_saved(home: Settings) -> None:
     """What an earlier version does not know is in its file only where it says something."""
     aborted = replace(FULL, generations=(*FULL.generations, Generation(3, 3.0, "abort of r1", aborts=True)))
@@ -42,11 +35,8 @@ def test_a_record_comes_back_as_it_was_saved(home: Settings) -> None:
     assert ["aborts" in each for each in written] == [False, False, True]
 
 
-def test_a_stream_that_never_ran_has_no_record(home: Settings) -> None:
+def test_a_stream_that_never_ran_has_no_record_and_its_first_is_generation_1_and_binds_nothing(home: Settings) -> None:
     assert stream_record.load(home, STREAM) is None
-
-
-def test_the_first_record_is_generation_1_and_binds_nothing() -> None:
     first = stream_record.first(STREAM)
     assert first.generation == 1
     assert (first.tables, first.topics, first.accepted, first.code) == ((), (), (), ())
@@ -77,7 +67,8 @@ def test_a_record_of_a_newer_version_is_refused(home: Settings) -> None:
         stream_record.load(home, STREAM)
 
 
-def test_each_generation_has_a_checkpoint_of_its_own(home: Settings) -> None:
+def test_the_newest_generation_is_the_current_one_and_each_has_a_checkpoint_of_its_own(home: Settings) -> None:
+    assert FULL.generation == 2
     folders = [StreamFolder.of(home, STREAM).checkpoint(number).folder for number in (1, 2, 10_000)]
     assert [folder.name for folder in folders] == ["g0001", "g0002", "g10000"]
     assert {folder.parent for folder in folders} == {StreamFolder.of(home, STREAM).path}
@@ -89,10 +80,6 @@ def test_a_name_that_is_no_name_never_becomes_a_folder(home: Settings, name: str
         StreamFolder.of(home, name)
 
 
-def test_the_newest_generation_is_the_current_one() -> None:
-    assert FULL.generation == 2
-
-
 def test_tables_topics_and_exceptions_are_found_by_name() -> None:
     table, topic = FULL.table(SECONDARY), FULL.topic(TOPIC)
     assert table is not None and table.role == "secondary"
@@ -101,7 +88,7 @@ def test_tables_topics_and_exceptions_are_found_by_name() -> None:
     assert (FULL.accepts(PRIMARY), FULL.accepts("nothing")) == ({12}, frozenset())
 
 
-def test_new_code_is_noted_with_its_first_batch_and_old_code_is_not_noted_again() -> None:
+def test_new_code_is_noted_with_its_first_batch_also_when_it_comes_back_and_old_code_is_not_noted_again() -> None:
     same = CodeVersion("fd2f87f71956", "0.1.0")
     assert FULL.with_code(same, 8) is FULL
     others = (("000000000000", "0.1.0", ""), ("fd2f87f71956", "0.2.0", ""), ("2-000000000000", "0.1.0", "fd2f87f71956"))
@@ -109,11 +96,7 @@ def test_new_code_is_noted_with_its_first_batch_and_old_code_is_not_noted_again(
         noted = FULL.with_code(other, 8).code
         assert noted[:-1] == FULL.code
         assert noted[-1].version == other and noted[-1].since == Txn(2, 8)
-
-
-def test_code_that_comes_back_is_noted_again() -> None:
-    there = FULL.with_code(CodeVersion("000000000000", "0.1.0"), 8)
-    assert len(there.with_code(CodeVersion("fd2f87f71956", "0.1.0"), 9).code) == 3
+        assert len(FULL.with_code(other, 8).with_code(same, 9).code) == 3
 
 
 def commit(home: Settings, version: int, *, rows: bool = True, by: str | None = None, table: str = PRIMARY) -> None:
@@ -147,19 +130,16 @@ def test_only_a_commit_of_others_that_is_there_and_changed_rows_can_be_accepted(
     assert stream_record.load(home, STREAM) == FULL
 
 
-def test_a_commit_of_another_stream_can_be_accepted(home: Settings) -> None:
-    stream_record.save(home, FULL)
-    commit(home, 7, by="orders")
-    stream_record.accept(home, parity, PRIMARY, 7, "why")
-
-
-def test_an_accepted_commit_is_recorded_with_its_reason(home: Settings) -> None:
+def test_an_accepted_commit_of_anybody_is_recorded_with_its_reason_and_the_lease_is_free(home: Settings) -> None:
     stream_record.save(home, replace(FULL, accepted=()))
     commit(home, 7)
+    commit(home, 8, by="orders")
     stream_record.accept(home, parity, PRIMARY, 7, "  a customer asked for it ")
+    stream_record.accept(home, parity, PRIMARY, 8, "why")
     record = stream_record.load(home, STREAM)
     assert record is not None
-    assert [(a.table, a.version, a.why) for a in record.accepted] == [(PRIMARY, 7, "a customer asked for it")]
+    accepted = [(a.table, a.version, a.why) for a in record.accepted]
+    assert accepted == [(PRIMARY, 7, "a customer asked for it"), (PRIMARY, 8, "why")]
     assert replace(record, accepted=()) == replace(FULL, accepted=())
 
 
@@ -185,15 +165,6 @@ def test_nothing_is_accepted_while_a_driver_holds_the_stream(home: Settings, mon
     with take(home, STREAM, purpose="session"), pytest.raises(LeaseBusy):
         stream_record.accept(home, parity, PRIMARY, 7, "why")
     assert stream_record.load(home, STREAM) == FULL
-
-
-def test_the_lease_is_free_after_an_exception_was_recorded(home: Settings) -> None:
-    stream_record.save(home, FULL)
-    commit(home, 7)
-    commit(home, 8)
-    accept = functools.partial(stream_record.accept, home, parity, PRIMARY)
-    accept(7, "why")
-    accept(8, "why")
 
 
 def test_of_the_generations_that_are_over_the_newest_keep_their_checkpoints(home: Settings) -> None:

@@ -9,12 +9,6 @@ import pytest
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.topic_records import VoidRange, declare_void, load, under_way_of, void_of
-from tests.conftest import SettingsFactory
-
-
-@pytest.fixture
-def home(settings: SettingsFactory) -> Settings:
-    return settings()
 
 
 def declare(
@@ -29,32 +23,24 @@ def spans(home: Settings) -> tuple[tuple[int, int], ...]:
     return void_of(home, "t", "id").spans.get(0, ())
 
 
-def test_a_topic_of_which_nothing_is_void_has_no_record(home: Settings) -> None:
+def test_a_topic_of_which_nothing_is_void_has_no_record_and_nobody_reads_while_a_plan_appends(home: Settings) -> None:
     declare(home, [1, 2])
     assert load(home, "t") is None and spans(home) == ()
+    declare(home, [1, 2], (10, 20), under_way="a-0001")
+    with pytest.raises(PreflightRefused, match="a-0001 is appending"):
+        spans(home)
+    declare(home, [1, 2])
+    assert spans(home) == ((10, 20),)
 
 
-def test_a_range_holds_while_its_generation_is_on_the_path(home: Settings) -> None:
+def test_a_range_holds_while_its_generation_is_on_the_path_and_is_replaced_by_the_same_plan(home: Settings) -> None:
+    declare(home, [1, 2], (10, 25))
     declare(home, [1, 2], (10, 20))
     assert spans(home) == ((10, 20),)
     declare(home, [1, 3], (20, 40), generation=3, plan="a-0002")  # an undo
     assert spans(home) == ((20, 40),)
     declare(home, [1, 2, 4], (40, 50), generation=4, plan="a-0003")  # and that one undone
     assert spans(home) == ((10, 20), (40, 50))
-
-
-def test_declaring_again_replaces_the_ranges_of_the_same_plan(home: Settings) -> None:
-    declare(home, [1, 2], (10, 20))
-    declare(home, [1, 2], (10, 25))
-    assert spans(home) == ((10, 25),)
-
-
-def test_nobody_reads_while_a_plan_appends(home: Settings) -> None:
-    declare(home, [1, 2], (10, 20), under_way="a-0001")
-    with pytest.raises(PreflightRefused, match="a-0001 is appending"):
-        spans(home)
-    declare(home, [1, 2])
-    assert spans(home) == ((10, 20),)
 
 
 def test_a_topic_that_was_made_anew_has_no_void_ranges(home: Settings) -> None:
