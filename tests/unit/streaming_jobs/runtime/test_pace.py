@@ -58,7 +58,7 @@ def test_more_records_never_cost_less_than_half_as_many() -> None:
     assert costs[0] < 0.15 and costs[-1] > 0.9
 
 
-def test_batches_without_records_between_full_ones_change_nothing() -> None:
+def test_a_quiet_hour_and_batches_without_records_change_nothing_for_a_burst() -> None:
     """Spark makes one when a watermark moves."""
     clock = Clock()
     pause = Pause(timedelta(seconds=2), clock)
@@ -67,6 +67,13 @@ def test_batches_without_records_between_full_ones_change_nothing() -> None:
             started = clock.now
             clock.now += 0.3
             assert pause.after(records, started) == 0.0
+    clock = Clock()
+    pause = Pause(timedelta(seconds=2), clock)
+    pause.after(1, clock.now)
+    clock.now += 3600
+    started = clock.now
+    clock.now += 0.5
+    assert pause.after(300_000, started) == 0.0
 
 
 def test_nothing_waits_after_the_first_batch_which_is_slow_and_has_what_little_there_was_when_it_began() -> None:
@@ -76,16 +83,6 @@ def test_nothing_waits_after_the_first_batch_which_is_slow_and_has_what_little_t
         started = clock.now
         clock.now += 4.0
         assert pause.after(records, started) == 0.0
-
-
-def test_after_a_quiet_hour_a_burst_is_not_taken_for_a_trickle() -> None:
-    clock = Clock()
-    pause = Pause(timedelta(seconds=2), clock)
-    pause.after(1, clock.now)
-    clock.now += 3600
-    started = clock.now
-    clock.now += 0.5
-    assert pause.after(300_000, started) == 0.0
 
 
 def test_the_longest_pause_is_a_setting_with_a_default_by_pace() -> None:

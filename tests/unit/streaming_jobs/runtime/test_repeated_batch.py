@@ -90,7 +90,9 @@ def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_commit
 ONE = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
 
 
-def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(disk: Disk) -> None:
+def test_files_that_are_in_the_table_are_no_leftover_and_rows_that_the_driver_does_not_see_are_refused(
+    disk: Disk,
+) -> None:
     sink = disk.sinks[PRIMARY]
     by_executors(sink, ONE)
     (died,) = (sink.path / "g0001").iterdir()
@@ -98,11 +100,7 @@ def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(disk: Disk) 
     assert not died.exists()
     by_executors(sink, ONE)
     assert numbers(disk, PRIMARY) == [1]
-
-
-def test_rows_on_a_disk_that_the_driver_does_not_see_are_refused(disk: Disk) -> None:
-    """As on a cluster without a shared file system: committed, the batch would be empty and its records lost."""
-    sink = disk.sinks[PRIMARY]
+    # As on a cluster without a shared file system: committed, the batch would be empty and its records lost.
     with pytest.raises(PermanentError, match="the executors wrote 1 row for table .* have 0 as the driver sees them"):
         by_executors(sink, ONE, after=lambda: shutil.rmtree(sink.path / "g0001"))
 
@@ -138,42 +136,30 @@ def test_dead_letters_written_by_earlier_code_are_kept_counted_and_told(disk: Di
     assert made.note == f"mixed batch: {DEAD_LETTERS} was written by an earlier version of the code"
 
 
-def test_a_batch_in_the_primary_with_other_offsets_stops_the_stream(disk: Disk, start: Start) -> None:
-    driver = start()
-    wider = replace(offsets(0), end={0: 99, 1: 5})
-    append(driver.sinks[PRIMARY], entry(0, offsets=(wider,)), pa.table({"k": ["x"], "n": [2]}))
-    with pytest.raises(LedgerConflict, match=r"is in table evens with offsets things .*99.* the checkpoint has things"):
-        driver.run(0)
-    assert driver.commits == []
-
-
-def test_a_batch_in_a_secondary_table_with_other_offsets_stops_the_stream_before_the_primary(
-    disk: Disk, start: Start
+@pytest.mark.parametrize("table", [PRIMARY, SECONDARY])
+def test_a_batch_in_a_table_with_other_offsets_stops_the_stream_before_any_commit(
+    disk: Disk, start: Start, table: str
 ) -> None:
     driver = start()
-    narrower = replace(offsets(0), end={0: 9, 1: 5})
-    append(driver.sinks[SECONDARY], entry(0, SECONDARY, offsets=(narrower,)), pa.table({"k": ["x"], "n": [1]}))
-    with pytest.raises(LedgerConflict, match=f"table {SECONDARY}"):
+    other = replace(offsets(0), end={0: 99, 1: 5})
+    append(driver.sinks[table], entry(0, table, offsets=(other,)), pa.table({"k": ["x"], "n": [2]}))
+    text = rf"is in table {table} with offsets things .*99.* the checkpoint has things"
+    with pytest.raises(LedgerConflict, match=text):
         driver.run(0)
-    assert numbers(disk, PRIMARY) == []
-    assert driver.pipeline.failure is not None
+    assert driver.commits == [] and driver.pipeline.failure is not None
 
 
-def test_a_table_that_is_ahead_of_the_checkpoint_stops_the_stream(start: Start) -> None:
+def test_a_table_ahead_of_the_checkpoint_or_a_newer_generation_stops_the_stream(start: Start, disk: Disk) -> None:
     driver = start()
     append(driver.sinks[PRIMARY], entry(5), pa.table({"k": ["x"], "n": [2]}))
     with pytest.raises(LedgerConflict, match="its log does not show what g0001 batch 0 read"):
         driver.run(0)
-
-
-def test_a_driver_of_an_older_generation_writes_nothing(disk: Disk, start: Start) -> None:
-    driver = start()
     fence = entry(-1, kind="fence", generation=2, plan="r1")
     for sink in driver.sinks.values():
         sink.commit(replace(fence, table=sink.name), lambda *_: None)
     with pytest.raises(Fenced):
         driver.run(0)
-    assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == ([], [])
+    assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == ([2], []), "the driver has written nothing"
 
 
 def test_a_batch_half_written_by_earlier_code_is_finished_and_told(disk: Disk, start: Start) -> None:

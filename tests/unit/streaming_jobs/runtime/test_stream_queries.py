@@ -43,13 +43,26 @@ def test_a_connection_that_was_given_is_the_one_that_is_used(settings: SettingsF
     assert queries.connection is given
 
 
-def test_a_topic_that_is_recreated_under_a_running_stream_stops_it_before_the_commit(settings: SettingsFactory) -> None:
+def test_a_topic_that_is_recreated_under_a_running_stream_stops_it_before_the_commit_and_a_broker_away_does_not(
+    settings: SettingsFactory,
+) -> None:
     topics = FakeTopics()
     TopicIdCheck(parity, settings(), topics)(record())
     assert topics.info is not None
     topics.info = replace(topics.info, id="new")
     with pytest.raises(OffsetsLost, match="was deleted and made anew while"):
         TopicIdCheck(parity, settings(), topics)(record())
+
+    class Away(FakeTopics):
+        def describe(self, name: str) -> Any:
+            raise BrokerUnreachable("no broker")
+
+    TopicIdCheck(parity, settings(), Away())(record())
+    topics: Any = FakeTopics()
+    check = SparkQueries(settings(), connection=Connection({}, topics, topics)).before_commit(parity)
+    topics.info = replace(topics.info, id="new")
+    with pytest.raises(OffsetsLost, match="was deleted and made anew while stream parity was reading it"):
+        check(record())
 
 
 def test_a_topic_that_the_broker_does_not_know_was_deleted_only_if_that_lasts(
@@ -64,14 +77,6 @@ def test_a_topic_that_the_broker_does_not_know_was_deleted_only_if_that_lasts(
     with pytest.raises(OffsetsLost, match="was deleted while"):
         clock.now += 10
         check(record())
-
-
-def test_a_broker_that_is_away_does_not_stop_a_batch_that_was_read(settings: SettingsFactory) -> None:
-    class Away(FakeTopics):
-        def describe(self, name: str) -> Any:
-            raise BrokerUnreachable("no broker")
-
-    TopicIdCheck(parity, settings(), Away())(record())
 
 
 def test_topics_are_asked_for_at_most_once_a_second(settings: SettingsFactory, clock: Clock) -> None:
@@ -89,11 +94,3 @@ def test_topics_are_asked_for_at_most_once_a_second(settings: SettingsFactory, c
     clock.now += 2
     check(record())
     assert len(described) == 2
-
-
-def test_a_query_over_kafka_checks_its_topics_before_each_commit(settings: SettingsFactory) -> None:
-    topics: Any = FakeTopics()
-    check = SparkQueries(settings(), connection=Connection({}, topics, topics)).before_commit(parity)
-    topics.info = replace(topics.info, id="new")
-    with pytest.raises(OffsetsLost, match="was deleted and made anew while stream parity was reading it"):
-        check(record())
