@@ -29,9 +29,12 @@ def test_equal_rows_are_no_difference_whatever_they_hold(value: Any) -> None:
     assert not compare_rows(one, one.take([1, 0]))
 
 
-def test_a_row_that_is_there_once_too_often_or_too_seldom_is_told() -> None:
+def test_a_row_too_often_or_too_seldom_and_what_differs_in_a_key_is_told_and_no_difference_has_no_words() -> None:
     difference = words(table(("a", 1), ("a", 1), ("b", 2)), table(("a", 1), ("b", 2), ("b", 2)))
     assert difference == "1 rows missing, first k=a v=1; 1 rows not expected, first k=b v=2"
+    difference = words(table(("a", 1), ("b", 2)), table(("a", 1), ("b", 3)), keys=("k",))
+    assert difference == "1 row differs, first k=b: v is 3 instead of 2"
+    assert not RowDifference(("k",), {}, {}) and RowDifference(("k",), {}, {}).words() == []
 
 
 def test_zero_and_minus_zero_are_equal_and_null_is_no_zero() -> None:
@@ -84,12 +87,3 @@ def test_floats_inside_of_a_value_may_differ_by_the_tolerance(kind: pa.DataType,
     assert not compare_rows(held(kind, made(1000.0)), held(kind, made(near)), 1e-9)
     assert compare_rows(held(kind, made(1000.0)), held(kind, made(near)))
     assert compare_rows(held(kind, made(1000.0)), held(kind, made(far)), 1e-9)
-
-
-def test_rows_of_one_key_are_told_by_what_differs() -> None:
-    difference = words(table(("a", 1), ("b", 2)), table(("a", 1), ("b", 3)), keys=("k",))
-    assert difference == "1 row differs, first k=b: v is 3 instead of 2"
-
-
-def test_no_difference_is_falsy_and_has_no_words() -> None:
-    assert not RowDifference(("k",), {}, {}) and RowDifference(("k",), {}, {}).words() == []

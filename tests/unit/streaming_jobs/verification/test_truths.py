@@ -129,12 +129,10 @@ def test_each_source_is_given_under_its_name_or_all_as_one(table: Path) -> None:
         compared(table, misnamed)
 
 
-def test_what_the_topic_no_longer_holds_cannot_be_compared(table: Path) -> None:
+def test_what_cannot_be_compared_says_why(table: Path) -> None:
     comparison = compared(table, Truth("hours", lambda records: windows(2)), low=1)
     assert comparison.verdict == "unproved" and "no longer holds the records before orders-0 1" in comparison.text
 
-
-def test_a_truth_that_can_say_nothing_says_why(table: Path) -> None:
     @truth("hours")
     def shrug(records: Iterable[Record]) -> Any:
         raise NotComparable("these are not our records")

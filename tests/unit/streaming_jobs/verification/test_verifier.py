@@ -130,12 +130,9 @@ def test_a_commit_without_its_transaction_is_told(tables: Path) -> None:
     assert "carries the transaction None" in told(tables, TOTALS)
 
 
-def test_a_topic_made_anew_is_told(tables: Path) -> None:
+def test_a_topic_made_anew_or_one_that_ends_before_the_entries_is_told(tables: Path) -> None:
     anew = {TOPIC: replace(topic()[TOPIC], topic_id="another")}
     assert "was made from topic flights with id" in told(tables, TOTALS, topics=anew)
-
-
-def test_a_topic_that_ends_before_the_entries_is_told(tables: Path) -> None:
     faults = told(tables, TOTALS, topics=topic(BATCHES - 1))
     assert "its entries cover flights-0 30..39, which the topic does not hold" in faults
 
