@@ -9,9 +9,24 @@ from typing import Literal
 import pytest
 
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
-from streaming_jobs.preflight.findings import StartFinding, enforce
+from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.preflight.findings import StartFinding, enforce, not_deployed
 from streaming_jobs.preflight.rules import check_start
-from tests.support.worlds import PRIMARY, SECONDARY, entry, foreign, settled, with_table, with_topic
+from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.state.stream_history import Deploy
+from streaming_jobs.state.stream_record import CodeSince
+from tests.support.worlds import (
+    CODE,
+    PRIMARY,
+    SECONDARY,
+    entry,
+    foreign,
+    fresh,
+    record,
+    settled,
+    with_table,
+    with_topic,
+)
 
 Severity = Literal["refuse", "lost", "warn"]
 
@@ -52,24 +67,21 @@ def finding(severity: Severity, text: str, step: str = "do this") -> StartFindin
     return StartFinding(severity, text, step)
 
 
-def test_nothing_found_lets_the_stream_start() -> None:
+def test_warnings_alone_or_nothing_let_the_stream_start_and_lost_records_are_an_error_of_their_own() -> None:
     assert enforce([]) == []
-
-
-def test_warnings_alone_let_the_stream_start_and_are_told() -> None:
     assert enforce([finding("warn", "short retention", "set it")]) == ["short retention: set it"]
-
-
-def test_lost_records_alone_are_an_error_of_their_own() -> None:
     with pytest.raises(OffsetsLost, match="offsets 1 to 2 are gone"):
         enforce([finding("lost", "offsets 1 to 2 are gone"), finding("warn", "short retention")])
 
 
-def test_lost_records_with_something_else_are_a_refusal_that_says_both() -> None:
+def test_lost_records_with_something_else_are_a_permanent_refusal_that_says_both_and_one_step_once() -> None:
     with pytest.raises(PreflightRefused) as refused:
         enforce([finding("lost", "gone", "start over"), finding("refuse", "restored", "undo it"), finding("warn", "w")])
     assert refused.value.found == "gone; restored"
     assert refused.value.next_step == "start over; or undo it"
+    with pytest.raises(PreflightRefused) as refused:
+        enforce([finding("refuse", "a")])
+    assert refused.value.exit_code == 78
 
 
 def test_one_step_for_several_findings_is_said_once() -> None:
@@ -78,7 +90,31 @@ def test_one_step_for_several_findings_is_said_once() -> None:
     assert refused.value.next_step == "do this"
 
 
-def test_a_refusal_is_permanent_so_nothing_tries_again_by_itself() -> None:
-    with pytest.raises(PreflightRefused) as refused:
-        enforce([finding("refuse", "a")])
-    assert refused.value.exit_code == 78
+NEW = CodeVersion("2-0a1b2c3d4e5f", "0.1.0", "0a1b2c3d4e5f")
+RAN = replace(settled(7), record=record(code=(CodeSince(CODE.hash, CODE.package, 1, 0, 1.7e9),)))
+PUBLISHED = with_table(RAN, PRIMARY, entry=replace(entry(7), kind="publish", code=NEW))
+
+
+def deployed(after: str) -> Deploy:
+    return Deploy(1.7e9, CODE.hash, after, "anna")
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "code", "last", "starts"),
+    [
+        (fresh(), NEW, None, True),
+        (RAN, CODE, None, True),
+        (RAN, CODE._replace(package="0.2.0"), None, True),
+        (RAN, CODE, deployed("2-ffffffffffff"), True),
+        (RAN, NEW, deployed(NEW.hash), True),
+        (RAN, NEW, deployed(NEW.formerly), True),
+        (PUBLISHED, NEW, None, True),
+        (RAN, NEW, None, False),
+        (RAN, NEW, deployed("2-ffffffffffff"), False),
+        (with_table(RAN, PRIMARY, entry=replace(entry(7), kind="slice", code=NEW)), NEW, None, False),
+    ],
+)
+def test_other_code_starts_only_after_a_deploy_or_a_recovery(
+    snapshot: StreamSnapshot, code: CodeVersion, last: Deploy | None, starts: bool
+) -> None:
+    assert bool(list(not_deployed(snapshot, code, last))) is not starts

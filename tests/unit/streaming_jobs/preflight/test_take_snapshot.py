@@ -45,15 +45,12 @@ def disk(settings: SettingsFactory) -> Disk:
     return Disk(settings())
 
 
-def test_a_stream_has_its_primary_table_first_and_its_dead_letters_last() -> None:
+def test_before_the_first_start_there_is_nothing_but_the_topic_and_tables_in_their_order(disk: Disk) -> None:
     assert [(t.name, role) for t, role in all_tables(parity)] == [
         (PRIMARY, "primary"),
         (SECONDARY, "secondary"),
         (DEAD_LETTERS, "secondary"),
     ]
-
-
-def test_before_the_first_start_there_is_nothing_but_the_topic(disk: Disk) -> None:
     snapshot = disk.snapshot()
     assert snapshot.record is None
     assert [(t.table_id, t.txn, t.entry) for t in snapshot.tables] == [(None, None, None)] * 3
@@ -308,14 +305,11 @@ def test_a_table_that_is_rarely_written_needs_no_entry_in_its_log(disk: Disk) ->
     assert disk.findings() == []
 
 
-def test_the_topic_is_seen_with_id_offsets_and_retention(disk: Disk) -> None:
+def test_the_topic_and_the_planned_batch_are_seen_with_offsets_id_and_retention(disk: Disk) -> None:
     disk.topics.info = TopicInfo(TOPIC, TOPIC_ID, 2, 604_800_000, "delete")
     topic = disk.snapshot().topics[0]
     assert (topic.topic_id, topic.earliest, topic.retention_ms) == (TOPIC_ID, {0: 0, 1: 0}, 604_800_000)
     assert [f.severity for f in disk.findings()] == ["warn"]
-
-
-def test_where_a_planned_batch_starts_and_ends_is_seen(disk: Disk) -> None:
     disk.open().run(0, 1)
     disk.plan(2)
     checkpoint = disk.snapshot().checkpoint

@@ -70,21 +70,15 @@ def test_retention_that_moves_after_the_look_is_found_out_and_nothing_is_read_tw
     assert len(set(found)) == len(found) and len(archive.asked) == 1 and not looks
 
 
-def test_without_an_archive_offsets_that_are_gone_are_an_error_as_ever() -> None:
+def test_what_an_archive_does_not_have_either_is_an_error_with_its_offsets() -> None:
     with pytest.raises(OffsetsLost, match="no longer in the topic"):
         list(read_ranges(reader(kafka(WITH_GAPS, {0: 100, 1: 100}, {0: 30})), {0: (5, 90)}, 10))
-
-
-def test_what_is_in_neither_place_is_an_error_with_its_offsets() -> None:
     archive = MemoryArchive(WITH_GAPS, {0: (0, 50)})
     consumer = kafka(WITH_GAPS, {0: 100, 1: 100}, {0: 60})
     with pytest.raises(OffsetsLost, match=r"offsets 50 to 59 of topic things, partition 0, are gone: archive "):
         list(read_ranges(reader(consumer), {0: (5, 90)}, 10, archive, {0: 60}, lambda: {0: 60}))
     assert archive.asked == [], "nothing of a range is read that is not whole"
-
-
-def test_an_archive_that_cannot_help_leaves_kafkas_error() -> None:
-    """The broker says that offsets are gone, and that it begins before them: reading again would never end."""
+    # The broker says that offsets are gone, and that it begins before them: reading again would never end.
     consumer = kafka(WITH_GAPS, {0: 100, 1: 100}, {0: 60})
     archive = MemoryArchive(WITH_GAPS, {0: (0, 100)})
     with pytest.raises(OffsetsLost, match="no longer in the topic"):
@@ -113,12 +107,9 @@ def test_a_hole_is_what_neither_has(begin: int, first: int, covered: Span | None
         )
 
 
-def test_the_first_offset_that_can_be_read_is_before_no_hole() -> None:
+def test_ranges_part_where_kafka_begins_and_the_first_offset_is_before_no_hole() -> None:
+    spans: dict[int, Span] = {0: (0, 10), 1: (5, 9), 2: (0, 3)}
+    assert parted(spans, {0: 4, 1: 5, 2: 9}) == ({0: (0, 4), 2: (0, 3)}, {0: (4, 10), 1: (5, 9)})
     first = {0: 50, 1: 50, 2: 50, 3: 50, 4: 0}
     bounds = {0: (10, 50), 1: (10, 49), 2: (10, 90), 3: (60, 90), 4: (0, 9)}
     assert readable_from(first, bounds) == {0: 10, 1: 50, 2: 10, 3: 50, 4: 0}
-
-
-def test_ranges_part_where_kafka_begins() -> None:
-    spans: dict[int, Span] = {0: (0, 10), 1: (5, 9), 2: (0, 3)}
-    assert parted(spans, {0: 4, 1: 5, 2: 9}) == ({0: (0, 4), 2: (0, 3)}, {0: (4, 10), 1: (5, 9)})

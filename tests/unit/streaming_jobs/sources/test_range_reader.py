@@ -39,35 +39,12 @@ def places(partition: int, *offsets: int) -> list[tuple[int, int]]:
     return [(partition, offset) for offset in offsets]
 
 
-def test_a_range_is_read_and_what_follows_it_is_kept_for_the_next_one() -> None:
+def test_a_range_is_read_and_what_follows_is_kept_for_the_next_one_which_may_be_further_on() -> None:
     consumer = MemoryConsumer({0: log(0, *range(10)), 1: log(1, *range(10))})
     reading = reader(consumer)
     assert read(reading, {0: (2, 5), 1: (0, 4)}) == [*places(0, 2, 3, 4), *places(1, 0, 1, 2, 3)]
     assert read(reading, {0: (5, 10), 1: (4, 5)}) == [*places(0, 5, 6, 7, 8, 9), *places(1, 4)]
     assert [call for call in consumer.calls if call[0] != "consume"] == [("assign", {0: 2, 1: 0})], "nothing came twice"
-
-
-@pytest.mark.parametrize("end", [4, 5, 6, 9])
-def test_a_gap_at_the_end_of_a_range_is_no_missing_record(end: int) -> None:
-    consumer = MemoryConsumer({0: log(0, 0, 1, 3)}, ends={0: 9})
-    assert read(reader(consumer), {0: (0, end)}) == places(0, 0, 1, 3)
-
-
-def test_a_range_of_transaction_markers_only_is_empty_and_at_its_end() -> None:
-    consumer = MemoryConsumer({0: log(0, 0, 7)}, ends={0: 8})
-    reading = reader(consumer)
-    assert read(reading, {0: (1, 5)}) == [] == read(reading, {0: (5, 7)})
-    assert read(reading, {0: (7, 8)}) == places(0, 7)
-
-
-def test_a_range_that_is_asked_for_again_is_read_again() -> None:
-    consumer = MemoryConsumer({0: log(0, *range(10))})
-    reading = reader(consumer)
-    for _ in range(3):
-        assert read(reading, {0: (3, 8)}) == places(0, 3, 4, 5, 6, 7)
-
-
-def test_a_range_further_on_skips_what_lies_between() -> None:
     consumer = MemoryConsumer({0: log(0, *range(30))}, most=4)
     reading = reader(consumer)
     assert read(reading, {0: (0, 2)}) == places(0, 0, 1)
@@ -102,13 +79,10 @@ def test_a_partition_that_runs_far_ahead_of_another_is_given_back() -> None:
     assert read(reading, {0: (5, 8)}) == places(0, 5, 6, 7)
 
 
-def test_offsets_that_retention_took_are_lost_and_not_skipped() -> None:
+def test_offsets_that_are_gone_or_beyond_the_end_are_lost_and_not_skipped() -> None:
     consumer = MemoryConsumer({0: log(0, 50, 51)}, first={0: 50})
     with pytest.raises(OffsetsLost, match=f"offset 10 of {TOPIC} partition 0 is no longer in the topic"):
         read(reader(consumer), {0: (10, 51)})
-
-
-def test_a_topic_that_ends_before_the_range_has_lost_records() -> None:
     consumer = MemoryConsumer({0: log(0, 0, 1)})
     with pytest.raises(OffsetsLost, match="partition 0 ends at offset 2, and the batch at 9"):
         read(reader(consumer), {0: (0, 9)})
@@ -206,12 +180,24 @@ def test_no_group_is_needed() -> None:
     assert read(reader(consumer, 5), {0: (0, 1)}) == places(0, 0)
 
 
-def test_forbidden_reading_is_permanent_and_other_errors_pass() -> None:
+def test_forbidden_reading_and_a_failing_client_are_permanent_and_other_errors_pass() -> None:
     consumer = MemoryConsumer({0: log(0, 0, 1)}, failures=[failure(KafkaError.LEADER_NOT_AVAILABLE)])
     assert read(reader(consumer, 5), {0: (0, 2)}) == places(0, 0, 1)
     consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
     with pytest.raises(PermanentError, match="may not be read"):
         read(reader(consumer, 5), {0: (0, 1)})
+
+    @dataclass
+    class Failing(MemoryConsumer):
+        code: int = KafkaError._FATAL
+
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            raise KafkaException(KafkaError(self.code))
+
+    with pytest.raises(PermanentError, match="may not be read"):
+        read(reader(Failing({0: {}}, code=KafkaError.TOPIC_AUTHORIZATION_FAILED)), {0: (0, 1)})
+    with pytest.raises(TransientError, match="cannot be read"):
+        read(reader(Failing({0: {}})), {0: (0, 1)})
 
 
 def test_a_refused_log_in_is_reported_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,21 +212,7 @@ def test_a_refused_log_in_is_reported_before_the_deadline(monkeypatch: pytest.Mo
         read(reading, {0: (0, 5)})
 
 
-def test_a_failing_client_is_an_error_of_its_own() -> None:
-    @dataclass
-    class Failing(MemoryConsumer):
-        code: int = KafkaError._FATAL
-
-        def consume(self, num_messages: int, timeout: float) -> list[Message]:
-            raise KafkaException(KafkaError(self.code))
-
-    with pytest.raises(PermanentError, match="may not be read"):
-        read(reader(Failing({0: {}}, code=KafkaError.TOPIC_AUTHORIZATION_FAILED)), {0: (0, 1)})
-    with pytest.raises(TransientError, match="cannot be read"):
-        read(reader(Failing({0: {}})), {0: (0, 1)})
-
-
-def test_following_waits_once_and_keeps_the_records_for_the_range() -> None:
+def test_following_waits_once_for_the_records_of_all_partitions_and_keeps_them_for_the_range() -> None:
     consumer = MemoryConsumer({0: log(0, 0, 1, 4), 1: {}}, ends={0: 6})
     reading = reader(consumer)
     assert reading.follow({0: 0, 1: 0}, 0.1, 100) == {0: 6, 1: 0}
@@ -253,8 +225,6 @@ def test_following_waits_once_and_keeps_the_records_for_the_range() -> None:
     reading.close()
     assert consumer.positions == {} and consumer.calls[-1] == ("close",)
 
-
-def test_the_first_records_of_all_partitions_are_followed_together() -> None:
     class Slow(MemoryConsumer):
         def consume(self, num_messages: int, timeout: float) -> list[Message]:
             """One message at a time."""

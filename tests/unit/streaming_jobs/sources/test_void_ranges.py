@@ -33,14 +33,11 @@ def test_a_range_loses_the_void_at_its_ends(span: tuple[int, int], left: tuple[i
     assert VOID.clipped({0: span}) == ({} if left is None else {0: left})
 
 
-def test_a_position_in_a_void_range_goes_on_after_it() -> None:
+def test_a_position_in_a_void_range_goes_on_after_it_and_void_offsets_are_counted() -> None:
     assert VOID.after({0: 10, 1: 7}) == {0: 30, 1: 7}
     assert VOID.after({0: 9}) == {0: 9}
     assert VOID.after({0: 30}) == {0: 30}
     assert VOID.after({0: 49}) == {0: 50}
-
-
-def test_void_offsets_are_counted() -> None:
     assert VOID.count({0: (0, 100), 1: (0, 100)}) == 30
     assert VOID.count({0: (25, 45)}) == 10
 
