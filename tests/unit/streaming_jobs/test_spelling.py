@@ -72,12 +72,6 @@ def test_a_declaration_says_what_was_probably_meant(declare: Callable[[], object
     assert hint in caught.value.next_step
 
 
-def test_a_function_that_names_a_sink_wrongly_is_told_the_right_one() -> None:
-    declared = Stream("s", lambda payments: {"evnes": payments}, {"payments": PAYMENTS}, {"evens": DeltaTable("evens")})
-    with pytest.raises(UsageError, match="did you mean 'evens'"):
-        declared.outputs(payments=object())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("flags", "error", "hint"),
     [
@@ -114,10 +108,13 @@ def test_settings_for_a_stream_that_is_not_declared_are_refused_by_every_command
     assert list(Invocation().topology.streams) == ["airport_hours"]
 
 
-def test_a_stream_that_is_not_there_is_told_with_the_nearest_one() -> None:
+def test_a_stream_or_a_sink_that_is_not_there_is_told_with_the_nearest_one() -> None:
     with pytest.raises(UsageError) as caught:
         Topology.load(["shop_flows"])["airport_houres"]
     assert caught.value.next_step.startswith("did you mean 'airport_hours'?")
+    declared = Stream("s", lambda payments: {"evnes": payments}, {"payments": PAYMENTS}, {"evens": DeltaTable("evens")})
+    with pytest.raises(UsageError, match="did you mean 'evens'"):
+        declared.outputs(payments=object())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -136,16 +133,13 @@ def test_an_argument_that_no_declaration_has_is_told_with_the_nearest_one(projec
     assert hint in caught.value.next_step
 
 
-def test_one_of_a_thing_is_told_as_one() -> None:
-    assert [counted(n, "row") for n in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
-    assert [counted(n, "row", "differs", "differ") for n in (1, 2)] == ["1 row differs", "2 rows differ"]
-
-
-def test_the_nearest_name_is_near() -> None:
+def test_the_nearest_name_is_near_and_one_of_a_thing_is_told_as_one() -> None:
     assert nearest("Trigger", ["trigger", "start"]) == "trigger"
     assert nearest("zzz", ["trigger", "start"]) is None
     assert instead("zzz", ["trigger", "start"]) == "there are: trigger, start"
     assert instead("zzz", []) == "there are none"
+    assert [counted(n, "row") for n in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert [counted(n, "row", "differs", "differ") for n in (1, 2)] == ["1 row differs", "2 rows differ"]
 
 
 def test_a_folder_without_flows_says_whose_streams_are_shown(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

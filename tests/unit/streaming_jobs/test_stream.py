@@ -43,14 +43,11 @@ def declare(**changes: Any) -> Stream:
     return stream(**{"source": THINGS, "sink": DeltaTable("out"), **changes})(identity)
 
 
-def test_a_stream_is_named_and_described_by_its_function() -> None:
+def test_a_stream_is_named_and_described_by_its_function_and_still_is_it() -> None:
     made = declare(owners=["team@example.org"])
     assert (made.name, made.description) == ("identity", "What comes goes.\n\nUnchanged.")
     assert made.owners == ("team@example.org",)
     assert declare(name="other").name == "other"
-
-
-def test_a_stream_is_still_its_function() -> None:
     made = declare()
     assert made(5) == made(things=5) == 5
     assert made.function is identity
@@ -101,16 +98,15 @@ def test_a_stream_without_a_sink_is_refused() -> None:
         declare(sink={})
 
 
-def test_a_single_output_goes_to_the_single_sink() -> None:
-    assert declare().outputs(things=7) == {"out": 7}  # type: ignore[arg-type, comparison-overlap]
-
-
 @pytest.mark.parametrize("returned", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {}])
-def test_outputs_that_are_not_the_sinks_are_refused_and_named(returned: dict[str, int]) -> None:
+def test_outputs_that_are_not_the_sinks_are_refused_and_a_single_one_goes_to_the_single_sink(
+    returned: dict[str, int],
+) -> None:
     made = declare(sink={"a": DeltaTable("a"), "b": DeltaTable("b")})
     with pytest.raises(UsageError, match=r"its sinks are \['a', 'b'\]"):
         made.outputs(things=returned)  # type: ignore[arg-type]
     assert made.outputs(things={"b": 2, "a": 1}) == {"a": 1, "b": 2}  # type: ignore[arg-type, comparison-overlap]
+    assert declare().outputs(things=7) == {"out": 7}  # type: ignore[arg-type, comparison-overlap]
 
 
 @pytest.mark.parametrize("name", ["", "1st", "Orders", "or-ders", "a.b", "../x", "a b", "ö", "a" * 64, "a\n"])
@@ -211,11 +207,6 @@ def test_a_column_that_cannot_be_quoted_or_is_ours_is_refused(name: str) -> None
         assert refused.value.next_step == "rename the column"
 
 
-def test_a_lateness_that_is_no_duration_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="'a while' is not a duration"):
-        KafkaTopic("t", value=NoBytes(), lateness="a while", event_time="n")
-
-
 @pytest.mark.parametrize(
     ("make", "place"),
     [
@@ -231,12 +222,23 @@ def test_what_is_no_duration_is_named_with_its_topic_or_table_and_option(make: D
         make()
 
 
-def test_the_delay_is_the_lateness_as_a_duration() -> None:
+def test_how_late_and_how_far_ahead_an_event_time_may_be_is_declared_with_it() -> None:
     assert KafkaTopic("t", value=NoBytes(TIMED), event_time="at", lateness="6 hours").delay == timedelta(hours=6)
     assert THINGS.delay is None
+    made = KafkaTopic("t", value=NoBytes(TIMED), event_time="at", lateness="6 hours")
+    assert made.ahead == timedelta(days=1)
+    assert replace(made, max_ahead="10 minutes").ahead == timedelta(minutes=10)
+    assert replace(made, max_ahead=None).ahead is None
+    assert KafkaTopic("t", value=NoBytes()).ahead is None, "there is no event time"
+    with pytest.raises(ConfigurationError, match="is not a duration"):
+        replace(made, max_ahead="soon")
 
 
-def test_a_table_whose_deletes_have_an_order_has_another_one_that_remembers_them() -> None:
+def test_a_table_with_keys_is_an_upsert_and_one_whose_deletes_have_an_order_has_another_that_remembers_them() -> None:
+    table = DeltaTable("t", schema=OUTPUT, keys=["k"], order_by=["n"], partition_by=["k"])
+    assert (table.mode, table.keys, table.order_by, table.partition_by) == ("upsert", ("k",), ("n",), ("k",))
+    assert DeltaTable("t").mode == "append"
+    assert hash(DeltaTable("t", keys=["k"])) == hash(DeltaTable("t", keys=("k",)))
     table = DeltaTable("t", keys=["k"], order_by=["n"], delete_when="n < 0", deletes_kept="2 days")
     deletes = table.deletes
     assert deletes is not None
@@ -251,38 +253,18 @@ def test_a_table_whose_deletes_have_an_order_has_another_one_that_remembers_them
     assert DeltaTable("t", keys=["k"], order_by=["n"]).deletes is None
 
 
-def test_a_table_with_keys_is_an_upsert_and_lists_become_tuples() -> None:
-    table = DeltaTable("t", schema=OUTPUT, keys=["k"], order_by=["n"], partition_by=["k"])
-    assert (table.mode, table.keys, table.order_by, table.partition_by) == ("upsert", ("k",), ("n",), ("k",))
-    assert DeltaTable("t").mode == "append"
-    assert hash(DeltaTable("t", keys=["k"])) == hash(DeltaTable("t", keys=("k",)))
-
-
 def test_a_field_of_the_format_may_have_any_other_name() -> None:
     value = NoBytes(StructType([StructField("a b", StringType())]))
     assert KafkaTopic("t", value=value).value.schema.fieldNames() == ["a b"]
 
 
-def test_how_far_ahead_an_event_time_may_lie_is_declared_with_it() -> None:
-    made = KafkaTopic("t", value=NoBytes(TIMED), event_time="at", lateness="6 hours")
-    assert made.ahead == timedelta(days=1)
-    assert replace(made, max_ahead="10 minutes").ahead == timedelta(minutes=10)
-    assert replace(made, max_ahead=None).ahead is None
-    assert KafkaTopic("t", value=NoBytes()).ahead is None, "there is no event time"
-    with pytest.raises(ConfigurationError, match="is not a duration"):
-        replace(made, max_ahead="soon")
-
-
-def test_results_are_emitted_as_the_sink_declares_and_by_default_as_its_keys_suggest() -> None:
+def test_results_are_emitted_as_the_sink_declares_or_its_keys_suggest_and_what_makes_no_sense_is_refused() -> None:
     assert emits(DeltaTable("t")) == emits(DeltaTable("t", emit="close")) == "close"
     assert emits(DeltaTable("t", keys=["k"])) == emits(DeltaTable("t", keys=["k"], emit="update")) == "update"
     final = DeltaTable("t", keys=["k"], emit="close")
     assert emits(final) == "close" and final.mode == "upsert"
     assert "-> table t (primary, upsert by k, emit on close)" in describe(Topology.of([declare(sink=final)]))
     assert code_version(declare(sink=final), ()) != code_version(declare(sink=DeltaTable("t", keys=["k"])), ())
-
-
-def test_an_emit_that_makes_no_sense_is_refused_with_the_remedy() -> None:
     with pytest.raises(UsageError, match="without keys every one of these rows would stay") as refused:
         DeltaTable("t", emit="update")
     assert refused.value.next_step == "name the keys, or write emit='close' for final results"

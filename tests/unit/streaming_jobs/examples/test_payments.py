@@ -62,15 +62,12 @@ def test_values_and_durations_are_those_that_are_declared() -> None:
     assert streams.PAYMENTS.max_ahead is not None and parse_duration(streams.PAYMENTS.max_ahead) <= streams.LATENESS
 
 
-def test_the_two_streams_are_one_topology_in_order() -> None:
+def test_the_two_streams_are_one_topology_in_order_and_their_picture_in_the_docs_is_drawn() -> None:
     topology = Topology.load(["streaming_jobs.examples.payments.streams"])
     graph = Graph.of(topology.streams.values())
     assert len(graph.parts()) == 1
     assert graph.downstream(["payment_parts"]) == ["payment_parts", "payment_totals"]
     text = describe(topology)
     assert "-> topic payment_parts (secondary, exactly once, key account), read by payment_totals" in text
-
-
-def test_the_picture_in_the_docs_is_the_one_that_is_drawn() -> None:
     graph = Graph.of(Topology.load(["streaming_jobs.examples.payments.streams"]).streams.values())
     assert (ROOT / "docs" / "images" / "payments.svg").read_text() == draw(graph)

@@ -1,19 +1,33 @@
-"""A runtime gives a session, and ends only what it has started. Processes that sleep stand for JVMs."""
+"""A runtime gives a session whose executors share the folders, and ends only what it has started.
+
+Processes that sleep stand for JVMs, functions for executors.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.cloudpickle import dumps, loads
 
-from streaming_jobs.errors import SetupError, TransientError
-from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime
+from streaming_jobs.errors import PermanentError, SetupError, TransientError
+from streaming_jobs.platform.runtime import (
+    Answer,
+    ExistingSpark,
+    LocalSpark,
+    Runtime,
+    Task,
+    check_shared,
+    in_this_process,
+)
 from streaming_jobs.settings import Settings
 from streaming_jobs.testing import MemoryRuntime
 from tests.conftest import SettingsFactory
@@ -285,3 +299,115 @@ def test_a_runtime_names_no_process_before_its_start_and_after_an_orderly_end(ru
     assert runtime.jvm is not None and runtime.failure() is None
     runtime.stop()
     assert runtime.jvm is None
+
+
+@dataclass
+class Machines:
+    """One executor on each; `arriving` tells how many are there at each run, `on` puts a task on its machine."""
+
+    hosts: Sequence[str]
+    on: Callable[[str], Callable[[], object]] = lambda _: contextmanager(lambda: iter([None]))
+    arriving: list[int] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def count(self) -> int:
+        return len(self.hosts)
+
+    def run(self, task: Task) -> list[Answer]:
+        there = self.hosts[: self.arriving.pop(0) if self.arriving else None]
+        self.asked += there
+        return [answer for host in there for answer in self._answers(host, task)]
+
+    def _answers(self, host: str, task: Task) -> Iterator[Answer]:
+        with self.on(host)():  # type: ignore[attr-defined]
+            for _, place, files in task([]):
+                yield host, place, files
+
+
+def hidden(folder: Path, host: str) -> Callable[[str], Callable[[], object]]:
+    """The machine `host` has no such folder."""
+
+    @contextmanager
+    def without() -> Iterator[None]:
+        away = folder.rename(folder.with_name("away"))
+        yield
+        away.rename(folder)
+
+    @contextmanager
+    def unchanged() -> Iterator[None]:
+        yield
+
+    return lambda asked: without if asked == host else unchanged
+
+
+def left(settings: Settings) -> list[Path]:
+    return [file for folder in (settings.tables, settings.state) for file in folder.iterdir()]
+
+
+def test_executors_that_share_both_folders_leave_nothing_there_and_one_that_is_never_free_is_not_waited_for(
+    settings: SettingsFactory,
+) -> None:
+    machines = Machines(["a", "b"])
+    check_shared(settings(), machines, visible=0)
+    assert machines.asked == ["a", "b"] and not left(settings())
+    machines = Machines(["a", "b"], arriving=[1] * 100)
+    check_shared(settings(), machines, visible=0)
+    assert set(machines.asked) == {"a"}
+
+
+@pytest.mark.parametrize("name", ["tables", "state"])
+def test_a_folder_that_one_executor_does_not_have_is_named_with_its_host(settings: SettingsFactory, name: str) -> None:
+    folder: Path = getattr(settings(), name)
+    with pytest.raises(
+        PermanentError, match=f"executor on b does not share the folder {folder} .*No such file"
+    ) as told:
+        check_shared(settings(), Machines(["a", "b"], hidden(folder, "b")), visible=0)
+    assert "tables_dir and state_dir" in told.value.next_step and not left(settings())
+
+
+def test_a_folder_of_which_an_executor_has_only_a_copy_is_refused(settings: SettingsFactory) -> None:
+    folder = settings().tables
+
+    @contextmanager
+    def copied() -> Iterator[None]:
+        yield
+        for file in folder.glob(".probe-*-*"):
+            file.unlink()
+
+    with pytest.raises(PermanentError, match=f"{folder} .*the driver does not see the executor's file"):
+        check_shared(settings(), Machines(["a"], lambda _: copied), visible=0)
+
+
+def test_executors_that_come_one_after_the_other_are_all_asked(settings: SettingsFactory) -> None:
+    machines = Machines(["a", "b"], hidden(settings().state, "b"), arriving=[1, 1, 2])
+    with pytest.raises(PermanentError, match="executor on b "):
+        check_shared(settings(), machines, visible=0)
+    assert machines.asked == ["a", "a", "a", "b"]
+
+
+ELSEWHERE = """
+import sys
+
+sys.modules["streaming_jobs"] = None
+from pyspark.cloudpickle import loads, dumps
+sys.stdout.buffer.write(dumps([*loads(sys.stdin.buffer.read())([])]))
+"""
+
+
+def test_the_task_runs_where_this_project_is_not_installed(settings: SettingsFactory) -> None:
+    class Elsewhere(Machines):
+        def run(self, task: Task) -> list[Answer]:
+            command = [sys.executable, "-c", ELSEWHERE]
+            ran = subprocess.run(command, input=dumps(task), stdout=subprocess.PIPE, check=True)
+            answers: list[Answer] = loads(ran.stdout)
+            return answers
+
+    check_shared(settings(), Elsewhere(["a"]), visible=0)
+
+
+@pytest.mark.parametrize(
+    ("master", "alone"),
+    [("local", True), ("local[*]", True), ("local[2,4]", True), ("local-cluster[2,1,512]", False), ("yarn", False)],
+)
+def test_a_local_master_has_no_other_executors(master: str, alone: bool) -> None:
+    assert in_this_process(master) is alone

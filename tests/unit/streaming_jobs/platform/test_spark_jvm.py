@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import ConfigurationError, TransientError
-from streaming_jobs.platform.java import Java, as_properties
+from streaming_jobs.platform.java import Java
 from streaming_jobs.platform.spark_jvm import (
     MODULE_OPTIONS,
     Gateway,
@@ -102,10 +102,6 @@ def test_java_reads_any_option_from_its_file(tmp_path: Path) -> None:
         env={**os.environ, "LC_ALL": "C.UTF-8"},
     ).stderr.decode()
     assert f"odd = {ODD}" in asked
-
-
-def test_any_value_survives_a_properties_file() -> None:
-    assert as_properties({"spark.a b": " x\\y\nz=ü"}) == "spark.a\\ b=\\ x\\\\y\\nz=\\u00fc\n"
 
 
 FAKE = """\
@@ -208,13 +204,12 @@ def test_a_jvm_that_ends_before_it_answers_is_told_with_its_exit_code(fake: Fake
         fake.start(MEMORY, {"CODE": str(code)})
 
 
-def test_python_processes_on_this_machine_take_pyspark_from_its_package_and_none_looks_for_data_sources() -> None:
+def test_python_processes_of_this_machine_take_pyspark_from_its_package_and_elsewhere_spark_home_stays(
+    tmp_path: Path,
+) -> None:
     variables = python_of_workers(SPARK, "local[2]", {"SPARK_HOME": "/opt/spark"})
     assert variables == {"SPARK_CONF_DIR": str(SPARK / "conf"), "PYSPARK_DRIVER_PYTHON": "no-package-has-data-sources"}
     assert python_of_workers(SPARK, "local", {"SPARK_CONF_DIR": "/etc/spark"})["SPARK_CONF_DIR"] == "/etc/spark"
-
-
-def test_where_pyspark_is_no_package_or_spark_is_a_cluster_spark_home_stays(tmp_path: Path) -> None:
     assert python_of_workers(SPARK, "spark://host:7077", {}) == {"SPARK_HOME": str(SPARK)}
     assert python_of_workers(tmp_path, "local[2]", {}) == {"SPARK_HOME": str(tmp_path)}
 

@@ -1,4 +1,4 @@
-"""A child and its group: out of the terminal's reach, ended in order, killed whole, and never taken for another's."""
+"""A child, its group and its tree: out of the terminal's reach, ended in order, killed whole, never mistaken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree
 from tests.support.waiting import wait_for
 
 READS_TO_THE_END = "import sys; print('ready', flush=True); sys.stdin.read(); print('the pipe has ended', flush=True)"
@@ -68,10 +68,12 @@ def start(output: Path) -> Iterator[Start]:
         child.kill()
 
 
-def test_a_child_leads_a_group_of_its_own(start: Start) -> None:
+def test_a_child_leads_a_group_of_its_own_and_is_killed_all_the_same_if_it_does_not(start: Start) -> None:
     child = start(STOPS)
     assert os.getpgid(child.pid) == child.pid != os.getpgrp()
     assert os.getsid(child.pid) == child.pid
+    process = subprocess.Popen(["sleep", "10"])  # it leads no group
+    assert ChildProcess(process).kill() == -signal.SIGKILL
 
 
 def test_it_gets_its_environment_folder_and_umask_and_nothing_of_ours(tmp_path: Path, output: Path) -> None:
@@ -99,15 +101,12 @@ def test_it_reads_the_end_of_its_input_when_its_parent_is_killed(tmp_path: Path)
     wait_for(lambda: log.read_text() == "ready\nthe pipe has ended\n", "the child's end")
 
 
-def test_waiting_has_a_deadline(start: Start) -> None:
+def test_an_end_in_order_gives_the_childs_own_exit_code_and_waiting_has_a_deadline(start: Start) -> None:
+    assert start(STOPS).end(20.0) == 7
     child = start(STUBBORN)
     assert child.wait(0.05) is None
     assert child.wait_until_gone(0.05) is None
     assert child.exit_code is None
-
-
-def test_an_end_in_order_is_asked_for_and_gives_the_child_s_own_exit_code(start: Start) -> None:
-    assert start(STOPS).end(20.0) == 7
 
 
 def test_a_child_that_does_not_end_in_time_is_killed(start: Start) -> None:
@@ -165,11 +164,6 @@ def test_a_pid_that_another_process_has_by_now_is_left_alone(start: Start) -> No
     assert other.wait(0.3) is None
 
 
-def test_a_child_whose_group_cannot_be_signalled_is_killed_all_the_same() -> None:
-    process = subprocess.Popen(["sleep", "10"])  # it leads no group
-    assert ChildProcess(process).kill() == -signal.SIGKILL
-
-
 def test_a_command_that_cannot_start_leaves_no_reaper(tmp_path: Path, output: Path) -> None:
     folder = tmp_path / "gone"
     command = ChildCommand(["/bin/sleep", "60"], {}, folder)
@@ -177,3 +171,41 @@ def test_a_command_that_cannot_start_leaves_no_reaper(tmp_path: Path, output: Pa
     with output.open("wb") as file, pytest.raises(FileNotFoundError):
         command.start_reaped(file)
     assert psutil.Process().children() == before
+
+
+STARTS_ONE_IN_A_GROUP_OF_ITS_OWN = """
+import subprocess, time
+print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_tree_holds_what_has_a_group_of_its_own_and_ends_it_when_its_parent_has_ended(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    command = ChildCommand([sys.executable, "-c", STARTS_ONE_IN_A_GROUP_OF_ITS_OWN], dict(os.environ))
+    with output.open("wb") as file:
+        child = command.start(file)
+    below = int(wait_for(output.read_text, "the process below"))
+    tree = ProcessTree.of(child)
+    assert [process.pid for process in tree.processes] == [child.pid, below]
+    child.kill()
+    left = tree.wait(0.0)
+    assert [process.pid for process in left.processes] == [below]
+    left.kill()
+    assert left.wait(20.0) == ProcessTree()
+
+
+def test_a_process_that_nobody_has_collected_yet_has_ended() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as child:
+        tree = ProcessTree((psutil.Process(child.pid),))
+        assert tree.wait(0.0) == tree
+        child.kill()
+        assert tree.wait(3600.0) == ProcessTree()
+
+
+def test_a_child_that_has_ended_has_no_tree(tmp_path: Path) -> None:
+    with (tmp_path / "output").open("wb") as file:
+        child = ChildCommand(["/bin/true"], {}).start(file)
+    assert child.wait(20.0) == 0
+    child.process.pid = os.getpid()  # the system has given the pid to another process
+    assert ProcessTree.of(child) == ProcessTree()
