@@ -109,7 +109,9 @@ def disk(settings: SettingsFactory) -> Disk:
     return Disk(settings()).open()
 
 
-def test_the_log_is_walked_from_the_newest_commit_back(disk: Disk) -> None:
+def test_the_log_is_walked_from_the_newest_commit_back_and_the_ledger_shows_its_batches_and_no_upkeep(
+    disk: Disk,
+) -> None:
     disk.run(0, 1)
     walked = list(walk(disk.table(PRIMARY)))
     assert [(c.version, c.entry and c.entry.kind, c.changes_data) for c in walked] == [
@@ -119,6 +121,12 @@ def test_the_log_is_walked_from_the_newest_commit_back(disk: Disk) -> None:
     ]
     assert walked[0].operation == "WRITE"
     assert abs(walked[0].at / 1000 - datetime.now(UTC).timestamp()) < 60
+    disk.run(0, 1, 2)
+    shown = entries(walk(disk.table(PRIMARY)), 2)
+    assert [(c.version, e.batch) for c, e in shown] == [(3, 2), (2, 1)]
+    assert [e.kind for _, e in entries(walk(disk.table(PRIMARY)), 100)] == ["batch"] * 3
+    assert shown[0][1].offsets == (offsets(2),)
+    assert shown[0][1].txns == {SECONDARY: Txn(1, 2).version, DEAD_LETTERS: Txn(1, 0).version}
 
 
 def test_a_walk_ends_at_a_gap_and_files_beside_the_commits_are_none(disk: Disk) -> None:
@@ -139,15 +147,6 @@ def test_a_folder_that_is_no_table_has_no_commits_and_a_damaged_one_is_named_wit
     (log / f"{7:020d}.json").write_text('{"commitInfo": ')
     with pytest.raises(PreflightRefused, match="version 7 in"):
         list(walk(tmp_path))
-
-
-def test_the_ledger_shows_batches_newest_first_and_no_upkeep(disk: Disk) -> None:
-    disk.run(0, 1, 2)
-    shown = entries(walk(disk.table(PRIMARY)), 2)
-    assert [(c.version, e.batch) for c, e in shown] == [(3, 2), (2, 1)]
-    assert [e.kind for _, e in entries(walk(disk.table(PRIMARY)), 100)] == ["batch"] * 3
-    assert shown[0][1].offsets == (offsets(2),)
-    assert shown[0][1].txns == {SECONDARY: Txn(1, 2).version, DEAD_LETTERS: Txn(1, 0).version}
 
 
 def test_rewriting_files_with_the_same_rows_is_no_change(disk: Disk) -> None:
@@ -317,7 +316,26 @@ def test_the_lines_of_another_folder_are_taken_over_with_all_their_partitions(
     assert read == [many(9, 3), *(many(batch, 1) for batch in range(5))]
 
 
-def test_past_days_are_compressed_beside_the_batch(ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roll_that_a_kill_cut_off_is_done_again_by_the_next_driver(ledger: LedgerFile) -> None:
+    ledger.append(entry(0), {PRIMARY: 1})
+    today = next(ledger.folder.glob("*.jsonl"))
+    past = ledger.folder / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}.jsonl"
+    past.write_bytes(today.read_bytes())
+    past.with_suffix(".jsonl.partial").write_bytes(b"half")
+    driver = LedgerFile(ledger.folder)
+    driver.append(entry(1), {PRIMARY: 2})
+    assert driver.rolled(20)
+    assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
+    assert len(list(ledger.days(STREAM))) == 2
+
+
+def test_past_days_are_compressed_beside_the_batch_however_old_the_only_one_is(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.folder.mkdir()
+    (ledger.folder / "2001-01-01.jsonl").write_text("")
+    ledger.roll(datetime.now(UTC))
+    assert [f.name for f in ledger.folder.iterdir()] == ["2001-01-01.jsonl.gz"]
     ledger.append(entry(0), {PRIMARY: 1})
     today = next(ledger.folder.glob("*.jsonl"))
     past = ledger.folder / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}.jsonl"
@@ -336,23 +354,3 @@ def test_past_days_are_compressed_beside_the_batch(ledger: LedgerFile, monkeypat
     go.set()
     assert driver.rolled(20)
     assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
-
-
-def test_a_roll_that_a_kill_cut_off_is_done_again_by_the_next_driver(ledger: LedgerFile) -> None:
-    ledger.append(entry(0), {PRIMARY: 1})
-    today = next(ledger.folder.glob("*.jsonl"))
-    past = ledger.folder / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}.jsonl"
-    past.write_bytes(today.read_bytes())
-    past.with_suffix(".jsonl.partial").write_bytes(b"half")
-    driver = LedgerFile(ledger.folder)
-    driver.append(entry(1), {PRIMARY: 2})
-    assert driver.rolled(20)
-    assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
-    assert len(list(ledger.days(STREAM))) == 2
-
-
-def test_the_only_day_stays_however_old(ledger: LedgerFile) -> None:
-    ledger.folder.mkdir()
-    (ledger.folder / "2001-01-01.jsonl").write_text("")
-    ledger.roll(datetime.now(UTC))
-    assert [f.name for f in ledger.folder.iterdir()] == ["2001-01-01.jsonl.gz"]

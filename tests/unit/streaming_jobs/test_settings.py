@@ -67,16 +67,15 @@ def test_without_any_layer_the_defaults_hold_and_settings_do_not_change_once_the
         settings.kafka.bootstrap_servers = "h:1"
 
 
-def test_flags_win_over_environment_over_file_over_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_win_over_environment_over_file_over_defaults_and_a_layer_changes_nothing_beside_what_it_names(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert origin(load(), "kafka.bootstrap_servers") == ("file:9092", f"file {file.name}")
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "environment:9092")
     assert origin(load(), "kafka.bootstrap_servers") == ("environment:9092", "environment")
     flags = {"kafka.bootstrap_servers": "flag:9092"}
     assert origin(load(flags), "kafka.bootstrap_servers") == ("flag:9092", "flag")
     assert load(flags).settings.kafka.timeout == timedelta(seconds=20)
-
-
-def test_a_layer_changes_what_it_names_and_nothing_beside_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOURSE_STREAM__MAX_RESTARTS", "9")
     stream = load({"stream.trigger": "available-now"}).settings.stream
     assert (stream.max_restarts, stream.lateness, stream.trigger) == (9, timedelta(hours=6), "available-now")

@@ -11,7 +11,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from streaming_jobs.catalog.graph import describe
 from streaming_jobs.catalog.topology import Topology
@@ -22,6 +31,7 @@ from streaming_jobs.declare.table import emits
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic import ComputedTime, EpochMillis
 from streaming_jobs.errors import ConfigurationError, UsageError
+from streaming_jobs.formats import Json
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
@@ -53,7 +63,7 @@ def test_a_stream_is_named_and_described_by_its_function_and_still_is_it() -> No
     assert made.function is identity
 
 
-def test_one_source_binds_to_the_first_parameter_and_several_by_name() -> None:
+def test_sources_bind_to_parameters_by_place_or_name_and_the_first_sink_is_the_primary_one() -> None:
     assert dict(declare().sources) == {"things": THINGS}
 
     @stream(source={"prices": PRICES, "things": THINGS}, sink=DeltaTable("out"))
@@ -61,24 +71,16 @@ def test_one_source_binds_to_the_first_parameter_and_several_by_name() -> None:
         return things, prices
 
     assert both.sources == {"prices": PRICES, "things": THINGS}
+    made = declare(sink={"good": DeltaTable("good_rows"), "odd": DeltaTable("odd_rows")})
+    assert made.primary.name == "good_rows"
+    assert [sink.name for sink in made.secondary] == ["odd_rows"]
+    assert made.dead_letters == "identity_dead_letters"
 
 
 @pytest.mark.parametrize("source", [{"thing": THINGS}, {"things": THINGS, "prices": PRICES}, {}])
 def test_sources_that_are_not_the_functions_parameters_are_refused(source: dict[str, KafkaTopic]) -> None:
     with pytest.raises(UsageError, match="the function takes|needs a source"):
         declare(source=source)
-
-
-def test_a_function_without_parameters_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"the function takes \[\]"):
-        stream(source=THINGS, sink=DeltaTable("out"), name="none")(lambda: None)
-
-
-def test_the_first_sink_is_the_primary_one_and_the_dead_letters_have_a_table() -> None:
-    made = declare(sink={"good": DeltaTable("good_rows"), "odd": DeltaTable("odd_rows")})
-    assert made.primary.name == "good_rows"
-    assert [sink.name for sink in made.secondary] == ["odd_rows"]
-    assert made.dead_letters == "identity_dead_letters"
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,11 @@ def test_a_table_is_not_named_twice(sink: Any) -> None:
         declare(sink=sink)
 
 
-def test_a_stream_without_a_sink_is_refused() -> None:
+def test_a_stream_without_a_sink_or_a_function_without_parameters_is_refused() -> None:
     with pytest.raises(UsageError, match="needs a source and a sink"):
         declare(sink={})
+    with pytest.raises(UsageError, match=r"the function takes \[\]"):
+        stream(source=THINGS, sink=DeltaTable("out"), name="none")(lambda: None)
 
 
 @pytest.mark.parametrize("returned", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {}])
@@ -301,3 +305,50 @@ print("deltalake" in sys.modules)
 """
     printed = subprocess.run([sys.executable, "-c", declaring], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "False"
+
+
+def test_a_mapping_is_a_schema() -> None:
+    made = Json(
+        {
+            "id": "BIGINT NOT NULL",
+            "note": "string",
+            "price": "decimal(10, 2)",
+            "legs": ["int"],
+            "grid": "array<array<double>>",
+            "place": {"x": "double not null"},
+            "n": LongType(),
+            "m": LongType,
+        }
+    )
+    expected = [
+        StructField("id", LongType(), nullable=False),
+        StructField("note", StringType()),
+        StructField("price", DecimalType(10, 2)),
+        StructField("legs", ArrayType(IntegerType())),
+        StructField("grid", ArrayType(ArrayType(DoubleType()))),
+        StructField("place", StructType([StructField("x", DoubleType(), nullable=False)])),
+        StructField("n", LongType()),
+        StructField("m", LongType()),
+    ]
+    assert made.schema == StructType(expected)
+    assert made == Json(StructType(expected))
+    assert DeltaTable("t", schema={"id": "bigint not null"}).schema == StructType(expected[:1])  # type: ignore[arg-type]
+    assert DeltaSource("t", schema={"note": "string"}).columns == StructType(expected[1:2])  # type: ignore[arg-type]
+    assert made.read(b'{"id": 1, "legs": [2]}')["legs"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("declared", "found", "remedy"),
+    [
+        ({"k": "strng"}, "field 'k' has the type 'strng', which is unknown", "did you mean 'string'?"),
+        ({"k": 5}, "field 'k' has the type 5", "boolean, tinyint"),
+        ({"k": ["int", "int"]}, "field 'k' has the type", "boolean, tinyint"),
+        ("k string", "'k string' is no schema of records", "{'id': 'bigint not null', 'note': 'string'}"),
+        ({}, "the record declares no field", ""),
+        ({"k": "map<string,string>"}, "which is unknown", "boolean, tinyint"),
+    ],
+)
+def test_another_type_is_refused_by_name(declared: Any, found: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Json(declared)
+    assert found in refused.value.found and remedy in refused.value.next_step

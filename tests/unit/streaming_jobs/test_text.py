@@ -82,13 +82,10 @@ def test_a_field_takes_text_or_a_duration_is_shown_as_text_and_says_what_is_wron
         Lateness(delay="six")
 
 
-def test_names_and_numbers_are_written_as_svg_has_them() -> None:
+def test_words_and_numbers_are_written_and_escaped_as_svg_has_them() -> None:
     assert line(0, 1.26, 2.0, 3, class_="axis") == '<line x1="0" y1="1.3" x2="2" y2="3" class="axis"/>'
     assert text(1, 2, "a", text_anchor="end") == '<text x="1" y="2" text-anchor="end">a</text>'
     assert element("g", line(0, 0, 1, 1)).startswith("<g><line ")
-
-
-def test_all_words_are_escaped() -> None:
     evil = "<script>\"&'"
     escaped = "&lt;script&gt;&quot;&amp;&#x27;"
     assert text(0, 0, evil) == f'<text x="0" y="0">{escaped}</text>'

@@ -85,11 +85,17 @@ def test_event_time_is_out_of_order_by_as_much_as_a_flight_is_late() -> None:
     assert behind == pd.Timedelta(hours=21, minutes=40)
 
 
-def test_utc_of_every_flight_equals_the_package_s_own_utc_hour(raw: pd.DataFrame) -> None:
+def test_utc_of_every_flight_equals_the_package_s_own_utc_hour_and_none_is_in_an_hour_that_the_clock_repeats_or_skips(
+    raw: pd.DataFrame,
+) -> None:
     clock = raw["sched_dep_time"]
     local = pd.to_datetime(raw[["year", "month", "day"]]) + pd.to_timedelta(clock // 100 * 60 + clock % 100, unit="min")
     published = pd.to_datetime(raw["time_hour"], utc=True) + pd.to_timedelta(raw["minute"], unit="min")
     assert (dataset.to_utc(local) == published).all()
+    november = raw[(raw["month"] == 11) & (raw["day"] == 3) & raw["sched_dep_time"].between(100, 159)]
+    march = raw[(raw["month"] == 3) & (raw["day"] == 10) & raw["sched_dep_time"].between(200, 259)]
+    assert november.empty
+    assert march.empty
 
 
 @pytest.mark.parametrize(
@@ -108,13 +114,6 @@ def test_hours_that_the_clock_repeats_or_skips_follow_fold_0(clock: str, utc: st
     assert converted == pd.Timestamp(utc, tz="UTC")
     python = datetime.fromisoformat(clock).replace(tzinfo=ZoneInfo(dataset.LOCAL_ZONE), fold=0)
     assert converted == python.astimezone(UTC)
-
-
-def test_no_flight_is_scheduled_in_the_hours_that_the_clock_repeats_or_skips(raw: pd.DataFrame) -> None:
-    november = raw[(raw["month"] == 11) & (raw["day"] == 3) & raw["sched_dep_time"].between(100, 159)]
-    march = raw[(raw["month"] == 3) & (raw["day"] == 10) & raw["sched_dep_time"].between(200, 259)]
-    assert november.empty
-    assert march.empty
 
 
 def test_a_share_is_the_first_flights_in_order_and_static_tables_are_at_hand(

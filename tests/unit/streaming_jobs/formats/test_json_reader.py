@@ -97,7 +97,7 @@ def test_a_name_may_be_written_with_escapes() -> None:
     assert Json(schema).read(b'{"\\u00e4":5}') == {"ä": 5}
 
 
-def test_faults_of_one_record_do_not_spread_to_its_neighbours() -> None:
+def test_faults_of_one_record_do_not_spread_to_its_neighbours_and_a_block_may_hold_many_bad_records_only() -> None:
     good = b'{"id":1,"name":"x"}'
     halves = [
         b'{"id":1,"name":"x\xe2\x82',
@@ -110,6 +110,10 @@ def test_faults_of_one_record_do_not_spread_to_its_neighbours() -> None:
     values = [item for half in halves for item in (good, half)] + [good]
     block = Json(FLAT).reader().read(values)
     assert sorted(block.refused) == list(range(1, 12, 2))
+    values = [b'{"id":1,"name":"x","at":"noon"}', b"{", b"", None, b'{"id":1,"name":"\xff"}'] * 2000
+    block = Json(FLAT).reader().read(values)
+    assert len(block.refused) == block.columns.num_rows == 10_000
+    assert block.columns.column("id").null_count == 10_000
 
 
 @pytest.mark.parametrize(
@@ -146,13 +150,6 @@ def test_a_wide_record_long_names_and_numbers_and_pairs_with_backslashes_are_goo
     texts = ["\\\\ud83d", "\\ud83d\\ude00", "\\\\\\ud83d\\ude00", "\\\\\\\\uD800", "\\u00e4\\n\\\\"]
     values = [f'{{"id":1,"name":"x","other":"{text}"}}'.encode() for text in texts]
     assert Json(FLAT).reader().read(values).refused == {}
-
-
-def test_a_block_may_hold_bad_records_only_and_many_of_them() -> None:
-    values = [b'{"id":1,"name":"x","at":"noon"}', b"{", b"", None, b'{"id":1,"name":"\xff"}'] * 2000
-    block = Json(FLAT).reader().read(values)
-    assert len(block.refused) == block.columns.num_rows == 10_000
-    assert block.columns.column("id").null_count == 10_000
 
 
 def test_a_batch_of_the_columns_goes_through_arrow_unchanged() -> None:

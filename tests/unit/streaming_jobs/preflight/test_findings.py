@@ -31,11 +31,14 @@ from tests.support.worlds import (
 Severity = Literal["refuse", "lost", "warn"]
 
 
-def test_all_of_what_is_wrong_is_said_at_once() -> None:
+def test_all_of_what_is_wrong_is_said_at_once_and_a_fence_with_both_ways_on() -> None:
     snapshot = with_table(settled(7), PRIMARY, foreign=(foreign(12, "RESTORE"), foreign(13, "DELETE")))
     snapshot = with_topic(with_table(snapshot, SECONDARY, table_id="another"), topic_id=None)
     text = " ".join(f.found for f in check_start(snapshot))
     assert all(part in text for part in ("(RESTORE)", "(DELETE)", "another table", "does not exist"))
+    fence = replace(entry(7), kind="fence", plan="parity-0001")
+    steps = " ".join(f.next_step for f in check_start(with_table(settled(7), PRIMARY, entry=fence)))
+    assert "recourse recover resume parity-0001" in steps and "recourse recover abort parity-0001" in steps
 
 
 def test_a_renamed_stream_is_told_once_for_each_table_and_how_to_keep_its_name() -> None:
@@ -57,12 +60,6 @@ def test_starting_over_names_the_folders_and_what_it_costs() -> None:
     assert start_over.next_step.endswith("run `recourse streams run parity`")
 
 
-def test_a_fence_names_both_ways_on() -> None:
-    fence = replace(entry(7), kind="fence", plan="parity-0001")
-    steps = " ".join(f.next_step for f in check_start(with_table(settled(7), PRIMARY, entry=fence)))
-    assert "recourse recover resume parity-0001" in steps and "recourse recover abort parity-0001" in steps
-
-
 def finding(severity: Severity, text: str, step: str = "do this") -> StartFinding:
     return StartFinding(severity, text, step)
 
@@ -74,7 +71,7 @@ def test_warnings_alone_or_nothing_let_the_stream_start_and_lost_records_are_an_
         enforce([finding("lost", "offsets 1 to 2 are gone"), finding("warn", "short retention")])
 
 
-def test_lost_records_with_something_else_are_a_permanent_refusal_that_says_both_and_one_step_once() -> None:
+def test_lost_records_with_something_else_are_a_permanent_refusal_that_says_all_and_each_step_once() -> None:
     with pytest.raises(PreflightRefused) as refused:
         enforce([finding("lost", "gone", "start over"), finding("refuse", "restored", "undo it"), finding("warn", "w")])
     assert refused.value.found == "gone; restored"
@@ -82,9 +79,6 @@ def test_lost_records_with_something_else_are_a_permanent_refusal_that_says_both
     with pytest.raises(PreflightRefused) as refused:
         enforce([finding("refuse", "a")])
     assert refused.value.exit_code == 78
-
-
-def test_one_step_for_several_findings_is_said_once() -> None:
     with pytest.raises(PreflightRefused) as refused:
         enforce([finding("refuse", "a"), finding("refuse", "b")])
     assert refused.value.next_step == "do this"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,6 +19,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from tests.conftest import SettingsFactory
+from tests.support.delta_table import shorten_log
 from tests.support.worlds import (
     DEAD_LETTERS,
     OUTPUT,
@@ -247,13 +247,6 @@ def test_the_checkpoint_of_the_current_generation_is_looked_at(disk: Disk) -> No
     assert disk.snapshot().checkpoint.planned is None
 
 
-def shorten_log(table: Path, keep: int) -> None:
-    """As log retention does: a checkpoint of the table's newest version, and only the last commits."""
-    DeltaTable(table).create_checkpoint()
-    for commit in sorted((table / "_delta_log").glob("*.json"))[: -keep or None]:
-        commit.unlink()
-
-
 def upkeep(disk: Disk, table: str, times: int) -> None:
     """Our own commits without rows."""
     for number in range(times):
@@ -275,16 +268,13 @@ def test_a_log_shortened_up_to_the_newest_entry_is_made_up_for_by_the_ledger_bes
     assert disk.findings() == []
 
 
-def test_a_foreign_commit_behind_a_shortened_log_is_still_found(disk: Disk) -> None:
+def test_a_foreign_commit_behind_a_shortened_log_is_found_and_a_log_that_hides_what_came_after_the_entry_is_refused(
+    disk: Disk,
+) -> None:
     disk.open().run(0, 1)
     foreign_append(disk)
     shorten_log(disk.table(PRIMARY), 1)
     assert ["(WRITE) changed rows" in f.found for f in disk.findings()] == [True]
-
-
-def test_a_log_that_hides_what_came_after_the_newest_entry_is_refused(disk: Disk) -> None:
-    disk.open().run(0, 1)
-    foreign_append(disk)
     upkeep(disk, PRIMARY, 1)
     shorten_log(disk.table(PRIMARY), 1)
     findings: list[StartFinding] = disk.findings()

@@ -134,13 +134,6 @@ def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(make: Ma
     assert running.status.error is not None and running.status.error["permanent"] is False
 
 
-def test_between_two_tries_a_stream_is_failing_and_says_when_the_next_one_is(make: Make, clock: Clock) -> None:
-    running = ended(make(), failure=TransientError("a passing fault"))
-    running.refresh_status()
-    assert (running.status.state, running.status.next_try) == ("failing", clock.now + 1)
-    assert not running.gave_up and running.status.error is not None and running.status.error["found"]
-
-
 def test_without_restarts_nothing_is_tried_again_and_any_exception_at_start_becomes_an_error_of_ours(
     make: Make,
 ) -> None:
@@ -293,7 +286,7 @@ def test_a_query_that_does_not_stop_in_time_is_asked_again(make: Make, clock: Cl
     assert (query.stops, running.status.state) == (2, "stopping")
 
 
-def test_a_stop_that_is_asked_for_twice_or_too_late_changes_nothing_and_ends_a_wait_for_a_retry(
+def test_a_stop_asked_for_twice_or_too_late_changes_nothing_and_ends_a_wait_for_a_retry_in_which_the_stream_is_failing(
     make: Make, clock: Clock
 ) -> None:
     running = make()
@@ -310,6 +303,10 @@ def test_a_stop_that_is_asked_for_twice_or_too_late_changes_nothing_and_ends_a_w
     running.request_stop()
     running.poll(SPARK)
     assert (running.status.state, queries_of(running).launched) == ("stopped", [])
+    running = ended(make(), failure=TransientError("a passing fault"))
+    running.refresh_status()
+    assert (running.status.state, running.status.next_try) == ("failing", clock.now + 1)
+    assert not running.gave_up and running.status.error is not None and running.status.error["found"]
 
 
 def test_lost_records_are_explained_by_their_exact_range(make: Make, settings: SettingsFactory) -> None:

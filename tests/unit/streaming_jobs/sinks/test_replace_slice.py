@@ -81,6 +81,23 @@ def test_a_slice_without_rows_gets_rows_and_every_file_stays(life: Days) -> None
     assert life.numbers()[7] == {77} and files < set(life.sink().handle.file_uris())
 
 
+def test_bounds_of_the_new_files_find_their_rows(life: Days) -> None:
+    replace(life, "a", 2, 77)
+    table = DeltaTable(life.sink().path)
+    low, _ = range_of(2).bounds
+    found = table.to_pyarrow_table(filters=[("at", ">=", low), ("n", "=", 77)])
+    assert found.num_rows == 24
+
+
+def test_preflight_and_savepoints_take_a_rebuilt_slice_for_the_streams_own(life: Days) -> None:
+    replace(life, "a", 2, 77)
+    assert not check_start(take_snapshot(life.settings, life.stream, Topics()))
+    taken = savepoints.take(life.settings, life.stream, life.record, 4, "purpose")
+    assert taken.tables[0].version == life.stored().version
+    life.batch(5)
+    assert life.numbers()[2] == {77} and life.numbers()[5] == {5}
+
+
 def test_batches_that_came_meanwhile_stay_also_with_rows_of_the_slice(life: Days) -> None:
     request = life.rebuilt("a", 2, 77)
     life.batch(5)
@@ -103,15 +120,6 @@ def test_after_a_compaction_a_slice_or_a_recovery_it_has_to_be_rebuilt(life: Day
     assert slices_in(life) == ["d"] and fenced.change
 
 
-def test_preflight_and_savepoints_take_a_rebuilt_slice_for_the_streams_own(life: Days) -> None:
-    replace(life, "a", 2, 77)
-    assert not check_start(take_snapshot(life.settings, life.stream, Topics()))
-    taken = savepoints.take(life.settings, life.stream, life.record, 4, "purpose")
-    assert taken.tables[0].version == life.stored().version
-    life.batch(5)
-    assert life.numbers()[2] == {77} and life.numbers()[5] == {5}
-
-
 def test_what_is_staged_is_in_no_reader_s_way_and_removed_by_the_next_rebuild(life: Days) -> None:
     life.rebuilt("killed", 2, 77)
     maintenance = TableMaintenance(life.sink(), life.settings.table, 1)
@@ -121,14 +129,6 @@ def test_what_is_staged_is_in_no_reader_s_way_and_removed_by_the_next_rebuild(li
     assert [each.name for each in staged.iterdir()] == ["killed"]
     life.sliced().remove_staged(set())
     assert not list(staged.iterdir())
-
-
-def test_bounds_of_the_new_files_find_their_rows(life: Days) -> None:
-    replace(life, "a", 2, 77)
-    table = DeltaTable(life.sink().path)
-    low, _ = range_of(2).bounds
-    found = table.to_pyarrow_table(filters=[("at", ">=", low), ("n", "=", 77)])
-    assert found.num_rows == 24
 
 
 @pytest.mark.parametrize("point", SLICE_POINTS[2:])
@@ -154,6 +154,13 @@ def test_a_damaged_request_is_set_aside_and_the_others_are_carried_out(life: Day
     assert not life.requests.any_waiting() and (waiting / "a.unreadable").exists()
 
 
+def test_a_batch_begins_with_the_slices_that_wait(life: Days) -> None:
+    commits = commits_of(life)
+    life.requests.ask(life.rebuilt("a", 2, 77))
+    commits.around(lambda *_: life.batch(5))(None, 5)  # type: ignore[arg-type]
+    assert [c.entry.kind for c in walk(life.sink().path) if c.entry][:2] == ["batch", "slice"]
+
+
 def test_the_driver_commits_between_batches_and_never_within_one(life: Days) -> None:
     commits = commits_of(life)
     during: list[object] = []
@@ -167,13 +174,6 @@ def test_the_driver_commits_between_batches_and_never_within_one(life: Days) -> 
     assert during == [(5, None)]
     commits.look()
     assert life.numbers()[2] == {77}
-
-
-def test_a_batch_begins_with_the_slices_that_wait(life: Days) -> None:
-    commits = commits_of(life)
-    life.requests.ask(life.rebuilt("a", 2, 77))
-    commits.around(lambda *_: life.batch(5))(None, 5)  # type: ignore[arg-type]
-    assert [c.entry.kind for c in walk(life.sink().path) if c.entry][:2] == ["batch", "slice"]
 
 
 def test_a_request_that_nobody_waits_for_any_more_expires(life: Days) -> None:

@@ -175,11 +175,6 @@ def test_an_offset_that_is_gone_matters_only_in_the_range(monkeypatch: pytest.Mo
     assert read(reading, {0: (2, 5)}) == places(0, 2, 3, 4)
 
 
-def test_no_group_is_needed() -> None:
-    consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.GROUP_AUTHORIZATION_FAILED)])
-    assert read(reader(consumer, 5), {0: (0, 1)}) == places(0, 0)
-
-
 def test_forbidden_reading_and_a_failing_client_are_permanent_and_other_errors_pass() -> None:
     consumer = MemoryConsumer({0: log(0, 0, 1)}, failures=[failure(KafkaError.LEADER_NOT_AVAILABLE)])
     assert read(reader(consumer, 5), {0: (0, 2)}) == places(0, 0, 1)
@@ -257,7 +252,9 @@ def test_batches_over_any_gaps_and_borders_take_each_record_once(
     assert sorted(taken) == sorted((p, o) for p, each in enumerate(offsets) for o in each)
 
 
-def test_only_committed_records_are_read_and_no_reset_is_silent() -> None:
+def test_only_committed_records_are_read_no_reset_is_silent_and_no_group_is_needed() -> None:
     config = consumer_config({**CONFIG, "isolation.level": "read_uncommitted"}, Failures("nowhere:1"), 1)
     assert (config["isolation.level"], config["auto.offset.reset"]) == ("read_committed", "error")
     assert config["enable.auto.commit"] is False
+    consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.GROUP_AUTHORIZATION_FAILED)])
+    assert read(reader(consumer, 5), {0: (0, 1)}) == places(0, 0)

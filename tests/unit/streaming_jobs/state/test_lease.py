@@ -94,7 +94,9 @@ def left_behind(home: Settings, jvm: psutil.Process | None) -> Owner:
     return owner
 
 
-def test_a_lease_names_its_owner_is_private_and_is_free_after_an_error(home: Settings) -> None:
+def test_a_lease_names_its_owner_and_nothing_of_one_before_is_private_and_is_free_after_an_error(
+    home: Settings,
+) -> None:
     assert holder(home, STREAM) is None and not lease_file(home).exists(), "a look makes nothing"
     with pytest.raises(RuntimeError, match="inside"), take(home, STREAM, purpose="session") as lease:
         assert (lease.owner.pid, lease.owner.purpose, lease.owner.alive()) == (os.getpid(), "session", "driver")
@@ -102,9 +104,6 @@ def test_a_lease_names_its_owner_is_private_and_is_free_after_an_error(home: Set
         assert lease_file(home).stat().st_mode & 0o777 == 0o600
         raise RuntimeError("inside")
     assert holder(home, STREAM) is None
-
-
-def test_a_shorter_name_leaves_nothing_of_a_longer_one(home: Settings) -> None:
     longer = replace(left_behind(home, None), purpose="session " * 50)
     lease_file(home).write_text(json.dumps(asdict(longer)))
     with take(home, STREAM, purpose="x") as lease:

@@ -31,6 +31,7 @@ from streaming_jobs.state.savepoints import LINKS, Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.stream import DeltaTable as Declared
+from tests.support.delta_table import shorten_log
 from tests.support.life import PER_BATCH, STREAM, Life
 
 DAY = 86_400.0
@@ -159,24 +160,10 @@ def test_files_stay_when_compaction_and_clean_up_remove_them(life: Life) -> None
 
 
 def test_a_savepoint_of_an_older_batch_needs_the_tables_log(life: Life) -> None:
-    log = life.table / "_delta_log"
-    life.sink().handle.create_checkpoint()
-    for version in range(4):
-        (log / f"{version:020d}.json").unlink()
+    shorten_log(life.table, 3)
     with pytest.raises(PreflightRefused, match="no longer shows g0001 batch 1"):
         savepoints.version_after(life.stored(), STREAM.name, Txn(1, 1))
     assert savepoints.version_after(life.stored(), STREAM.name, Txn(1, 5)) == 6
-
-
-def test_without_its_record_there_is_no_savepoint_and_prune_removes_the_rest(life: Life) -> None:
-    taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
-    place = savepoints.folder(life.settings, STREAM.name) / taken.id
-    (place / "savepoint.json").unlink()
-    assert savepoints.savepoints(life.settings, STREAM.name) == []
-    assert savepoint_retention.prune(life.settings, STREAM) == []  # perhaps somebody is making it now
-    os.utime(place, (time.time() - 7200,) * 2)
-    assert savepoint_retention.prune(life.settings, STREAM) == [taken.id]
-    assert not place.exists() and not life.links(taken.id).exists()
 
 
 def made(age_hours: float, reason: str, now: float) -> Savepoint:
@@ -301,7 +288,9 @@ def test_the_log_replayed_by_hand_is_deltalakes_list_through_checkpoint_and_comp
         )
 
 
-def test_a_record_of_a_newer_format_is_refused(life: Life) -> None:
+def test_a_record_of_a_newer_format_is_refused_without_one_there_is_no_savepoint_and_prune_removes_the_rest(
+    life: Life,
+) -> None:
     taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
     path = savepoints.folder(life.settings, STREAM.name) / taken.id / "savepoint.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
@@ -310,6 +299,13 @@ def test_a_record_of_a_newer_format_is_refused(life: Life) -> None:
     path.write_text("{")
     with pytest.raises(PreflightRefused, match="cannot be read"):
         savepoints.savepoints(life.settings, STREAM.name)
+    place = savepoints.folder(life.settings, STREAM.name) / taken.id
+    (place / "savepoint.json").unlink()
+    assert savepoints.savepoints(life.settings, STREAM.name) == []
+    assert savepoint_retention.prune(life.settings, STREAM) == []  # perhaps somebody is making it now
+    os.utime(place, (time.time() - 7200,) * 2)
+    assert savepoint_retention.prune(life.settings, STREAM) == [taken.id]
+    assert not place.exists() and not life.links(taken.id).exists()
 
 
 def test_code_is_the_one_that_ran_then(life: Life) -> None:

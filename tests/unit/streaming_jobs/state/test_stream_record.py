@@ -1,8 +1,12 @@
-"""The stream's record: whole on disk or not changed, one checkpoint a generation, exceptions with a reason."""
+"""The stream's record: whole on disk or not changed, one checkpoint a generation, exceptions with a reason.
+
+And the records of topics: which void ranges hold on which path of generations, and who may read meanwhile.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +19,7 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
+from streaming_jobs.state.topic_records import VoidRange, declare_void, load, under_way_of, void_of
 from tests.support.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, entry, parity, record
 
 FULL = record(
@@ -26,13 +31,18 @@ FULL = record(
 )
 
 
-def test_a_record_comes_back_as_it_was_saved(home: Settings) -> None:
+def test_a_record_comes_back_as_it_was_saved_and_its_folder_is_private(home: Settings) -> None:
     """What an earlier version does not know is in its file only where it says something."""
     aborted = replace(FULL, generations=(*FULL.generations, Generation(3, 3.0, "abort of r1", aborts=True)))
     stream_record.save(home, aborted)
     assert stream_record.load(home, STREAM) == aborted
     written = json.loads(StreamFolder.of(home, STREAM).record.read_text())["generations"]
     assert ["aborts" in each for each in written] == [False, False, True]
+    stream_record.save(home, FULL)
+    folder = StreamFolder.of(home, STREAM).path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "stream.json").stat().st_mode & 0o777 == 0o600
+    assert [f.name for f in folder.iterdir()] == ["stream.json"]
 
 
 def test_a_stream_that_never_ran_has_no_record_and_its_first_is_generation_1_and_binds_nothing(home: Settings) -> None:
@@ -40,14 +50,6 @@ def test_a_stream_that_never_ran_has_no_record_and_its_first_is_generation_1_and
     first = stream_record.first(STREAM)
     assert first.generation == 1
     assert (first.tables, first.topics, first.accepted, first.code) == ((), (), (), ())
-
-
-def test_a_record_and_its_folder_are_private(home: Settings) -> None:
-    stream_record.save(home, FULL)
-    folder = StreamFolder.of(home, STREAM).path
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / "stream.json").stat().st_mode & 0o777 == 0o600
-    assert [f.name for f in folder.iterdir()] == ["stream.json"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "stream": "parity"}'])
@@ -178,3 +180,59 @@ def test_of_the_generations_that_are_over_the_newest_keep_their_checkpoints(home
     left = sorted(place.name for place in StreamFolder.of(home, STREAM).path.iterdir())
     assert left == ["g0003", "g0004", "g0005", "g0006"]
     assert stream_record.prune(home, lived, 0) == ["g0003", "g0004"]
+
+
+def declare(
+    home: Settings, path: Sequence[int], *spans: tuple[int, int], generation: int = 2, plan: str = "a-0001", **rest: str
+) -> None:
+    ranges = [VoidRange(0, begin, end, plan, generation, 1.0) for begin, end in spans]
+    topic_id = rest.pop("topic_id", "id")
+    declare_void(home, "t", topic_id, writer="a", path=path, ranges=ranges, under_way=rest.get("under_way"))
+
+
+def spans(home: Settings) -> tuple[tuple[int, int], ...]:
+    return void_of(home, "t", "id").spans.get(0, ())
+
+
+def test_a_topic_of_which_nothing_is_void_has_no_record_and_nobody_reads_while_a_plan_appends(home: Settings) -> None:
+    declare(home, [1, 2])
+    assert load(home, "t") is None and spans(home) == ()
+    declare(home, [1, 2], (10, 20), under_way="a-0001")
+    with pytest.raises(PreflightRefused, match="a-0001 is appending"):
+        spans(home)
+    declare(home, [1, 2])
+    assert spans(home) == ((10, 20),)
+
+
+def test_a_range_holds_while_its_generation_is_on_the_path_and_is_replaced_by_the_same_plan(home: Settings) -> None:
+    declare(home, [1, 2], (10, 25))
+    declare(home, [1, 2], (10, 20))
+    assert spans(home) == ((10, 20),)
+    declare(home, [1, 3], (20, 40), generation=3, plan="a-0002")  # an undo
+    assert spans(home) == ((20, 40),)
+    declare(home, [1, 2, 4], (40, 50), generation=4, plan="a-0003")  # and that one undone
+    assert spans(home) == ((10, 20), (40, 50))
+
+
+def test_a_topic_that_was_made_anew_has_no_void_ranges(home: Settings) -> None:
+    declare(home, [1, 2], (10, 20))
+    assert void_of(home, "t", "another").spans == {}
+    declare(home, [1, 2, 3], (5, 6), generation=3, topic_id="another")
+    assert void_of(home, "t", "another").spans == {0: ((5, 6),)}
+
+
+def test_a_damaged_record_is_refused_and_a_name_is_no_path(home: Settings) -> None:
+    declare(home, [1, 2], (10, 20))
+    (home.state / "_topics" / "t.json").write_text("{")
+    with pytest.raises(PreflightRefused, match="cannot be read"):
+        spans(home)
+    with pytest.raises(UsageError):
+        load(home, "../t")
+
+
+def test_ranges_of_another_writer_hold_for_good(home: Settings) -> None:
+    declare(home, [1, 2], (10, 20))
+    declare_void(home, "t", "id", writer="b", path=[1], under_way="b-0001")
+    assert [each.topic for each in under_way_of(home, "b-0001")] == ["t"]
+    declare_void(home, "t", "id", writer="b", path=[1, 3])
+    assert spans(home) == ((10, 20),) and under_way_of(home, "b-0001") == []

@@ -36,7 +36,9 @@ def planner(table: WrittenTable, limits: BatchLimits = LIMITS) -> TablePlanner:
     return TablePlanner(TableVersions(table.path, "count"), limits)
 
 
-def test_the_first_batch_is_the_whole_table_and_the_next_ones_are_bounded_by_rows(table: WrittenTable) -> None:
+def test_the_first_batch_is_the_whole_table_the_next_ones_are_bounded_by_rows_and_a_version_over_the_bound_is_one(
+    table: WrittenTable,
+) -> None:
     for first in (1, 4, 7, 10):
         table.batch(first, first + 1, first + 2)
     plans = planner(table)
@@ -48,9 +50,6 @@ def test_the_first_batch_is_the_whole_table_and_the_next_ones_are_bounded_by_row
     table.batch()
     assert plans.next_version(5) == 6, "a version without rows is passed"
     assert plans.files(5, 6) == []
-
-
-def test_a_version_with_more_rows_than_the_bound_is_a_batch_of_its_own(table: WrittenTable) -> None:
     table.batch(*range(20))
     table.batch(1)
     assert planner(table).next_version(1) == 2

@@ -65,7 +65,9 @@ def test_a_publish_that_does_not_say_which_rows_are_new_is_refused_only_if_it_ha
         versions.version(further)
 
 
-def test_a_publish_that_takes_back_what_may_have_been_read_is_refused(table: WrittenTable) -> None:
+def test_a_batch_that_rewrote_rows_or_a_publish_that_takes_back_what_may_have_been_read_is_refused(
+    table: WrittenTable,
+) -> None:
     """An abort after a crash: the last batch is in the table and not committed, so it is taken out and repeated."""
     versions = TableVersions(table.path, "count")
     table.batch(1)
@@ -73,9 +75,6 @@ def test_a_publish_that_takes_back_what_may_have_been_read_is_refused(table: Wri
     aborted = table.publish(1, to=1)
     with pytest.raises(PreflightRefused, match=f"version {aborted} of table numbers, by plan r1, took rows back"):
         versions.version(aborted)
-
-
-def test_a_batch_that_rewrote_rows_is_refused(table: WrittenTable) -> None:
     table.batch(1)
     rewritten = table.append(table.rows(5), table._moving(table.entry(batch=1)), mode="overwrite")
     with pytest.raises(PreflightRefused, match="rewrote rows"):
@@ -165,7 +164,12 @@ def test_a_table_that_no_stream_writes_gives_what_is_added_and_refuses_what_is_r
     assert numbers(versions, added, rewritten + 1) == [1, 2, 3]
 
 
-def test_the_first_version_is_the_one_after_which_nothing_is_missing(table: WrittenTable) -> None:
+def test_the_first_version_is_the_one_after_which_nothing_is_missing_and_a_time_is_that_of_the_commit(
+    table: WrittenTable,
+) -> None:
+    before = time.time() * 1000
+    version = TableVersions(table.path, "count").version(table.batch(1))
+    assert before - 1 <= version.at <= time.time() * 1000 and version.rows == 1 and version.size > 0
     versions = TableVersions(table.path, "count")
     first = table.batch(1)
     second = table.batch(2)
@@ -184,12 +188,6 @@ def test_the_first_version_is_the_one_after_which_nothing_is_missing(table: Writ
     for version in range(compacted + 1):
         _commit(table, version).unlink(missing_ok=True)
     assert versions.first() == 0 and versions.newest() is None
-
-
-def test_a_time_is_that_of_the_commit(table: WrittenTable) -> None:
-    before = time.time() * 1000
-    version = TableVersions(table.path, "count").version(table.batch(1))
-    assert before - 1 <= version.at <= time.time() * 1000 and version.rows == 1 and version.size > 0
 
 
 def _commit(table: WrittenTable, version: int) -> Path:

@@ -182,19 +182,16 @@ def test_ranges_that_do_not_hold_for_the_stream_are_not_left_out(life: Life, cas
     assert verdict.skipped == 0 and verdict.verified == 40
 
 
-def test_while_a_plan_appends_nothing_is_judged(life: Life) -> None:
-    declare(life, VOID, under_way="others-0001")
-    (one,) = judged(life).comparisons
-    assert one.verdict == "unproved" and "others-0001" in one.text
-
-
-def test_a_recovery_that_came_while_the_topics_were_read_leaves_nothing_proved(life: Life) -> None:
+def test_nothing_is_judged_while_a_plan_appends_or_when_a_recovery_came_while_the_topics_were_read(life: Life) -> None:
     before = recorded(life.settings.state, [TOPIC])
     declare(life, VOID)
     (one,) = judged(life, before=before).comparisons
     assert one.verdict == "unproved" and "came while the topics were read" in one.text
     assert judged(life, before=recorded(life.settings.state, [TOPIC])).ok
     assert judged(life, before=before, archive=True).verified == 40, "an archive has void records too"
+    declare(life, VOID, under_way="others-0001")
+    (one,) = judged(life).comparisons
+    assert one.verdict == "unproved" and "others-0001" in one.text
 
 
 def test_ranges_that_code_has_read_are_cut_too(life: Life) -> None:

@@ -17,13 +17,13 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state.stream_record import Generation
-from streaming_jobs.verification.delta_log import commit_file, versions
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
 from streaming_jobs.verification.verification import subject_of
 from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support import proofs
+from tests.support.delta_table import shorten_log
 from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
-from tests.support.placed import by_place, make_placed, note_places
+from tests.support.placed import by_place, note_places
 from tests.support.proofs import CLEAN, Spoiler
 
 pytestmark = pytest.mark.slow
@@ -68,13 +68,6 @@ def right(verdict: StreamVerdict, verified: int, unproved: int = 0) -> bool:
     return True
 
 
-def shorten(life: Life, keep: int) -> None:
-    """The table's log without all but its newest versions, as upkeep leaves it."""
-    DeltaTable(life.table).create_checkpoint()
-    for version in versions(life.table)[:-keep]:
-        commit_file(life.table, version).unlink()
-
-
 def recovered(
     life: Life, *, base: int, generation: int = 2, last: int = BATCHES - 1, short: int = 0, switched: bool = True
 ) -> None:
@@ -107,7 +100,9 @@ def recovered(
         life.save(replace(record, generations=(*record.generations, opened)))
 
 
-def test_a_declared_stream_is_proved_and_what_was_compared_is_told(life: Life) -> None:
+def test_a_declared_stream_is_proved_and_what_was_compared_told_also_where_the_log_has_less_than_the_ledger_beside_it(
+    life: Life,
+) -> None:
     verdict = judged(life, finished=True)
     assert right(verdict, BATCHES * PER_BATCH) and verdict.whole and verdict.batches == BATCHES
     assert outcomes(verdict) == {
@@ -117,17 +112,14 @@ def test_a_declared_stream_is_proved_and_what_was_compared_is_told(life: Life) -
         "things_dead_letters: row counts": "ok",
         "things_dead_letters: dead letters": "not compared",
     }
-
-
-def test_what_the_log_no_longer_says_the_ledger_beside_it_does(life: Life) -> None:
     life.sink().handle.optimize.compact()
-    shorten(life, 1)
+    shorten_log(life.table, 1)
     verdict = judged(life, finished=True)
     assert right(verdict, BATCHES * PER_BATCH) and verdict.whole and verdict.log_from > BATCHES
 
 
 def test_without_either_the_offsets_are_unproved_and_the_reason_is_told(life: Life) -> None:
-    shorten(life, 2)
+    shorten_log(life.table, 2)
     for path in (life.settings.state / STREAM.name / "ledger").iterdir():
         path.write_text("".join(path.read_text().splitlines(keepends=True)[-1:]))
     verdict = judged(life)
@@ -161,7 +153,7 @@ def undone(life: Life) -> None:
 
 def test_a_recovery_is_proved_when_its_table_has_a_short_log(life: Life) -> None:
     recovered(life, base=1)
-    shorten(life, 1)
+    shorten_log(life.table, 1)
     verdict = judged(life, finished=True)
     assert right(verdict, BATCHES * PER_BATCH) and verdict.whole
 
@@ -186,7 +178,7 @@ def test_a_log_that_is_shortened_while_it_is_read_is_no_fault(life: Life, monkey
 
     def read_late(path: Path, version: int) -> Any:
         if version == 0:
-            shorten(life, 2)
+            shorten_log(life.table, 2)
         return read(path, version)
 
     monkeypatch.setattr(verifier, "read_commit", read_late)
@@ -205,14 +197,14 @@ def test_what_was_skipped_is_neither_lost_nor_read_also_with_a_short_log(life: L
     life.save(replace(record, generations=(*record.generations, opened), void_ranges=(hole,)))
     verdict = judged(life, topics=topic(to), finished=True)
     assert right(verdict, at) and verdict.skipped == 7 and verdict.whole
-    shorten(life, 1)
+    shorten_log(life.table, 1)
     assert right(judged(life, topics=topic(to), finished=True), at)
     assert not judged(life, topics=topic(to + 1), finished=True).ok
 
 
 def test_a_gap_between_two_batches_is_lost_wherever_it_is_read(life: Life) -> None:
     folder = life.settings.state / STREAM.name / "ledger"
-    shorten(life, 2)
+    shorten_log(life.table, 2)
     path = next(folder.iterdir())
     path.write_text(path.read_text().replace('"start":{"0":20}', '"start":{"0":23}'))
     verdict = judged(life)
@@ -226,12 +218,6 @@ def test_a_stream_that_began_later_has_not_lost_what_came_before(tmp_path: Path)
     began = replace(record.topics[0], start={"0": 4 * PER_BATCH})
     life.save(replace(record, topics=(began,), generations=(replace(record.generations[0], from_batch=3),)))
     assert right(judged(life, finished=True), PER_BATCH) and judged(life).whole
-
-
-@pytest.fixture
-def placed(tmp_path: Path) -> Path:
-    """A stream whose rows name their records."""
-    return make_placed(tmp_path)
 
 
 def test_places_are_compared_one_by_one(placed: Path) -> None:

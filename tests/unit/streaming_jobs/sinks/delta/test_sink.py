@@ -14,7 +14,7 @@ from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.stream import DeltaTable as Declared
-from tests.support.delta_table import ROWS, TABLE, Make, rows_in
+from tests.support.delta_table import ROWS, TABLE, Make, rows_in, shorten_log
 from tests.support.worlds import STREAM, append, entry
 
 
@@ -108,21 +108,6 @@ def test_a_compaction_by_hand_between_two_batches_is_no_foreign_row(make: Make) 
     assert len(rows_in(sink)) == 8
 
 
-def test_a_table_that_never_holds_still_is_given_up_for_now(make: Make) -> None:
-    sink = make()
-    attempts: list[int] = []
-
-    def write(*_: object) -> None:
-        attempts.append(1)
-        DeltaTable(sink.path).alter.set_table_properties({"delta.checkpointInterval": str(90 + len(attempts))})
-        raise CommitFailedError("somebody was first")
-
-    with pytest.raises(CommitRefused, match="committed to by others"):
-        sink.commit(entry(0), write)
-    assert len(attempts) > 3
-    assert sink.position == Txn(1, -1)
-
-
 def test_any_other_failure_of_the_write_goes_up_and_leaves_nothing(make: Make) -> None:
     sink = make()
 
@@ -151,10 +136,7 @@ def test_a_log_that_went_on_past_a_sleeping_driver_is_read_again(make: Make) -> 
     sink = make()
     for _ in range(3):
         write_deltalake(sink.path, ROWS, mode="append")
-    other = DeltaTable(sink.path)
-    other.create_checkpoint()
-    for version in range(3):  # what a clean-up leaves: neither our version nor the one after it
-        (sink.path / "_delta_log" / f"{version:020d}.json").unlink()
+    shorten_log(sink.path)  # neither our version nor the one after it is left
     sink.refresh()
     assert sink.handle.version() == 3
 
@@ -190,3 +172,18 @@ def test_a_commit_that_lost_a_race_is_tried_again(make: Make) -> None:
 
     assert sink.commit(entry(0), write) is not None
     assert len(tries) == 3 and len(rows_in(sink)) == ROWS.num_rows
+
+
+def test_a_table_that_never_holds_still_is_given_up_for_now(make: Make) -> None:
+    sink = make()
+    attempts: list[int] = []
+
+    def write(*_: object) -> None:
+        attempts.append(1)
+        DeltaTable(sink.path).alter.set_table_properties({"delta.checkpointInterval": str(90 + len(attempts))})
+        raise CommitFailedError("somebody was first")
+
+    with pytest.raises(CommitRefused, match="committed to by others"):
+        sink.commit(entry(0), write)
+    assert len(attempts) > 3
+    assert sink.position == Txn(1, -1)

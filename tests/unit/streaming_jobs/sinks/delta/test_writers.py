@@ -1,23 +1,26 @@
-"""The ways rows travel into a table: appended or merged by the driver, or in files that executors wrote."""
+"""The ways rows travel into a table: appended or merged by the driver, one row per key, or in files of executors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import hypothesis
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.errors import Fenced, LedgerConflict
+from streaming_jobs.errors import Fenced, LedgerConflict, OutputMismatch
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.parquet import add_actions, partition_folder
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, CommittedBefore, ParquetAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, last_per_key
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, last_per_key, split_null_keys
 from tests.support.delta_table import AWKWARD, ROWS, Make, files_below, rows_in
 from tests.support.worlds import STREAM, entry
 
@@ -104,3 +107,55 @@ def test_a_reader_skips_files_by_the_statistics_of_executors_and_misses_nothing(
     sink.commit(entry(0), lambda _, properties: sink.commit_actions(list(actions), properties))
     rows = DeltaTable(sink.path).to_pyarrow_table(filters=[("n", "=", 2)])
     assert rows.to_pylist() == [{"k": "b", "n": 2}]
+
+
+SCHEMA = pa.schema([("k", pa.string()), ("j", pa.int64()), ("at", pa.int64()), ("n", pa.int64())])
+row = st.fixed_dictionaries(
+    {
+        "k": st.sampled_from(["a", "b", "ö", ""]) | st.none(),
+        "j": st.integers(0, 2) | st.none(),
+        "at": st.integers(-5, 5) | st.none(),
+        "n": st.integers(0, 100),
+    }
+)
+batches = st.lists(row, max_size=30).map(lambda rows: pa.Table.from_pylist(rows, SCHEMA))
+
+
+def table(**columns: list[object]) -> pa.Table:
+    return pa.table(columns)
+
+
+@hypothesis.settings(max_examples=40)
+@given(batches)
+def test_no_row_is_lost_between_those_with_a_key_and_those_without(rows: pa.Table) -> None:
+    whole, null = split_null_keys(rows, ["k", "j"])
+    assert sorted(map(repr, whole.to_pylist() + null.to_pylist())) == sorted(map(repr, rows.to_pylist()))
+    assert all(r["k"] is not None and r["j"] is not None for r in whole.to_pylist())
+    assert all(r["k"] is None or r["j"] is None for r in null.to_pylist())
+
+
+@hypothesis.settings(max_examples=40)
+@given(batches)
+def test_of_each_key_the_row_with_the_greatest_order_stays(rows: pa.Table) -> None:
+    whole, _ = split_null_keys(rows, ["k", "j"])
+    last = last_per_key(whole, ["k", "j"], ["at", "n"])
+
+    def order(r: dict[str, int | None]) -> tuple[int, int]:
+        return (-100 if r["at"] is None else r["at"], r["n"] or 0)
+
+    expected = {}
+    for r in sorted(whole.to_pylist(), key=order):
+        expected[r["k"], r["j"]] = r
+    assert {(r["k"], r["j"]): r for r in last.to_pylist()} == expected
+    assert last.num_rows == len(expected)
+    assert last.column_names == rows.column_names
+
+
+def test_unique_rows_without_null_keys_need_no_order_and_a_doubled_key_without_one_is_refused_and_named() -> None:
+    rows = table(k=["a", ""], n=[None, 1])
+    whole, null = split_null_keys(rows, ["k"])
+    assert whole is rows and null.num_rows == 0
+    assert last_per_key(rows, ["k"], []) is rows
+    with pytest.raises(OutputMismatch, match="several rows for the key {'k': 'a'}") as refused:
+        last_per_key(table(k=["b", "a", "a"], n=[1, 2, 3]), ["k"], [])
+    assert "set order_by on the sink" in refused.value.next_step

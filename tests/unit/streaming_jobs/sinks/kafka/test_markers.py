@@ -38,14 +38,11 @@ class Maker:
         return self.made.setdefault(name, info)
 
 
-def test_the_marker_topic_has_the_replicas_of_the_topic_and_as_many_in_sync() -> None:
+def test_the_marker_topic_has_the_replicas_of_the_topic_and_takes_markers_that_are_larger_than_a_record() -> None:
     info = ensure_marker_topic(Maker(), "__m", DATA)
     assert (info.partitions, info.replicas, info.min_insync_replicas) == (1, 3, 2)
     assert ensure_marker_topic(Maker(), "__m", None).replicas == -1
-
-
-def test_a_marker_may_be_larger_than_a_record() -> None:
-    """A batch of a thousand partitions has a marker of a hundred kilobytes, however small its records are."""
+    # A batch of a thousand partitions has a marker of a hundred kilobytes, however small its records are.
     config = producer_config({}, TopicSinkSettings(max_record_kb=100), "an id")
     assert config["message.max.bytes"] == ensure_marker_topic(Maker(), "__m", DATA).max_message_bytes == 8 << 20
     assert producer_config({}, TopicSinkSettings(max_record_kb=100))["message.max.bytes"] == 100_000

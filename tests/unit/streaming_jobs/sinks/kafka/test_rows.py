@@ -1,24 +1,27 @@
-"""Rows become records or are refused, before anything is sent."""
+"""Rows become records or are refused, before anything is sent; what waits in files is sent from the files judged."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs import Json, KafkaSink, KafkaTopic, PermanentError
+from streaming_jobs import Json, KafkaSink, KafkaTopic, PermanentError, Text
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
-from streaming_jobs.errors import LedgerConflict
+from streaming_jobs.errors import LedgerConflict, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.runtime.batch import entry_of, refuse_other_letters
 from streaming_jobs.settings import TopicSinkSettings
-from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.sinks.base import BatchOfRows, SinkSet
 from streaming_jobs.sinks.kafka.clients import producer_config
 from streaming_jobs.sinks.kafka.output import TopicOutput, TopicWrite
 from streaming_jobs.sinks.kafka.producer import Delivered, Outgoing
@@ -244,3 +247,70 @@ def test_a_block_is_looked_at_row_by_row_as_soon_as_one_row_may_be_too_large(siz
     rows = [{**ROW, TIMESTAMP: None}, {**ROW, TIMESTAMP: None, "note": "x" * size}]
     records, letters = judged(*rows, sink=sink)
     assert len(records) == 2 - refused and (0 if letters is None else letters.num_rows) == refused
+
+
+class OneTopic:
+    """One topic."""
+
+    def describe(self, name: str) -> TopicInfo | None:
+        return TopicInfo(name, "id", 1, -1, "delete") if name == "lines" else None
+
+    def names(self) -> set[str]:
+        return {"lines"}
+
+
+class Frame:
+    """A frame of two partitions, as far as it is written."""
+
+    parts = ({"value": ["a", "b"]}, {"value": ["c"]})
+
+    @property
+    def write(self) -> Frame:
+        return self
+
+    def parquet(self, folder: str) -> None:
+        Path(folder).mkdir(parents=True)
+        for number, rows in enumerate(self.parts):
+            pq.write_table(pa.table(rows), f"{folder}/part-{number:05d}.parquet")
+
+
+class Removed(Frame):
+    """Its files are removed as soon as they are written."""
+
+    def parquet(self, folder: str) -> None:
+        super().parquet(folder)
+        shutil.rmtree(folder)
+
+
+def output(folder: Path) -> TopicOutput:
+    sink = KafkaSink(KafkaTopic("lines", value=Text()))
+    return TopicOutput(sink, "s", SETTINGS, Discarded(), KnownTopics(OneTopic(), SETTINGS), folder)
+
+
+def prepared(made: TopicOutput, frame: Any) -> Any:
+    return made.prepare(frame, BatchOfRows(1, 0, driver=False))
+
+
+def test_rows_in_files_are_records_in_the_order_of_the_partitions_each_time(tmp_path: Path) -> None:
+    write = prepared(output(tmp_path), Frame())
+    assert [[value for _, _, value, *_ in write.records] for _ in range(2)] == [[b"a", b"b", b"c"]] * 2
+    assert write.rows == write.records.count == 3
+
+
+def test_records_of_a_replay_say_when_their_source_was_first_read(tmp_path: Path) -> None:
+    made, frame = output(tmp_path), Frame()
+    rows = BatchOfRows(2, 0, driver=False, first_read=1_700_000_000_000)
+    for headers in ([headers for *_, headers, _, _ in made.prepare(frame, rows).records] for _ in range(2)):
+        assert all(dict(each)["recourse.first_read"] == b"1700000000000" for each in headers) and len(headers) == 3
+    (first, *_) = prepared(made, frame).records
+    assert "recourse.first_read" not in dict(first[3])
+
+
+def test_files_that_another_driver_removed_are_no_empty_batch(tmp_path: Path) -> None:
+    made = output(tmp_path)
+    write = prepared(made, Frame())
+    output(tmp_path).remove_leftovers()
+    with pytest.raises(TransientError, match=r"part-00000\.parquet, are gone"):
+        list(write.records)
+    with pytest.raises(TransientError, match="are gone"):
+        prepared(made, Removed())

@@ -211,16 +211,6 @@ def claimed(cluster: Cluster, owner: str) -> None:
     writer.close()
 
 
-def test_a_shard_is_written_once_by_whichever_process_is_first() -> None:
-    cluster = Cluster()
-    claimed(cluster, "driver")
-    assert shard(cluster, "driver").write(entry(0), Records([b"a"]))
-    again = shard(cluster, "driver")
-    assert not again.write(entry(0), Records([b"a"])) and again.position == Txn(1, 0)
-    assert cluster.values(TOPIC) == [b"a"]
-    assert [record.partition() for record in cluster.of(SHARD_MARKERS)] == [0, 0]
-
-
 def test_a_process_of_a_driver_that_another_one_has_replaced_writes_nothing() -> None:
     cluster = Cluster()
     claimed(cluster, "old")
@@ -248,11 +238,18 @@ def test_a_process_whose_shard_moved_to_another_one_takes_it_back_without_waitin
     assert cluster.values(TOPIC) == [b"a", b"b", b"c"]
 
 
-def test_a_shard_without_its_marker_is_not_written() -> None:
+def test_a_shard_is_written_once_by_whichever_process_is_first_and_not_without_its_marker() -> None:
     cluster = Cluster()
     with pytest.raises(PermanentError, match="had a marker of shard 0, and now has none"):
         shard(cluster, "driver").write(entry(0), Records([b"a"]))
     assert cluster.values(TOPIC) == []
+    cluster = Cluster()
+    claimed(cluster, "driver")
+    assert shard(cluster, "driver").write(entry(0), Records([b"a"]))
+    again = shard(cluster, "driver")
+    assert not again.write(entry(0), Records([b"a"])) and again.position == Txn(1, 0)
+    assert cluster.values(TOPIC) == [b"a"]
+    assert [record.partition() for record in cluster.of(SHARD_MARKERS)] == [0, 0]
 
 
 def test_a_new_generation_claims_its_shards_and_an_older_one_is_refused() -> None:

@@ -42,7 +42,9 @@ def flights(monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
     return placed
 
 
-def test_of_several_broken_rules_the_strictest_decides(flights: pd.DataFrame) -> None:
+def test_of_several_broken_rules_the_strictest_decides_and_a_row_set_aside_replaces_no_other(
+    flights: pd.DataFrame,
+) -> None:
     expected = judged(flights)
     assert expected.table["source_offset"].tolist() == [0, 1, 6, 7]
     assert dict(zip(expected.quarantine["source_offset"], expected.quarantine["_rules"], strict=True)) == {
@@ -51,9 +53,6 @@ def test_of_several_broken_rules_the_strictest_decides(flights: pd.DataFrame) ->
         5: "dep_delay_not_null",
     }
     assert (expected.good, expected.dropped, expected.broken) == (4, 1, JUDGED)
-
-
-def test_a_row_that_was_set_aside_replaces_no_other(flights: pd.DataFrame) -> None:
     expected = newest(flights)
     assert sorted(expected.table["source_offset"]) == [4, 5, 6]
     assert expected.quarantine["source_offset"].tolist() == [1, 2, 3, 7]
