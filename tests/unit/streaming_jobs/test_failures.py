@@ -112,45 +112,37 @@ flows.Crooked: 17 is crooked
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (WORKER, "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)"),
+        (WORKER, "flows.Crooked: 17 is crooked (/home/me/flows.py:12)"),
         (
             f"Job aborted: Task 0 failed: org.apache.spark.api.python.PythonException: {WORKER}\n\tat org.apache.spark",
-            "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)",
+            "flows.Crooked: 17 is crooked (/home/me/flows.py:12)",
         ),
         (
             '[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012\n== DataFrame ==\n"div" was called from\n/my flows/a.py:11\n',
-            "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (/my flows/a.py:11) (batch 7: orders)",
+            "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (/my flows/a.py:11)",
         ),
         (
             "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012\n== SQL (line 1, position 1) ==\n1 / (id - id)\n^^^^\n",
-            (
-                "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (in the SQL 1 / (id - id)) "
-                "(batch 7: orders)"
-            ),
+            "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (in the SQL 1 / (id - id))",
         ),
-        (
-            "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012",
-            "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (batch 7: orders)",
-        ),
+        ("[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012", "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012"),
         (
             WORKER.replace(
                 "flows.Crooked", '  File "/venv/lib/python3.11/json/decoder.py", line 355, in decode\nE.C', 1
             ),
-            "the stream's function raised E.C: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)",
+            "E.C: 17 is crooked (/home/me/flows.py:12)",
         ),
         (
             WORKER.replace("/home/me/", "/venv/lib/python3.11/site-packages/"),  # installed: no other frame is there
-            (
-                "the stream's function raised flows.Crooked: 17 is crooked "
-                "(/venv/lib/python3.11/site-packages/flows.py:12) (batch 7: orders)"
-            ),
+            "flows.Crooked: 17 is crooked (/venv/lib/python3.11/site-packages/flows.py:12)",
         ),
     ],
 )
 def test_what_the_streams_function_raised_is_told_with_kind_text_place_and_batch(text: str, expected: str) -> None:
     error = classify(RuntimeError(text), where="batch 7: orders")
     assert type(error) is FunctionRaised
-    assert error.found == expected and "batch 7" in error.origin and "17" not in error.origin
+    assert error.found == f"the stream's function raised {expected} (batch 7: orders)"
+    assert "batch 7" in error.origin and "17" not in error.origin
 
 
 def test_a_failure_of_recourses_own_code_in_a_worker_is_not_the_functions() -> None:
@@ -221,9 +213,7 @@ streaming_jobs.errors.OffsetsLost: REC-022 things partition 0 is gone
  SQLSTATE: 38000"""
 
 
-def test_an_error_of_ours_from_a_process_of_sparks_keeps_its_class_and_words_and_an_unknown_one_names_its_batch() -> (
-    None
-):
+def test_an_error_of_ours_out_of_spark_keeps_its_class_and_words_and_an_unknown_one_names_its_batch() -> None:
     error = classify(RuntimeError(TRACEBACK))
     assert type(error) is OffsetsLost
     assert (error.found, error.next_step) == ("things partition 0 is gone", "see `recourse streams status`")

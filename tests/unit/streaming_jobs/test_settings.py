@@ -163,14 +163,6 @@ def test_a_wrong_value_in_the_environment_or_the_file_is_named_so(file: Path, mo
     assert load().settings.spark.driver_memory_mb == 512
 
 
-def test_a_misspelt_variable_is_refused_and_one_that_sets_nothing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOURSE_RUN_ID", "1")
-    load()
-    monkeypatch.setenv("RECOURSE_HOMEE", "/elsewhere")
-    with pytest.raises(ConfigurationError, match="RECOURSE_HOMEE"):
-        load()
-
-
 def test_a_file_that_is_no_toml_and_a_variable_that_is_no_json_are_ordinary_errors(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,13 +248,20 @@ def test_a_master_that_is_supported_is_taken(master: str) -> None:
     assert load({"spark.master": master}).settings.spark.master == master
 
 
-def test_variables_of_a_kubernetes_service_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_refused_and_neither_one_that_sets_nothing_nor_those_of_a_kubernetes_service_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("SERVICE_HOST", "PORT", "UI_SERVICE_PORT_HTTP", "PORT_3000_TCP_ADDR", "UI_PORT"):
         monkeypatch.setenv(f"RECOURSE_{name}", "tcp://10.0.0.1:3000")
     monkeypatch.setenv("RECOURSE_BROKER__PORT", "9099")
     with capture_logs() as logs:
         assert load().settings.broker.port == 9099
     assert {line["variable"] for line in logs} >= {"RECOURSE_PORT", "RECOURSE_UI_PORT"}
+    monkeypatch.setenv("RECOURSE_RUN_ID", "1")
+    load()
+    monkeypatch.setenv("RECOURSE_HOMEE", "/elsewhere")
+    with pytest.raises(ConfigurationError, match="RECOURSE_HOMEE"):
+        load()
 
 
 def test_a_text_without_brackets_is_a_list_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,31 +77,6 @@ def test_sources_bind_to_parameters_by_place_or_name_and_the_first_sink_is_the_p
     assert made.dead_letters == "identity_dead_letters"
 
 
-@pytest.mark.parametrize("source", [{"thing": THINGS}, {"things": THINGS, "prices": PRICES}, {}])
-def test_sources_that_are_not_the_functions_parameters_are_refused(source: dict[str, KafkaTopic]) -> None:
-    with pytest.raises(UsageError, match="the function takes|needs a source"):
-        declare(source=source)
-
-
-@pytest.mark.parametrize(
-    "sink",
-    [
-        {"a": DeltaTable("out"), "b": DeltaTable("out")},
-        DeltaTable("identity_dead_letters"),
-    ],
-)
-def test_a_table_is_not_named_twice(sink: Any) -> None:
-    with pytest.raises(UsageError, match="names a table twice"):
-        declare(sink=sink)
-
-
-def test_a_stream_without_a_sink_or_a_function_without_parameters_is_refused() -> None:
-    with pytest.raises(UsageError, match="needs a source and a sink"):
-        declare(sink={})
-    with pytest.raises(UsageError, match=r"the function takes \[\]"):
-        stream(source=THINGS, sink=DeltaTable("out"), name="none")(lambda: None)
-
-
 @pytest.mark.parametrize("returned", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {}])
 def test_outputs_that_are_not_the_sinks_are_refused_and_a_single_one_goes_to_the_single_sink(
     returned: dict[str, int],
@@ -138,6 +113,13 @@ def topic_of(value: Any) -> KafkaTopic:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (lambda: declare(source={"thing": THINGS}), "the function takes"),
+        (lambda: declare(source={"things": THINGS, "prices": PRICES}), "the function takes"),
+        (lambda: stream(source=THINGS, sink=DeltaTable("out"), name="none")(lambda: None), r"the function takes \[\]"),
+        (lambda: declare(source={}), "needs a source and a sink"),
+        (lambda: declare(sink={}), "needs a source and a sink"),
+        (lambda: declare(sink={"a": DeltaTable("out"), "b": DeltaTable("out")}), "names a table twice"),
+        (lambda: declare(sink=DeltaTable("identity_dead_letters")), "names a table twice"),
         (lambda: KafkaTopic("t", value=NoBytes(), event_time="n"), "event_time and lateness go together"),
         (lambda: KafkaTopic("t", value=NoBytes(), lateness="1 h"), "event_time and lateness go together"),
         (lambda: KafkaTopic("t", value=NoBytes(), event_time="x", lateness="1 h"), "'x' is not a field"),
@@ -197,7 +179,7 @@ def topic_of(value: Any) -> KafkaTopic:
         ),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(make: Declare, text: str) -> None:
+def test_sources_sinks_and_options_that_do_not_go_together_are_refused(make: Declare, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         make()
 

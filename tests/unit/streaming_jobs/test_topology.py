@@ -51,16 +51,13 @@ def test_the_streams_of_a_package_are_found_in_all_its_modules_each_once(flows: 
     assert list(Topology.load(["made_topology.one"]).streams) == ["first"]
 
 
-def test_modules_without_a_stream_are_refused(flows: Path) -> None:
+def test_modules_without_a_stream_and_one_that_is_not_there_are_refused(flows: Path) -> None:
     (flows / "empty.py").write_text("def forgotten(things):\n    return things\n")
     with pytest.raises(UsageError, match="declares no stream: none of made_topology.empty has a function") as refused:
         Topology.load(["made_topology.empty"])
     assert "@stream(source=..., sink=...)" in refused.value.next_step
     assert list(Topology.load(["made_topology.empty", "made_topology.one"]).streams) == ["first"]
     assert not Topology.load([]).streams
-
-
-def test_a_module_that_is_not_there_is_named_with_the_setting() -> None:
     with pytest.raises(UsageError, match="no module named 'no_such_flows'") as refused:
         Topology.load(["no_such_flows"])
     assert "flows" in refused.value.next_step

@@ -148,12 +148,16 @@ def test_a_fence_leaves_the_rows_and_a_publish_that_is_not_finished_has_to_be_wa
         keeper.archive.bounds()
 
 
-def test_times_and_sizes_are_those_of_its_records(keeper: Keeper) -> None:
+def test_times_and_sizes_are_those_of_its_records_for_a_reader_of_the_topic_too(keeper: Keeper) -> None:
     spans = {0: (0, 30), 1: (0, 20)}
     assert keeper.archive.first_at(MS + 12_000, spans) == {0: 13, 1: 13}
     assert keeper.archive.first_at(MS + 19_500, spans) == {0: 20}
     assert keeper.archive.mean_size({0: 10, 1: 5}) == pytest.approx(2.3, abs=0.7)
     assert keeper.archive.mean_size({0: 1000}) is None
+    topics = readable(keeper, {0: 35, 1: 20})
+    assert topics.offsets_for_time(TOPIC, MS + 12_000) == {0: 13, 1: 13}
+    assert topics.offsets_for_time(TOPIC, MS + 36_000) == {0: 36, 1: 36}
+    assert topics.mean_size(TOPIC, {0: 0, 1: 20}) != 100.0 == topics.mean_size(TOPIC, {0: 35, 1: 20})
 
 
 @dataclass
@@ -185,10 +189,13 @@ def readable(keeper: Keeper, first: Mapping[int, int]) -> ReadableTopics:
     return topics
 
 
-def test_a_topic_begins_where_its_archive_does(keeper: Keeper) -> None:
+def test_a_topic_begins_where_its_archive_does_and_ends_are_those_of_its_own_topic(keeper: Keeper) -> None:
     offsets = readable(keeper, {0: 35, 1: 25}).offsets(TOPIC)
     assert (offsets.earliest, offsets.latest) == ({0: 0, 1: 25}, {0: 60, 1: 60}), "a hole parts partition 1"
     assert offsets.archived is not None and offsets.archived.first == {0: 35, 1: 25}
+    other = OffsetRange("another", "x", {0: 0}, {0: 999})
+    keeper.stored().mark(replace(keeper.entry(4), offsets=(other, keeper.offsets(4))))
+    assert keeper.archive.bounds() == {0: (0, 50), 1: (0, 25)}
 
 
 def test_an_archive_itself_and_a_stream_without_one_read_kafka_alone(keeper: Keeper) -> None:
@@ -201,13 +208,6 @@ def test_an_archive_itself_and_a_stream_without_one_read_kafka_alone(keeper: Kee
     assert Archives(keeper.settings).of(reader, "another", TOPIC_ID) is None
 
 
-def test_a_time_of_the_past_is_found_in_the_archive(keeper: Keeper) -> None:
-    topics = readable(keeper, {0: 35, 1: 20})
-    assert topics.offsets_for_time(TOPIC, MS + 12_000) == {0: 13, 1: 13}
-    assert topics.offsets_for_time(TOPIC, MS + 36_000) == {0: 36, 1: 36}
-    assert topics.mean_size(TOPIC, {0: 0, 1: 20}) != 100.0 == topics.mean_size(TOPIC, {0: 35, 1: 20})
-
-
 def test_the_declaration_is_a_stream_that_refuses_nothing() -> None:
     (source,) = KEEPER.sources.values()
     assert (source.tombstones, source.headers, source.timestamp_type) == ("keep", True, True)
@@ -218,12 +218,6 @@ def test_the_declaration_is_a_stream_that_refuses_nothing() -> None:
         archive("Flights.v2")
     with pytest.raises(UsageError, match="several archives"):
         archive_of(TOPIC, Topology.of([KEEPER, archive(TOPIC, name="second")]).streams.values())
-
-
-def test_ends_are_those_of_the_archives_own_topic(keeper: Keeper) -> None:
-    other = OffsetRange("another", "x", {0: 0}, {0: 999})
-    keeper.stored().mark(replace(keeper.entry(4), offsets=(other, keeper.offsets(4))))
-    assert keeper.archive.bounds() == {0: (0, 50), 1: (0, 25)}
 
 
 ARCHIVE = TableArchive("a", "things", "x", Path("/nowhere"), Path("/nowhere"))

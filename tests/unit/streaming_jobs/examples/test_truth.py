@@ -203,12 +203,9 @@ def test_of_one_feed_it_is_what_the_share_of_the_flights_makes(partitions: int) 
         assert truths.differences(due, truths.truth_of(table, records(partitions)), keys) == []
 
 
-def test_partitions_that_were_read_to_different_ends_are_no_matter() -> None:
+def test_partitions_read_to_different_ends_are_no_matter_and_records_that_are_no_flights_are_not_compared() -> None:
     half = [record for record in records(4) if record.partition != 1 or record.offset < 5]
     assert truths.truth_of("carrier_totals", half)["flights"].sum() == len(half)
-
-
-def test_records_that_are_no_flights_are_not_compared() -> None:
     first, *others = records(4)
     alien = Record("flights", first.partition, first.offset, 0, others[0].key, b"", None)
     with pytest.raises(NotComparable):

@@ -113,18 +113,17 @@ def test_what_arrives_and_is_not_the_locked_jar_is_not_kept(here: Settings) -> N
     assert list(jars.cache(here).glob("*.jar")) == []
 
 
-def test_a_fetch_that_breaks_off_is_tried_again(here: Settings) -> None:
-    fetch = Fetcher(failures=1)
-    (path,) = ensure(here, [jar("one")], fetch=fetch)
-    assert path.read_bytes() == CONTENT["one"]
-    assert fetch.asked == ["one", "one"]
-
-
-def test_an_unreachable_repository_is_told_without_the_mirror_s_password(here: Settings) -> None:
+def test_an_unreachable_repository_is_told_without_the_mirror_s_password_and_a_fetch_that_breaks_off_is_tried_again(
+    here: Settings,
+) -> None:
     with pytest.raises(SetupError, match="could not fetch org.example:one:1.0: ConnectionError") as failed:
         ensure(here, [jar("one")], fetch=Fetcher(failures=99))
     assert "secret" not in str(failed.value)
     assert "RECOURSE_MAVEN_REPOSITORY" in failed.value.next_step
+    fetch = Fetcher(failures=1)
+    (path,) = ensure(here, [jar("one")], fetch=fetch)
+    assert path.read_bytes() == CONTENT["one"]
+    assert fetch.asked == ["one", "one"]
 
 
 def test_progress_counts_up_to_all_the_bytes(here: Settings) -> None:

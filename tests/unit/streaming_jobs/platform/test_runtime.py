@@ -73,12 +73,20 @@ def started(settings: Settings, launch: Launch, launches: list[Launch]) -> Local
     return runtime
 
 
-def test_a_jvm_that_was_started_ends_with_its_session(settings: SettingsFactory, launches: list[Launch]) -> None:
+def test_a_jvm_that_was_started_or_begun_ends_with_its_session(
+    settings: SettingsFactory, launches: list[Launch]
+) -> None:
     launch = Launch()
     runtime = started(settings(), launch, launches)
     assert runtime.jvm == launch.processes[0].pid and runtime.failure() is None
     runtime.stop()
     assert (launch.stops, runtime.exit_code, runtime.jvm) == (1, 0, None)
+    launches.append(Launch())
+    runtime = LocalSpark(settings(), launch=launches[-1])
+    runtime.begin("orders")
+    runtime.start("orders")
+    runtime.stop()
+    assert (len(launches[-1].processes), launches[-1].stops, runtime.exit_code) == (1, 1, 0)
 
 
 def test_a_jvm_is_started_with_what_it_inherits_and_with_its_name(settings: SettingsFactory, tmp_path: Path) -> None:
@@ -143,15 +151,6 @@ def test_the_error_of_a_start_is_told_and_not_that_its_jvm_was_killed(settings: 
     assert launch.processes[0].returncode == -9
     assert runtime.failure() is None and runtime.jvm is None
     runtime.stop()
-
-
-def test_a_session_is_made_in_the_jvm_that_was_begun(settings: SettingsFactory, launches: list[Launch]) -> None:
-    launches.append(Launch())
-    runtime = LocalSpark(settings(), launch=launches[-1])
-    runtime.begin("orders")
-    runtime.start("orders")
-    runtime.stop()
-    assert (len(launches[-1].processes), launches[-1].stops, runtime.exit_code) == (1, 1, 0)
 
 
 def test_a_jvm_that_was_there_first_is_left(settings: SettingsFactory, launches: list[Launch]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 
@@ -10,24 +9,15 @@ import pytest
 
 from streaming_jobs.runtime.batch_hooks import Pause
 from streaming_jobs.settings import StreamSettings
-
-
-@dataclass
-class Clock:
-    """A clock that is set by hand."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.runners import Clock
 
 
 def life(
     rate: float, *, seconds_per_batch: float = 0.3, seconds: float = 60.0, longest: float = 2.0
 ) -> tuple[int, float, float]:
     """Batches, their share of the time, and the longest wait, of a steady rate: a batch takes what came meanwhile."""
-    clock = Clock()
-    pause = Pause(timedelta(seconds=longest), clock)
+    clock = Clock(1000.0)
+    pause = Pause(timedelta(seconds=longest), clock.time)
     batches, waited, taken = 0, 0.0, clock.now - 1.0
     while clock.now < 1000 + seconds:
         records, taken, started = int(rate * (clock.now - taken)), clock.now, clock.now
@@ -57,15 +47,15 @@ def test_where_many_records_come_nothing_waits(rate: float) -> None:
 
 def test_a_quiet_hour_and_batches_without_records_change_nothing_for_a_burst() -> None:
     """Spark makes one when a watermark moves."""
-    clock = Clock()
-    pause = Pause(timedelta(seconds=2), clock)
+    clock = Clock(1000.0)
+    pause = Pause(timedelta(seconds=2), clock.time)
     for _ in range(30):
         for records in (1200, 0):
             started = clock.now
             clock.now += 0.3
             assert pause.after(records, started) == 0.0
-    clock = Clock()
-    pause = Pause(timedelta(seconds=2), clock)
+    clock = Clock(1000.0)
+    pause = Pause(timedelta(seconds=2), clock.time)
     pause.after(1, clock.now)
     clock.now += 3600
     started = clock.now
@@ -74,8 +64,8 @@ def test_a_quiet_hour_and_batches_without_records_change_nothing_for_a_burst() -
 
 
 def test_nothing_waits_after_the_first_batch_which_is_slow_and_has_what_little_there_was_when_it_began() -> None:
-    clock = Clock()
-    pause = Pause(timedelta(seconds=2), clock)
+    clock = Clock(1000.0)
+    pause = Pause(timedelta(seconds=2), clock.time)
     for records in (40, 8_000):
         started = clock.now
         clock.now += 4.0

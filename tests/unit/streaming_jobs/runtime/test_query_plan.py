@@ -317,14 +317,11 @@ def plan(*above: str) -> str:
     return "\n".join([*(f"+- ~{line}" for line in above), RELATION])
 
 
-def test_the_projection_above_the_source_names_the_columns_and_only_its_uses_the_fields() -> None:
+def test_the_columns_and_fields_that_the_plan_uses_are_found_however_a_name_begins_ends_or_is_spelt() -> None:
     text = plan("Project [_record#6.id AS id#11L]", "Filter NOT (_record#6.kind = x)", "Project [offset#2L, _record#6]")
     assert used_in(text, "kafka-clean-payments", FIELDS) == {"offset", "_record", "_record.id", "_record.kind"}
     text = plan("Project [_record#66 AS a#1, _record#6.id AS id#2L]", "Project [_record#6]")
     assert used_in(text, "kafka-clean-payments", FIELDS) == {"_record", "_record.id"}
-
-
-def test_a_name_is_found_however_it_begins_ends_or_is_spelt() -> None:
     text = plan("Project [_record#6.id2 AS id2#11L]", "Project [_record#6, _bad#7]")
     assert used_in(text, "kafka-clean-payments", FIELDS) == {"_bad", "_record", "_record.id", "_record.id2"}
     text = plan("Project [_record#6.a\u2028b AS x#9]", "Project [_record#6, _bad#7]")

@@ -1,8 +1,12 @@
-"""A batch that was begun before, by a driver that died or by another: each row is there once, or the stream stops."""
+"""A batch that was begun before, by a driver that died or by another: each row is there once, or the stream stops.
+
+And crash points: a test can kill a driver at one of them.
+"""
 
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +17,7 @@ from deltalake import DeltaTable
 
 from streaming_jobs.errors import Fenced, LedgerConflict, PermanentError, TransientError
 from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -184,3 +189,51 @@ def test_a_second_driver_that_writes_the_same_batch_meanwhile_is_told(
         driver.run(0)
     assert numbers(disk, PRIMARY) == [2]
     assert driver.reports == []
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals that this process would have got."""
+    signals: list[int] = []
+    monkeypatch.setattr(crash_points.os, "kill", lambda pid, number: signals.append(number))
+    monkeypatch.setattr(crash_points.time, "sleep", lambda _: None)
+    return signals
+
+
+@pytest.mark.parametrize(
+    ("wanted", "met", "signals"),
+    [
+        (None, [("staged", "s", 3)], []),
+        ("s:staged:3", [("staged", "s", 2), ("staged", "s", 33), ("staged", "other", 3)], []),
+        ("s:staged:3", [("primary_committed", "s", 3)], []),
+        ("s:staged:3", [("staged", "s", 3)], [signal.SIGKILL]),
+        ("s:transaction_open:3+", [("staged", "s", 3), ("transaction_open", "s", 2)], []),
+        ("s:transaction_open:3+", [("transaction_open", "s", 3)], [signal.SIGKILL]),
+        ("s:transaction_open:3+", [("transaction_open", "s", 12)], [signal.SIGKILL]),
+        ("s:transaction_open:3:stop", [("transaction_open", "s", n) for n in (2, 3, 3)], [signal.SIGSTOP]),
+        ("s:transaction_open:3+:stop", [("transaction_open", "s", n) for n in (2, 5, 6)], [signal.SIGSTOP]),
+    ],
+    ids=[
+        "nothing dies unasked",
+        "at no other batch or stream",
+        "at no other point",
+        "at one point of one batch",
+        "not before a later batch",
+        "at a batch",
+        "or at a later one",
+        "stopped once, and the batch goes on later",
+        "stopped once at a later one",
+    ],
+)
+def test_a_test_can_kill_or_stop_a_driver_at_one_point_and_nothing_else_dies(
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[int],
+    wanted: str | None,
+    met: list[tuple[str, str, int]],
+    signals: list[int],
+) -> None:
+    if wanted is not None:
+        monkeypatch.setenv("RECOURSE_CRASH", wanted)
+    for place in met:
+        crash_points.crash_point(*place)
+    assert sent == signals

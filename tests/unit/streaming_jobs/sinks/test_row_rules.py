@@ -34,14 +34,11 @@ def divided(table: pa.Table, rules: RowRules = RULES, exempt: str = "") -> tuple
     return made, dict(outcome(rules, made.numbers, made.dropped).broken)
 
 
-def test_rows_without_a_verdict_or_a_breach_cost_no_copy_and_the_verdict_is_no_column_of_the_table() -> None:
+def test_rows_without_a_breach_cost_no_copy_and_each_other_goes_one_way_and_is_counted() -> None:
     table = pa.table({"n": [1]})
     assert divided(table)[0].written is table
     made, broken = divided(rows(0, 0))
     assert made.written.column_names == ["n"] and (made.quarantined, made.dropped, broken) == (None, 0, {})
-
-
-def test_each_row_goes_one_way_and_each_breach_is_counted() -> None:
     made, broken = divided(rows(0, 1, 2, 3, 4, 7))
     assert made.written["n"].to_pylist() == [0, 4] and made.dropped == 1
     assert made.quarantined is not None and made.quarantined["n"].to_pylist() == [1, 3, 5]

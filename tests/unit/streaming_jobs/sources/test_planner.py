@@ -172,12 +172,6 @@ def test_a_stream_with_batches_far_apart_reads_all_that_it_may_in_each() -> None
     assert sizes == [25_000, 25_000]
 
 
-def test_the_size_of_records_is_known_before_a_large_batch() -> None:
-    _, planner = grown(BatchLimits(2.0, 50_000, 10**6, 0.1, first=50_000), p0=100_000, size=1000.0)
-    planner._backlog = True  # as after a large batch
-    assert planner.next_end({0: 0}) == {0: 1000}
-
-
 def test_available_now_ends_where_the_topic_ended_and_notices_one_that_shrank() -> None:
     topic, planner = grown(p0=25_000)
     planner.stop_at_present_end()
@@ -231,13 +225,16 @@ def test_a_large_batch_or_few_records_of_many_bytes_are_not_for_the_planner() ->
     assert taken(planner, {0: 0}, {0: 10}) == [10]
 
 
-def test_large_records_make_batches_of_fewer() -> None:
+def test_large_records_make_batches_of_fewer_and_their_size_is_known_before_a_large_one() -> None:
     topic = Topic()
     topic.log[0] = {offset: record(0, offset, b"x" * 1000) for offset in range(20_000)}
     planner = topic.planner(BatchLimits(2.0, 10**6, 10**6, 0.1))
     end = planner.next_end({0: 0})
     assert taken(planner, {0: 0}, end) is not None
     assert planner.next_end(end) == {0: end[0] + 1000}
+    _, planner = grown(BatchLimits(2.0, 50_000, 10**6, 0.1, first=50_000), p0=100_000, size=1000.0)
+    planner._backlog = True  # as after a large batch
+    assert planner.next_end({0: 0}) == {0: 1000}
 
 
 def test_a_position_in_a_void_range_moves_to_its_end_and_no_record_of_it_is_asked_for() -> None:
@@ -347,7 +344,9 @@ def test_a_hole_or_no_archive_is_refused_before_a_batch_is_planned() -> None:
 OFFSETS = st.dictionaries(st.integers(0, 20), st.integers(0, 10**6), max_size=12)
 
 
-def test_batches_of_a_backlog_grow_to_the_time_that_they_may_take() -> None:
+def test_batches_of_a_backlog_grow_to_their_time_within_the_bounds_and_a_slow_first_or_a_small_one_says_nothing() -> (
+    None
+):
     size = BatchSize(seconds=2.0, most=10**6, most_bytes=10**9)
     limits = []
     for _ in range(6):
@@ -355,9 +354,6 @@ def test_batches_of_a_backlog_grow_to_the_time_that_they_may_take() -> None:
         size.took(size.limit, 0.2 + size.limit / 100_000)  # a fixed part, and a rate
     assert limits[:4] == [FIRST, 40_000, 133_333, 173_912]
     assert 150_000 < limits[-1] < 200_000
-
-
-def test_a_slow_first_batch_or_a_small_one_says_nothing_and_the_bounds_of_the_settings_hold() -> None:
     size = BatchSize(seconds=2.0, most=10**6, most_bytes=10**9)
     size.took(FIRST, 60.0)
     assert size.limit == FIRST

@@ -120,7 +120,7 @@ def test_a_refused_taker_leaves_the_owners_name_alone_and_no_descriptor_behind(h
         assert holder(home, STREAM) == lease.owner
 
 
-def test_a_second_driver_is_refused_and_told_who_holds_the_stream(home: Settings) -> None:
+def test_a_second_driver_is_refused_and_told_who_holds_the_stream_until_that_one_is_killed(home: Settings) -> None:
     with driver(home) as (process, _):
         with pytest.raises(
             LeaseBusy, match=f"stream {STREAM} is held by process {process.pid} \\(session, since"
@@ -130,9 +130,6 @@ def test_a_second_driver_is_refused_and_told_who_holds_the_stream(home: Settings
         assert busy.value.next_step == f"stop it first: recourse streams stop {STREAM}"
         owner = holder(home, STREAM)
         assert owner is not None and owner.pid == process.pid
-
-
-def test_a_lease_is_free_as_soon_as_its_driver_is_killed(home: Settings) -> None:
     with driver(home) as (process, _):
         process.kill()
         with take(home, STREAM, purpose="session", wait=10) as lease:
@@ -170,16 +167,13 @@ def test_a_jvm_that_did_not_inherit_the_lease_is_waited_for_by_its_pid(home: Set
     acquire(home, STREAM, purpose="session", wait=0).release()
 
 
-def test_another_process_under_the_jvms_old_pid_holds_nothing(home: Settings) -> None:
+def test_another_process_under_the_jvms_old_pid_a_dead_owner_and_a_zombie_hold_nothing(home: Settings) -> None:
     with living_process() as other:
         owner = left_behind(home, other)
         reused = replace(owner, jvm_started=other.create_time() - 3600)
         lease_file(home).write_text(json.dumps(asdict(reused)))
         assert holder(home, STREAM) is None
         acquire(home, STREAM, purpose="session", wait=0).release()
-
-
-def test_a_dead_owner_is_not_alive_and_a_zombie_is_dead(home: Settings) -> None:
     assert left_behind(home, None).alive() is None
     process = subprocess.Popen(["true"])
     started = mark(process.pid)

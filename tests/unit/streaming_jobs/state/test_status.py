@@ -1,4 +1,7 @@
-"""The status file: what is taken from Spark's reports; new ones have the form of now, and old ones are still read."""
+"""The status file: what is taken from Spark's reports; new ones have the form of now, and old ones are still read.
+
+And the file of session events: append-only, bounded, and no reason for a stream to stop.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ import pytest
 
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.platform.failures import report_of
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stream_history
 from streaming_jobs.state.status import Status, first_status, late_rows, read_status, update, write_status
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_history import note_session_event as note
 from tests.conftest import SettingsFactory
 from tests.support.runners import progress
 from tests.support.worlds import STREAM, Disk, entry
@@ -63,13 +69,10 @@ def test_rates_state_and_watermark_are_taken_from_sparks_report_and_none_where_i
     assert {name: getattr(status, name) for name in taken} == taken
 
 
-def test_the_watermark_delay_is_counted_from_now_in_seconds() -> None:
+def test_the_watermark_delay_is_counted_from_now_and_late_rows_are_summed_over_the_operators() -> None:
     an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
     mark = an_hour_ago.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     assert updated(eventTime={"watermark": mark}).watermark_delay_s == pytest.approx(3600, abs=5)
-
-
-def test_late_rows_are_summed_over_the_operators_of_a_report() -> None:
     operators = [{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 3}, {}]
     assert late_rows(progress(stateOperators=operators)) == 5
     assert late_rows({}) == 0
@@ -131,3 +134,35 @@ def test_a_ledger_file_that_cannot_be_read_costs_a_figure_and_no_stream(settings
     (disk.ledger_file.folder / "2020-01-01.jsonl.gz").write_bytes(b"\x1f\x8b cut off")
     totals = first_status(disk.settings, STREAM).totals
     assert totals is not None and totals.records == 0
+
+
+def test_events_are_read_back_in_order_and_a_line_that_was_cut_off_takes_no_other_along(home: Settings) -> None:
+    status = Status("s", pid=7, generation=2, batch=40, code_version="abc (0.1)", run_id="r")
+    note(home, status, "started")
+    note(home, status, "failed", "x" * 5_000)
+    started, failed = stream_history.session_events(home, "s")
+    assert (started.what, started.pid, started.run_id, started.generation, started.batch, started.code) == (
+        ("started", 7, "r", 2, 40, "abc (0.1)")
+    )
+    assert failed.what == "failed" and len(failed.reason) == 300
+    assert stream_history.session_events(home, "nobody") == []
+    note(home, Status("s", pid=1), "started")
+    path = StreamFolder.of(home, "s").sessions
+    path.write_text(path.read_text() + '\n{"at": 17')
+    note(home, Status("s", pid=2), "started")
+    assert [event.pid for event in stream_history.session_events(home, "s")] == [7, 7, 1, 2]
+
+
+def test_the_file_stays_small_and_keeps_the_newest(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_history, "LIMIT", 4_000)
+    for number in range(200):
+        note(home, Status("s", pid=number + 1), "started")
+    events = stream_history.session_events(home, "s")
+    assert StreamFolder.of(home, "s").sessions.stat().st_size <= 4_000
+    assert [event.pid for event in events] == list(range(201 - len(events), 201))
+    assert len(events) > 10
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(home: Settings) -> None:
+    StreamFolder.of(home, "s").make().sessions.mkdir()
+    note(home, Status("s"), "started")

@@ -153,15 +153,14 @@ def test_a_commit_is_not_accepted_without_a_reason(home: Settings, why: str) -> 
     assert stream_record.load(home, STREAM) == FULL
 
 
-def test_only_a_table_of_the_stream_can_be_accepted(home: Settings) -> None:
+def test_only_a_table_of_the_stream_can_be_accepted_and_nothing_while_a_driver_holds_it(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="has no table"):
         stream_record.accept(home, parity, PRIMARY, 7, "why")
     stream_record.save(home, FULL)
     with pytest.raises(UsageError, match="has no table nothing"):
         stream_record.accept(home, parity, "nothing", 7, "why")
-
-
-def test_nothing_is_accepted_while_a_driver_holds_the_stream(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     stream_record.save(home, FULL)
     monkeypatch.setattr(stream_record, "take", lambda *names, purpose, wait: take(*names, purpose=purpose, wait=0))
     with take(home, STREAM, purpose="session"), pytest.raises(LeaseBusy):

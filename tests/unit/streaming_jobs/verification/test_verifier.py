@@ -221,15 +221,11 @@ def test_what_was_rebuilt_is_not_lost_when_the_log_begins_at_its_publish(tables:
     assert (verdict.verified, verdict.unproved) == (0, BATCHES * 15)
 
 
-def test_what_was_skipped_is_not_lost(tables: Path) -> None:
+def test_what_was_skipped_is_not_lost_and_a_rebuilt_table_keeps_it_before_its_base(tables: Path) -> None:
     published(tables, 2, skip=2)
     verdict = judged(tables, CLEAN, longer(2), finished=True)
     assert not verdict.faults and not verdict.lost and verdict.verified == BATCHES * 15
-
-
-def test_a_rebuilt_table_keeps_what_was_skipped_before_its_base(tables: Path) -> None:
-    """Skip two offsets of each partition, then rewind to behind them: they are in no row, and not lost."""
-    published(tables, 2, skip=2)
+    # Skip two offsets of each partition, then rewind to behind them: they are in no row, and not lost.
     rows = [row for batch in range(BATCHES) for row in clean_rows(batch)]
     published(tables, 3, skip=2, base=2, rows=rows)
     whole = longer(2)

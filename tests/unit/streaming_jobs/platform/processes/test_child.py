@@ -107,15 +107,14 @@ def test_it_reads_the_end_of_its_input_when_its_parent_is_killed(tmp_path: Path)
     wait_for(lambda: log.read_text() == "ready\nthe pipe has ended\n", "the child's end")
 
 
-def test_an_end_in_order_gives_the_childs_own_exit_code_and_waiting_has_a_deadline(start: Start) -> None:
+def test_an_end_in_order_gives_the_childs_own_exit_code_and_a_child_that_does_not_end_in_time_is_killed(
+    start: Start,
+) -> None:
     assert start(STOPS).end(20.0) == 7
     child = start(STUBBORN)
     assert child.wait(0.05) is None
     assert child.wait_until_gone(0.05) is None
     assert child.exit_code is None
-
-
-def test_a_child_that_does_not_end_in_time_is_killed(start: Start) -> None:
     child = start(STUBBORN)
     assert child.end(0.2, group_patience=3600.0) == -signal.SIGKILL
     assert child.wait_until_gone(20.0) == -signal.SIGKILL

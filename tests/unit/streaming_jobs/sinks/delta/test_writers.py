@@ -1,15 +1,21 @@
-"""The ways rows travel into a table: appended or merged by the driver, one row per key, or in files of executors."""
+"""The ways rows travel into a table: appended or merged by the driver, one row per key, or in files of executors.
+
+Those files are described to the table without reading rows, and never described wrongly.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -17,7 +23,7 @@ from streaming_jobs.errors import Fenced, LedgerConflict, OutputMismatch
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.log import newest
-from streaming_jobs.sinks.delta.parquet import add_actions, partition_folder
+from streaming_jobs.sinks.delta.parquet import add_actions, partition_folder, statistics
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, CommittedBefore, ParquetAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, last_per_key, split_null_keys
@@ -159,3 +165,94 @@ def test_unique_rows_without_null_keys_need_no_order_and_a_doubled_key_without_o
     with pytest.raises(OutputMismatch, match="several rows for the key {'k': 'a'}") as refused:
         last_per_key(table(k=["b", "a", "a"], n=[1, 2, 3]), ["k"], [])
     assert "set order_by on the sink" in refused.value.next_step
+
+
+def stats(folder: Path, **columns: Any) -> dict[str, Any]:
+    pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=2)
+    return statistics(folder / "a.parquet", pq.read_metadata(folder / "a.parquet"), list(columns))
+
+
+def test_records_nulls_and_bounds_are_counted_over_all_row_groups_and_nulls_alone_have_no_bounds(
+    tmp_path: Path,
+) -> None:
+    days = [date(2024, 2, 29), None, None, None, date(1, 1, 1)]
+    assert stats(tmp_path, n=[5, None, -3, 8, None], d=days, none=pa.nulls(5, pa.int64())) == {
+        "numRecords": 5,
+        "minValues": {"n": -3, "d": "0001-01-01"},
+        "maxValues": {"n": 8, "d": "2024-02-29"},
+        "nullCount": {"n": 2, "d": 3, "none": 5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("at", "low", "high"),
+    [
+        ("2024-01-01T05:00:00.123456", "2024-01-01T05:00:00.123", "2024-01-01T05:00:00.124"),
+        ("2024-01-01T05:00:00.123", "2024-01-01T05:00:00.123", "2024-01-01T05:00:00.123"),
+        ("2024-12-31T23:59:59.999999", "2024-12-31T23:59:59.999", "2025-01-01T00:00:00.000"),
+        ("0001-01-01T00:00:00.000001", "0001-01-01T00:00:00.000", "0001-01-01T00:00:00.001"),
+        ("0999-05-05T05:00:00", "0999-05-05T05:00:00.000", "0999-05-05T05:00:00.000"),
+        ("9999-12-31T23:59:59.999999", "9999-12-31T23:59:59.999", "9999-12-31T23:59:59.999"),
+    ],
+)
+def test_times_are_widened_to_whole_milliseconds_within_the_calendar(
+    tmp_path: Path, at: str, low: str, high: str
+) -> None:
+    zoned = datetime.fromisoformat(at).replace(tzinfo=UTC)
+    described = stats(tmp_path, t=pa.array([zoned], pa.timestamp("us", "UTC")))
+    assert (described["minValues"]["t"], described["maxValues"]["t"]) == (f"{low}Z", f"{high}Z")
+    described = stats(tmp_path, t=pa.array([datetime.fromisoformat(at)], pa.timestamp("us")))
+    assert (described["minValues"]["t"], described["maxValues"]["t"]) == (low, high)
+
+
+def test_a_day_that_sparks_calendar_lacks_is_between_its_neighbours(tmp_path: Path) -> None:
+    at = datetime(1582, 10, 10, 12, tzinfo=UTC)
+    described = stats(tmp_path, d=[at.date()], t=pa.array([at], pa.timestamp("us", "UTC")))
+    assert described["minValues"] == {"d": "1582-10-04", "t": "1582-10-04T00:00:00.000Z"}
+    assert described["maxValues"] == {"d": "1582-10-15", "t": "1582-10-15T00:00:00.000Z"}
+
+
+def test_a_footer_without_statistics_is_made_up_for_by_the_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [4, None, 2]}), tmp_path / "a.parquet", write_statistics=False)
+    described = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n"])
+    assert (described["nullCount"], described["minValues"], described["maxValues"]) == ({"n": 1}, {"n": 2}, {"n": 4})
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), min_size=1, max_size=9))
+def test_no_value_lies_outside_its_bounds(tmp_path_factory: pytest.TempPathFactory, values: list[int | None]) -> None:
+    described = stats(tmp_path_factory.mktemp("bounds"), n=pa.array(values, pa.int64()))
+    there = [v for v in values if v is not None]
+    assert described["nullCount"]["n"] == len(values) - len(there)
+    if there:
+        assert (described["minValues"]["n"], described["maxValues"]["n"]) == (min(there), max(there))
+
+
+def test_each_file_is_named_from_the_table_and_counted_and_one_that_is_not_seen_counts_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "g0001" / "b000000007-1a2b"
+    folder.mkdir(parents=True)
+    for name, count in (("part-0.parquet", 2), ("part-1.parquet", 3)):
+        pq.write_table(pa.table({"n": pa.array(range(count), pa.int64())}), folder / name)
+    names = [f"g0001/b000000007-1a2b/part-{i}.parquet" for i in (0, 1, 2)]
+    actions, rows = add_actions(tmp_path, names, [], [])
+    assert rows == 5 and [a.path for a in actions] == names[:2]
+    assert [a.size for a in actions] == [(folder / f"part-{i}.parquet").stat().st_size for i in (0, 1)]
+    assert all(a.data_change for a in actions)
+
+
+@pytest.mark.parametrize("value", [None, "", "2024-01-01", *AWKWARD])
+def test_partition_values_are_read_off_the_folders_that_are_named_after_them(tmp_path: Path, value: str | None) -> None:
+    name = f"x=1/b0/{partition_folder({'my day': value, 'k': 'a'})}/part-0.parquet"
+    (tmp_path / name).parent.mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), tmp_path / name)
+    (action,), _ = add_actions(tmp_path, [name], ["k", "my day"], [])
+    assert action.partition_values == {"k": "a", "my day": value or None}
+
+
+def test_partition_folders_are_named_as_spark_names_them_and_only_bounded_columns_are_described(tmp_path: Path) -> None:
+    assert partition_folder({"my day": "a b", "k": None}) == "my day=a b/k=__HIVE_DEFAULT_PARTITION__"
+    assert partition_folder({"k:": "50%\n"}) == "k%3A=50%25%0A"
+    table = pa.table({"n": [1], "a.b": [2], "s": [{"n": 3}], "a": [{"b": 4}], "text": ["x"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    described = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n", "a.b"])
+    assert described["minValues"] == described["maxValues"] == {"n": 1, "a.b": 2}

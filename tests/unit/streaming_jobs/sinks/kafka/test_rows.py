@@ -249,16 +249,6 @@ def test_a_block_is_looked_at_row_by_row_as_soon_as_one_row_may_be_too_large(siz
     assert len(records) == 2 - refused and (0 if letters is None else letters.num_rows) == refused
 
 
-class OneTopic:
-    """One topic."""
-
-    def describe(self, name: str) -> TopicInfo | None:
-        return TopicInfo(name, "id", 1, -1, "delete") if name == "lines" else None
-
-    def names(self) -> set[str]:
-        return {"lines"}
-
-
 class Frame:
     """A frame of two partitions, as far as it is written."""
 
@@ -283,8 +273,8 @@ class Removed(Frame):
 
 
 def output(folder: Path) -> TopicOutput:
-    sink = KafkaSink(KafkaTopic("lines", value=Text()))
-    return TopicOutput(sink, "s", SETTINGS, Discarded(), KnownTopics(OneTopic(), SETTINGS), folder)
+    sink = KafkaSink(KafkaTopic("orders", value=Text()))
+    return TopicOutput(sink, "s", SETTINGS, Discarded(), KnownTopics(Lookup(), SETTINGS), folder)
 
 
 def prepared(made: TopicOutput, frame: Any) -> Any:

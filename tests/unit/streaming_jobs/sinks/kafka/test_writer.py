@@ -1,25 +1,32 @@
-"""From its marker a driver or a shard finds out whether it still writes, and each batch is written once."""
+"""From its marker a driver or a shard finds out whether it still writes, and each batch is written once.
+
+The topic of markers is as safe as the topic whose batches it knows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from streaming_jobs.errors import ConfigurationError, Fenced, LedgerConflict, PermanentError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows
-from streaming_jobs.sinks.kafka.clients import ClientLost
-from streaming_jobs.sinks.kafka.producer import Outgoing
+from streaming_jobs.sinks.kafka.clients import ClientLost, producer_config
+from streaming_jobs.sinks.kafka.markers import ensure_marker_topic
+from streaming_jobs.sinks.kafka.producer import BatchProducer, Outgoing
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter, merged
 from streaming_jobs.sinks.kafka.shards import ShardWriter, shards_topic
 from streaming_jobs.sinks.kafka.writer import Clients, PlainWriter, TransactionWriter
-from tests.support.kafka_cluster import Cluster, failure
+from streaming_jobs.sources.topics import TopicInfo
+from tests.support.kafka_cluster import Cluster, Producer, failure
 
 TOPIC, MARKERS = "orders", "__recourse.s.orders"
 
@@ -137,7 +144,9 @@ def test_only_the_batch_itself_is_there_already(batch: int, end: int, text: str)
     assert cluster.values(TOPIC) == [b"a"]
 
 
-def test_a_batch_of_which_a_record_was_not_sent_is_not_committed() -> None:
+def test_a_batch_of_which_a_record_was_not_sent_is_not_committed_and_one_without_all_its_offsets_is_written_again() -> (
+    None
+):
     cluster = Cluster()
     started = opened(cluster)
     with pytest.raises(PermanentError, match="1 records of a batch of 2 were sent"):
@@ -147,10 +156,7 @@ def test_a_batch_of_which_a_record_was_not_sent_is_not_committed() -> None:
         plain.write(entry(0), Records([b"a"], missing=1))
     assert cluster.values(TOPIC) == [] and len(cluster.of(MARKERS)) == 1
     assert started.write(entry(0), Records([b"a", b"b"]))
-
-
-def test_a_batch_whose_offsets_the_broker_did_not_all_say_is_written_again() -> None:
-    """A range without them would let the void range of a later recovery begin too late."""
+    # A range without them would let the void range of a later recovery begin too late.
     cluster = Cluster()
     driver = opened(cluster)
     cluster.unsaid = 1
@@ -360,3 +366,52 @@ def test_half_a_batch_is_finished_in_its_generation_by_as_many_shards(ahead: dic
     writer._refuse_half_a_batch({Txn(1, 4): 2}, 1)
     with pytest.raises(ConfigurationError, match="start the stream once as it was|and others do not"):
         writer._refuse_half_a_batch(ahead, generation)
+
+
+DATA = TopicInfo("orders", "id", 6, -1, "delete", replicas=3, min_insync_replicas=2)
+
+
+@dataclass
+class Maker:
+    """Makes topics as it is told."""
+
+    made: dict[str, TopicInfo] = field(default_factory=dict)
+
+    def describe(self, name: str) -> TopicInfo | None:
+        return self.made.get(name)
+
+    def create(
+        self, name: str, partitions: int, retention_ms: int = -1, *, replicas: int = -1, **properties: str
+    ) -> TopicInfo:
+        in_sync = int(properties.get("min_insync_replicas", 1))
+        most = int(properties["max_message_bytes"])
+        info = TopicInfo(name, "m", partitions, retention_ms, properties["cleanup_policy"], replicas, in_sync, most)
+        return self.made.setdefault(name, info)
+
+
+def test_the_marker_topic_has_the_replicas_of_the_topic_and_takes_markers_that_are_larger_than_a_record() -> None:
+    info = ensure_marker_topic(Maker(), "__m", DATA)
+    assert (info.partitions, info.replicas, info.min_insync_replicas) == (1, 3, 2)
+    assert ensure_marker_topic(Maker(), "__m", None).replicas == -1
+    # A batch of a thousand partitions has a marker of a hundred kilobytes, however small its records are.
+    config = producer_config({}, TopicSinkSettings(max_record_kb=100), "an id")
+    assert config["message.max.bytes"] == ensure_marker_topic(Maker(), "__m", DATA).max_message_bytes == 8 << 20
+    assert producer_config({}, TopicSinkSettings(max_record_kb=100))["message.max.bytes"] == 100_000
+
+
+@pytest.mark.parametrize("by_client", [True, False])
+def test_a_marker_that_is_too_large_is_named(by_client: bool) -> None:
+    too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "Broker: Message size too large")
+
+    class Refusing(Producer):
+        def produce(self, topic: str, value: Any, key: Any, partition: int, report: Any, *further: Any) -> None:
+            if by_client and topic == "__m":
+                raise KafkaException(too_large)
+            refused = (lambda _, record: report(too_large, record)) if topic == "__m" else report
+            super().produce(topic, value, key, partition, refused, *further)
+
+    producer = BatchProducer({}, timedelta(seconds=5), lambda config: Refusing(Cluster(), config))
+    records = [Outgoing("orders", None, b"r", (), 0, -1)]
+    with pytest.raises(PermanentError, match="the marker of the batch, 9 bytes, in topic __m: .*too large") as refused:
+        producer.transact(records, 1, {}, lambda _: Outgoing("__m", b"k", b"123456789"))
+    assert "max.message.bytes=8388608 on topic __m" in refused.value.next_step

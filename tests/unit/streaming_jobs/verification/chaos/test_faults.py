@@ -47,10 +47,17 @@ def test_the_kill_of_a_worker_has_a_phase_of_its_own_that_begins_with_a_burst() 
         assert all(phase.kills == 1 and phase.lanes[0].streams == tuple(POINTS_OF) for phase in of_workers)
 
 
-def test_each_stream_has_each_point_and_after_one_of_two_tables_where_there_are_two() -> None:
+def test_each_stream_has_each_point_and_each_fault_lies_in_a_session_that_runs_its_stream() -> None:
     two_tables = {"flights_split", "flights_judged", "flights_newest"}
     for stream, points in POINTS_OF.items():
         assert set(POINTS) - set(points) == (set() if stream in two_tables else {"secondary_committed"})
+    for seed in SEEDS:
+        for phase in schedule(seed, 30, POINTS_OF).phases:
+            for lane in phase.lanes:
+                assert all(f.stream in lane.streams for f in lane.faults if isinstance(f, PointKill))
+            assert len({stream for lane in phase.lanes for stream in lane.streams}) == sum(
+                len(lane.streams) for lane in phase.lanes
+            )
 
 
 @pytest.mark.parametrize("kills", [1, 2, 3, 7, 30, 100])
@@ -59,16 +66,6 @@ def test_there_are_as_many_faults_as_asked_for(kills: int) -> None:
         made = schedule(seed, kills, POINTS_OF)
         assert made.kills == len(list(made.faults)) == kills
         assert all(0 < at < kills for at in made.broker_after)
-
-
-def test_a_fault_lies_in_a_session_that_runs_its_stream() -> None:
-    for seed in SEEDS:
-        for phase in schedule(seed, 30, POINTS_OF).phases:
-            for lane in phase.lanes:
-                assert all(f.stream in lane.streams for f in lane.faults if isinstance(f, PointKill))
-            assert len({stream for lane in phase.lanes for stream in lane.streams}) == sum(
-                len(lane.streams) for lane in phase.lanes
-            )
 
 
 def test_streams_run_together_first_and_apart_later_and_the_broker_is_killed_several_times() -> None:
