@@ -8,6 +8,12 @@ import pytest
 
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
+from tests.conftest import SettingsFactory
+
+
+@pytest.fixture
+def home(settings: SettingsFactory) -> Settings:
+    return settings()
 
 
 def test_who_asks_and_for_which_plan_is_in_the_file(home: Settings) -> None:
