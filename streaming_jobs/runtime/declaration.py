@@ -50,7 +50,7 @@ def noted(settings: Settings, stream: str, code: str) -> Parts | None:
     try:
         value = json.loads(StreamFolder.of(settings, stream).declaration.read_text(encoding="utf-8"))
         return dict(value["parts"]) if value["code"] == code else None
-    except (OSError, ValueError, KeyError, TypeError):  # never written, or torn
+    except (OSError, ValueError, KeyError, TypeError):  # never written, or truncated
         return None
 
 

@@ -23,7 +23,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import StreamSnapshot, folders, start_over, take_snapshot
-from streaming_jobs.preflight.torn_files import repair
+from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.lag import EndOffsets, Ends, position_in
@@ -201,7 +201,7 @@ class SparkQueries:
         )
 
     def preflight(self, stream: Stream) -> Preflight:
-        """Repair files that a power cut has torn, take the snapshot, and check it."""
+        """Repair files that a power cut has truncated, take the snapshot, and check it."""
         repair(self.settings, stream)
         snapshot = take_snapshot(self.settings, stream, self._archives.added_to(self._reach.topics, stream))
         if stream.topic_sinks and (seen := self.topics_written.look(self.settings, stream, self._reach)) is not None:
@@ -284,7 +284,6 @@ class SparkQueries:
 
 
 def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
-    """Hand the pipeline over, then start the query."""
     hooks.built(built.pipeline)
     return LaunchedQuery(SparkQuery(built.start()), built.record.generation, built.record.starts)
 

@@ -6,7 +6,7 @@ import time
 
 from orchestration.deploys.plan import StreamDeploy
 from orchestration.deploys.starting import request, wait_for_code
-from streaming_jobs.state import start_request
+from streaming_jobs.state.requests import START
 from streaming_jobs.state.status import Status, write_status
 from tests.conftest import SettingsFactory
 
@@ -22,7 +22,7 @@ def test_a_request_that_waits_is_not_repeated_and_one_that_a_failed_start_has_se
     write_status(home, Status("orders", state="failed", started_at=first + 0.001))
     time.sleep(0.02)
     again = request(home, "orders", "anna", newest=0.0)
-    pending = start_request.request(home, "orders")
+    pending = START.request(home, "orders")
     assert again > first and pending is not None and pending.since == again
 
 

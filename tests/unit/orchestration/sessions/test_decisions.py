@@ -7,10 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestration.sessions.decisions import (
-    FIRST_DELAY,
-    HEALTHY_AFTER,
     IN_PROGRESS,
-    LONGEST_DELAY,
     JobSeen,
     KeepWaiting,
     RunSeen,
@@ -23,6 +20,7 @@ from orchestration.sessions.decisions import (
     presumed_dead,
 )
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
+from streaming_jobs.platform.back_off import OF_SESSIONS
 from streaming_jobs.platform.failures import ErrorReport
 
 NOW = 1_000_000.0
@@ -116,7 +114,7 @@ GAVE_UP = run("FAILURE", run_id="r", **{FAILURE_TAG: "permanent", FINGERPRINT_TA
         ),
         pytest.param(seen(run("FAILURE", ago=1.0)), "next try is in 4 s", id="a failed session rests"),
         pytest.param(
-            seen(run("FAILURE", ago=FIRST_DELAY, run_id="r")), StartSession("after-r"), id="and is started again"
+            seen(run("FAILURE", ago=OF_SESSIONS.first, run_id="r")), StartSession("after-r"), id="and is started again"
         ),
         pytest.param(
             seen(run("FAILURE", ago=-7200, run_id="r")),
@@ -145,12 +143,12 @@ def test_a_recovery_is_named_by_every_tick_that_starts_nothing() -> None:
 @pytest.mark.parametrize(
     ("ends", "delay"),
     [
-        (["FAILURE"], FIRST_DELAY),
-        (["FAILURE"] * 2, 2 * FIRST_DELAY),
-        (["FAILURE"] * 4, 8 * FIRST_DELAY),
-        (["SUCCESS", "FAILURE"], 2 * FIRST_DELAY),
-        (["FAILURE"] * 12, LONGEST_DELAY),
-        (["FAILURE", "CANCELED", "FAILURE"], FIRST_DELAY),
+        (["FAILURE"], OF_SESSIONS.first),
+        (["FAILURE"] * 2, 2 * OF_SESSIONS.first),
+        (["FAILURE"] * 4, 8 * OF_SESSIONS.first),
+        (["SUCCESS", "FAILURE"], 2 * OF_SESSIONS.first),
+        (["FAILURE"] * 12, OF_SESSIONS.longest),
+        (["FAILURE", "CANCELED", "FAILURE"], OF_SESSIONS.first),
         (["CANCELED", "FAILURE"], 0.0),
     ],
 )
@@ -159,10 +157,10 @@ def test_the_delay_doubles_with_each_quick_end_in_a_row(ends: list[str], delay: 
 
 
 def test_a_session_that_lasted_resets_the_delay() -> None:
-    healthy = run("FAILURE", lasted=HEALTHY_AFTER)
+    healthy = run("FAILURE", lasted=OF_SESSIONS.healthy_after)
     quick = run("FAILURE")
-    assert back_off([healthy, quick, quick, quick]) == FIRST_DELAY
-    assert back_off([quick, healthy, quick, quick]) == 2 * FIRST_DELAY
+    assert back_off([healthy, quick, quick, quick]) == OF_SESSIONS.first
+    assert back_off([quick, healthy, quick, quick]) == 2 * OF_SESSIONS.first
 
 
 def test_a_run_of_before_the_clock_was_set_back_can_be_dead() -> None:

@@ -179,7 +179,7 @@ COUNT = 3_000
 
 def records(partitions: int, end: int = COUNT) -> list[Record]:
     """The first flights as they lie in a topic of so many partitions."""
-    keys = truths._keys(truths._all_flights())[:end]
+    keys = dataset.keys_of(truths._all_flights())[:end]
     places = truths._partition(keys, partitions)
     ranks = rank(places).tolist()
     return [Record("flights", p, o, 0, key, b"", None) for p, o, key in zip(places.tolist(), ranks, keys, strict=True)]

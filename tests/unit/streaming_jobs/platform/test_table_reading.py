@@ -26,8 +26,8 @@ from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.table_files import table_files
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.verification.delta_log import read_commit
 from tests.conftest import SettingsFactory

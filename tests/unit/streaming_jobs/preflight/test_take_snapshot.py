@@ -14,7 +14,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import StartFinding
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record

@@ -19,7 +19,7 @@ from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.batch_hooks import Pause, StopAtBorder
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
 from tests.support.batch_driver import STATE, Driver, Frame, Start, commits_of, newest_entry, numbers
@@ -69,7 +69,8 @@ def test_each_row_is_in_its_table_and_each_entry_says_what_was_read_and_written_
     assert newest_entry(disk, SECONDARY) == entry(0, SECONDARY, rows={"written": 2})
     assert newest_entry(disk, DEAD_LETTERS) == entry(0, DEAD_LETTERS, rows={"written": 2})
     (report,) = driver.reports
-    assert (report.batch, report.records, report.rows, report.dead_letters) == (0, 15, 2, 2)
+    made = report.entry
+    assert (made.batch, made.records, made.rows_written, made.dead_letters) == (0, 15, 2, 2)
     assert (report.path, report.committer, report.skipped, report.version) == ("driver", "direct", False, 1)
     newest = disk.ledger_file.newest(STREAM)
     assert newest is not None
@@ -287,7 +288,7 @@ def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
     path = disk.folder / "offsets" / "0"
     path.write_text(path.read_text().replace('"batchWatermarkMs": 0', f'"batchWatermarkMs": {watermark_ms}'))
     driver.run(0)
-    assert driver.reports[-1].late == newest_entry(disk, PRIMARY).rows.get("late", 0) == late
+    assert driver.reports[-1].entry.late_rows == newest_entry(disk, PRIMARY).rows.get("late", 0) == late
     line = disk.ledger_file.newest(STREAM)
     assert line is not None and line[0].rows.get("late", 0) == late
     assert driver.reports[-1].newest_record == newest

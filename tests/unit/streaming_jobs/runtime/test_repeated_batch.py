@@ -115,7 +115,7 @@ def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:
     again = start()
     again.run(0)
     assert not [line for line in again.log if line.startswith(("stage", "commit ", "persist", "upkeep"))]
-    assert [(r.batch, r.skipped, r.rows) for r in again.reports] == [(0, True, 2)]
+    assert [(r.entry.batch, r.skipped, r.entry.rows_written) for r in again.reports] == [(0, True, 2)]
 
 
 @pytest.mark.parametrize("traits", [STATE, UNKNOWN])

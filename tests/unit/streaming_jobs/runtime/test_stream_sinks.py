@@ -59,9 +59,9 @@ def test_each_table_has_the_columns_that_belong_in_it_and_batches_see_it_through
     tables = make_tables(home, market, {"prices": frame(SOURCED), "seen": frame(ROWS)}, 1)
     sinks = sinks_of(market, tables, home.for_stream("market"))
     assert [sink.name for sink in sinks] == ["prices", "seen", "prices_deletes", "market_dead_letters"]
-    assert isinstance(sinks.primary, DeltaSink) and sinks.primary.tombstone_table is not None
-    assert sinks.primary.tombstone_table.name == "prices_deletes"
-    assert [(each.table, each.kind) for each in sinks.companions] == [("prices", "tombstones")]
+    assert isinstance(sinks.primary, DeltaSink) and sinks.primary.deletes_table is not None
+    assert sinks.primary.deletes_table.name == "prices_deletes"
+    assert [(each.table, each.kind) for each in sinks.companions] == [("prices", "deletes")]
     assert [type(sink) for sink in sinks.secondary] == [MemoryTable]
     forgets = {u.name: u.forgets for u in upkeep_of(market, tables, home, 1) if type(u) is TableMaintenance}
     assert forgets == {"prices": None, "prices_deletes": timedelta(hours=3), "market_dead_letters": None}
@@ -100,7 +100,7 @@ def test_a_stream_that_begins_to_set_rows_aside_gets_a_quarantine_beside_each_su
         "market_dead_letters",
     ]
     assert sinks.counted_as(sinks.companions[-1].sink) == "quarantined:seen"
-    assert isinstance(sinks.primary, DeltaSink) and sinks.primary.rules.rules.quarantines
+    assert isinstance(sinks.primary, DeltaSink) and sinks.primary.rules.quarantines
     seen = sinks.secondary[0]
     assert isinstance(seen, MemoryTable) and seen.rules.quarantines and seen.quarantine is not None
     assert {u.name for u in upkeep_of(market, tables, home, 1)} >= {"prices_quarantine", "seen_quarantine"}

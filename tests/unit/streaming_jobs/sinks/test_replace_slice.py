@@ -21,7 +21,7 @@ from streaming_jobs.runtime.crash_points import SLICE_POINTS
 from streaming_jobs.runtime.slice_commits import SliceCommits, carry_out
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.replace_slice import STAGED
+from streaming_jobs.sinks.delta.slice_staging import STAGED
 from streaming_jobs.sinks.sliced import SliceOutdated
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state import savepoints

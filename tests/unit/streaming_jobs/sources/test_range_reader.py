@@ -25,7 +25,7 @@ from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
 from streaming_jobs.sources.kafka import KafkaSource, RangePartition, TopicReading
 from streaming_jobs.sources.range_reader import RangeReader, consumer_config
-from streaming_jobs.sources.record_blocks import RecordBlocks, RecordDeclaration
+from streaming_jobs.sources.record_blocks import RecordBlocks
 from streaming_jobs.stream import KafkaTopic
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, failure, record
 
@@ -297,7 +297,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(client: Path, topic: str, name: str = "kafka-all-records") -> None:
-    blocks = RecordBlocks(RecordDeclaration.of(KafkaTopic(topic, value=NUMBER)), "all")
+    blocks = RecordBlocks(KafkaTopic(topic, value=NUMBER), "all")
     list(TopicReading(name, {0: 0}, {0: 5}, blocks=blocks, client=client).read(RangePartition({0: (0, 5)})))
 
 

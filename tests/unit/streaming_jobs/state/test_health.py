@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from streaming_jobs.state import start_request, stop_request
 from streaming_jobs.state.health import Due, HealthFacts, HealthLimits, Space, health, judge, look
 from streaming_jobs.state.lease import Owner, acquire
+from streaming_jobs.state.requests import START, STOP, StreamRequest
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import Generation, StreamRecord, save
 from streaming_jobs.state.supervisors import Note
@@ -32,12 +32,12 @@ WELL = Status(
     lag_s=1.5,
 )
 ERROR = {"code": "REC-020", "found": "a bug in the function", "next": "", "permanent": False}
-BY_HAND = stop_request.StopRequest("asked by recourse streams stop", NOW - 60)
-RECOVERY = stop_request.StopRequest("stopped for recovery plan p-1", NOW - 60, plan="p-1")
+BY_HAND = StreamRequest("asked by recourse streams stop", NOW - 60)
+RECOVERY = StreamRequest("stopped for recovery plan p-1", NOW - 60, plan="p-1")
 
 
 def seen(
-    owner: Owner | None = OWNER, stop: stop_request.StopRequest | None = None, lives: str = "driver", **changes: object
+    owner: Owner | None = OWNER, stop: StreamRequest | None = None, lives: str = "driver", **changes: object
 ) -> HealthFacts:
     status = replace(WELL, **changes)  # type: ignore[arg-type]
     return HealthFacts("orders", NOW, status, owner, lives if owner else None, stop)
@@ -167,7 +167,7 @@ def test_a_generation_that_no_session_has_run_is_due(settings: SettingsFactory) 
     save(home, record)
     due = look(home, "orders").start
     assert due is not None and due.after == "plan orders-0001" and due.since > time.time() - 60
-    start_request.ask(home, "orders", "asked by recourse streams start")
+    START.ask(home, "orders", "asked by recourse streams start")
     assert "asked by recourse streams start" in str(look(home, "orders").start)
 
 
@@ -206,7 +206,7 @@ def test_the_verdict_is_taken_from_files_and_from_the_free_space(settings: Setti
     finally:
         lease.release()
     assert [r.word for r in health(home, "orders").reasons] == ["dead"]
-    stop_request.ask(home, "orders", "asked by recourse streams stop")
+    STOP.ask(home, "orders", "asked by recourse streams stop")
     assert health(home, "orders").verdict == "stopped"
     disk = look(settings({"quality.free_disk_mb": 2**40}), "orders").disk
     assert disk is not None and disk.colour == "red" and "MB are free on the disk of" in disk.text

@@ -294,7 +294,7 @@ def test_a_record_of_a_newer_format_is_refused_without_one_there_is_no_savepoint
     taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
     path = savepoints.folder(life.settings, STREAM.name) / taken.id / "savepoint.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(UsageError, match="newer version"):
+    with pytest.raises(PreflightRefused, match="newer version"):
         savepoints.savepoints(life.settings, STREAM.name)
     path.write_text("{")
     with pytest.raises(PreflightRefused, match="cannot be read"):

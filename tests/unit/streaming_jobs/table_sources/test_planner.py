@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types as T
 
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import note_used
@@ -119,7 +120,7 @@ def test_a_batch_ends_before_rows_that_other_programs_may_still_take_back(
     assert [each.file.rows for each in plans.files(foreign, foreign + 2)] == [1, 1]
 
 
-AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+AT = datetime(2126, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 ROWS: list[dict[str, Any]] = [
     {
         "k": "ä/b c", "n": 7, "i": 3, "x": 1.5, "b": b"\x00\x01", "ok": True, "d": date(2024, 2, 29), "t": AT,
@@ -150,7 +151,7 @@ COLUMNS = T.StructType(
 
 def written(path: Path) -> TableVersions:
     """A table with all kinds of columns, three of them partition columns."""
-    schema = RowBlocks(TableVersions(path), COLUMNS, None, None, None, "all").schema.field("_record").type
+    schema = RowBlocks(DeltaSource("kinds", COLUMNS), TableVersions(path), "all").schema.field("_record").type
     kinds = pa.schema([field for field in schema if field.name != "later"])
     write_deltalake(path, pa.Table.from_pylist(ROWS, kinds), partition_by=["p", "when", "day"])
     return TableVersions(path)
@@ -159,8 +160,7 @@ def written(path: Path) -> TableVersions:
 def read(
     versions: TableVersions, rows: Literal["all", "refused"] = "all", used: Path | None = None, **options: Any
 ) -> list[dict[str, Any]]:
-    timed = {"event_time": None, "ahead": None, "max_ahead": None, **options}
-    blocks = RowBlocks(versions, COLUMNS, rows=rows, used=used, **timed)
+    blocks = RowBlocks(DeltaSource("kinds", COLUMNS, **options), versions, rows, used)
     files = [FileToRead(v.number, v.at, f) for v in versions.between(0, 1) for f in v.files]
     batches = list(blocks.of_files(files))
     assert all(batch.schema.equals(blocks.schema) for batch in batches)
@@ -187,14 +187,16 @@ def test_only_columns_that_somebody_looks_at_are_read(tmp_path: Path) -> None:
 
 def test_a_row_too_far_ahead_of_its_commit_is_refused_with_the_reason(tmp_path: Path) -> None:
     versions = written(tmp_path / "kinds")
-    ahead = datetime.fromtimestamp(versions.time_of(0) / 1000, UTC)
-    bound = AT - ahead  # a microsecond less than the row's own distance is refused
-    options = {"event_time": "t", "max_ahead": "some time"}
-    assert [row["_bad"] for row in read(versions, ahead=bound + timedelta(seconds=1), **options)] == [False, False]
-    short = {**options, "ahead": bound - timedelta(seconds=1)}
+    seconds = int((AT - datetime.fromtimestamp(versions.time_of(0) / 1000, UTC)).total_seconds())
+    timed = {"event_time": "t", "lateness": "1 day"}
+    assert [row["_bad"] for row in read(versions, max_ahead=f"{seconds + 1} seconds", **timed)] == [False, False]
+    short = {**timed, "max_ahead": f"{seconds - 1} seconds"}
     assert sorted(row["_bad"] for row in read(versions, **short)) == [False, True]
     (letter,) = read(versions, "refused", **short)
-    assert letter["reason"] == "event_time_ahead" and "more than some time after the commit" in letter["detail"]
+    assert (
+        letter["reason"] == "event_time_ahead"
+        and f"more than {seconds - 1} seconds after the commit" in letter["detail"]
+    )
     assert json.loads(letter["value"])["n"] == 7
 
 
@@ -218,7 +220,7 @@ def test_partition_values_are_read_as_the_protocol_writes_them(text: str | None,
 def test_a_file_of_more_rows_than_a_block_is_read_in_blocks(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "long", pa.table({"n": pa.array(range(25_000), pa.int64())}))
     versions = TableVersions(tmp_path / "long")
-    blocks = RowBlocks(versions, T.StructType([T.StructField("n", T.LongType())]), None, None, None, "all")
+    blocks = RowBlocks(DeltaSource("long", T.StructType([T.StructField("n", T.LongType())])), versions, "all")
     files = [FileToRead(v.number, v.at, f) for v in versions.between(0, 1) for f in v.files]
     sizes = [batch.num_rows for batch in blocks.of_files(files)]
     assert sum(sizes) == 25_000 and max(sizes) == 10_000 and DeltaTable(tmp_path / "long").version() == 0

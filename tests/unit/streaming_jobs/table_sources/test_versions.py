@@ -35,7 +35,7 @@ def table(tmp_path: Path) -> WrittenTable:
 def numbers(versions: TableVersions, start: int, end: int) -> list[int]:
     """The numbers in the rows of a range, in their order."""
     files = [FileToRead(v.number, v.at, file) for v in versions.between(start, end) for file in v.files]
-    blocks = RowBlocks(versions, COLUMNS, None, None, None, "all")
+    blocks = RowBlocks(DeltaSource("things", COLUMNS), versions, "all")
     return [row["n"] for block in blocks.of_files(files) for row in block["_record"].to_pylist()]
 
 

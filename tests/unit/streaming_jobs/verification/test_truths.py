@@ -26,7 +26,15 @@ from streaming_jobs.verification.lineage import Coverage
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.subject import Comparison
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord
-from streaming_jobs.verification.truths import RowDifference, compare_rows, compare_truth, too_late, watermarks
+from streaming_jobs.verification.truths import (
+    ReadRecords,
+    RowDifference,
+    TableVersion,
+    compare_rows,
+    compare_truth,
+    too_late,
+    watermarks,
+)
 from tests.support.life import ROWS
 from tests.support.proofs import ListedRecords
 
@@ -64,18 +72,13 @@ def compared(
     refused: Mapping[str, frozenset[int]] = {},
 ) -> Comparison:
     content = CommittedPartition(low, 3, np.arange(low, 3))
-    return compare_truth(
-        declared,
+    records = ReadRecords(
         STREAM,
-        table,
-        0,
         Coverage(proved=[Span(name, 0, 0, 3) for name in RECORDS]),
         {name: CommittedTopic(name, "id", {0: content}) for name in RECORDS},
         {name: ListedRecords(listed) for name, listed in RECORDS.items()},
-        None,
-        mark,
-        refused,
     )
+    return compare_truth(declared, records, TableVersion(table, 0, mark, refused))
 
 
 def windows(count: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.delta_table import TABLE, Make
 from tests.support.worlds import OUTPUT, STREAM

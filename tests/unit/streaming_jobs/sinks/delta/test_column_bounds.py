@@ -21,8 +21,8 @@ from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.table_files import table_files
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support import values
 from tests.support.delta_table import files_below

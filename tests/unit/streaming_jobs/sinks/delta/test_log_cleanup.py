@@ -17,11 +17,10 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.delta_log import UNREAD, read_kept_commit
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta.log import newest, walk
-from streaming_jobs.sinks.delta.log_cleanup import LogFile, expired, log_files
+from streaming_jobs.sinks.delta.log_cleanup import LogFile, UnreadLog, expired, log_files
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.unread_log import UnreadLog
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.unit.streaming_jobs.sinks.delta.test_maintenance import SCHEMA, age, append, logs

@@ -21,7 +21,7 @@ from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 
@@ -135,7 +135,7 @@ def test_no_step_of_upkeep_ends_the_stream_or_keeps_the_others_from_their_work(
     upkeep = TableMaintenance(sink, TableSettings(), 1, forgets=timedelta(days=1))
     upkeep._sweep_at = 0.0
     monkeypatch.setattr(upkeep, "compaction_size", fails)
-    monkeypatch.setattr("streaming_jobs.sinks.delta.tombstones.forget", fails)
+    monkeypatch.setattr("streaming_jobs.sinks.delta.maintenance.forget", fails)
     monkeypatch.setattr("streaming_jobs.sinks.delta.orphan_files.find", fails)
     monkeypatch.setattr("streaming_jobs.sinks.delta.maintenance.expired", fails)
     for batch in range(50):

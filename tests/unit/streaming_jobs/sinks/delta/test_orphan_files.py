@@ -21,7 +21,7 @@ from streaming_jobs.sinks.delta.maintenance import TableMaintenance, crowded
 from streaming_jobs.sinks.delta.orphan_files import Unlisted, due
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support.delta_table import AWKWARD

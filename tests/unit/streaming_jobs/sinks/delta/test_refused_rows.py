@@ -34,7 +34,7 @@ from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import dead_letters, refused_rows
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.delta_table import InProcess

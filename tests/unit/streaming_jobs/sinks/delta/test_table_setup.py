@@ -32,11 +32,11 @@ from streaming_jobs.errors import CommitRefused, OutputMismatch, UsageError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import sink as delta
-from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.log import newest, walk
+from streaming_jobs.sinks.delta.replace_rows import rename_unencoded
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.table_files import table_files
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support.delta_table import ROWS, TABLE, Make, rows_in
@@ -225,7 +225,7 @@ def refuse_links_into(folder: Path) -> Callable[[Path, Path], None]:
 def test_a_commit_that_comes_first_leaves_the_paths_as_they_were(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = make(partition_by=["k"])
     lay_raw_paths(sink)
-    monkeypatch.setattr(unencoded_paths.os, "link", refuse_links_into(sink.path / "_delta_log"))
+    monkeypatch.setattr(os, "link", refuse_links_into(sink.path / "_delta_log"))
     with pytest.raises(CommitRefused, match="by somebody else"):
-        unencoded_paths.rename(sink, 1)
+        rename_unencoded(sink, 1)
     assert len(rows_in(sink)) == 5 and not list((sink.path / "_delta_log").glob("*.tmp"))

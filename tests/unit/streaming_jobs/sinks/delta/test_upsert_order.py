@@ -21,12 +21,13 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
-from streaming_jobs.sinks.delta import maintenance, tombstones
+from streaming_jobs.sinks.delta import maintenance
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowMerge
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
+from streaming_jobs.sinks.delta.writers import remembered_in
 from streaming_jobs.sinks.schemas import POSITION_FIELD, is_position
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
@@ -164,9 +165,9 @@ def test_a_delete_is_remembered_until_its_time_is_over_and_no_longer(settings: S
     tables.upsert(arrow(one(1, 4.0, place=1), by_position=True), by_position=True)
     assert tables.shown() == {}
     version = tables.kept.handle.version()
-    assert tombstones.forget(tables.kept, timedelta(hours=1), 1) == 0
+    assert maintenance.forget(tables.kept, timedelta(hours=1), 1) == 0
     assert tables.kept.handle.version() == version, "nothing to remove is no commit"
-    assert tombstones.forget(tables.kept, timedelta(0), 1) == 1
+    assert maintenance.forget(tables.kept, timedelta(0), 1) == 1
     commit, foreign = newest(tables.kept.path, STREAM)
     assert commit is not None and commit.entry is not None and commit.entry.batch == 0 and foreign == []
     tables.upsert(arrow(one(1, 4.0, place=2), by_position=True), by_position=True)
@@ -265,9 +266,9 @@ def test_only_files_that_may_hold_a_key_of_the_batch_are_read(settings: Settings
     (away,) = (file for file in tables.kept.handle.file_uris() if pq.read_table(file)["k"].to_pylist() == [1, 3])
     Path(away).unlink()
     late = events(1003, 2500, delete=False)
-    assert tombstones.Tombstones.of(tables.kept).of_keys(late, ["k"])["k"].to_pylist() == [1003]
+    assert remembered_in(tables.kept).of_keys(late, ["k"])["k"].to_pylist() == [1003]
     with pytest.raises(FileNotFoundError):
-        tombstones.Tombstones.of(tables.kept).of_keys(events(2, 1003), ["k"])
+        remembered_in(tables.kept).of_keys(events(2, 1003), ["k"])
 
 
 def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFactory) -> None:
@@ -278,7 +279,7 @@ def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFa
     )
     sink = ensure_sink(settings(), declared, STREAM, output, generation=1)
     assert declared.deletes is not None
-    kept = ensure_sink(settings(), declared.deletes, STREAM, schemas.tombstones(declared, output), generation=1)
+    kept = ensure_sink(settings(), declared.deletes, STREAM, schemas.deletes_of(declared, output), generation=1)
     tables = Tables(sink, kept)
 
     def events(*rows: tuple[int, str, int, bool]) -> pa.Table:

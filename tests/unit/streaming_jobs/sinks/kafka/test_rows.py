@@ -25,8 +25,7 @@ from streaming_jobs.sinks.base import BatchOfRows, SinkSet
 from streaming_jobs.sinks.kafka.clients import producer_config
 from streaming_jobs.sinks.kafka.output import TopicOutput, TopicWrite
 from streaming_jobs.sinks.kafka.producer import Delivered, Outgoing
-from streaming_jobs.sinks.kafka.record_columns import HEADERS, KEY, ROUTE, TIMESTAMP
-from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowJudge
+from streaming_jobs.sinks.kafka.rows import HEADERS, KEY, ROUTE, TIMESTAMP, BatchRecords, KnownTopics, RowJudge
 from streaming_jobs.sinks.kafka.writer import Discarded
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW
 from streaming_jobs.sources.topics import TopicInfo

@@ -1,7 +1,7 @@
 """Removal of half-written files after a power cut, before a start: the newest file of a log, never one before it.
 
-Every file is synced before a file that relies on it is written (`durable_commits.py`, `checkpoint.py`). So only
-the files that were being written at that moment can be torn: empty, truncated, or naming files that do not exist.
+Every file is synced before a file that relies on it is written (`sinks/delta/log.py`, `checkpoint.py`). So only
+the files that were being written at that moment can be truncated: empty, cut off, or naming files that do not exist.
 Nothing relies on them yet: they are removed, and the batch is repeated. Any other damage has another cause, and the
 start is refused.
 
@@ -23,9 +23,8 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.files import remove_files, sync
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import newest
+from streaming_jobs.sinks.stored import ReliedOn, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
-from streaming_jobs.sinks.truncated import ReliedOn
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -37,27 +36,27 @@ _START = Txn(0, -1)
 
 
 def repair(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
-    """Remove torn files of the stream's tables and its checkpoint; returns them. The caller holds the lease.
+    """Remove truncated files of the stream's tables and its checkpoint; returns them. The caller holds the lease.
 
     Lines that the ledger file has lost are added again.
 
-    `reached` is for a recovery: the position to which it has brought the tables for certain. Without it, torn files
-    that a recovery was writing stay.
+    `reached` is for a recovery: the position to which it has brought the tables for certain. Without it, truncated
+    files that a recovery was writing stay.
     Raises PreflightRefused for a table whose newest commit is damaged although something relies on it.
     """
     record = stream_record.load(settings, stream.name)
     if record is None:
         return []
     checkpoint = StreamFolder.of(settings, stream.name).checkpoint(record.generation)
-    gone = list(_torn_entry(checkpoint.folder / "commits"))
+    gone = list(_truncated_entry(checkpoint.folder / "commits"))
     for declared, _ in all_tables(stream):
-        gone += store_of(declared).torn_copies(settings, declared)
-    gone += remove_files(*_torn_commits(settings, stream, record, _newest(checkpoint.folder / "commits"), reached))
+        gone += store_of(declared).truncated_copies(settings, declared)
+    gone += remove_files(*_truncated_commits(settings, stream, record, _newest(checkpoint.folder / "commits"), reached))
     primary = open_table(settings, stream.primary, stream.name)
     at = primary.position if primary is not None else None
     done = at.batch if at is not None and at.generation == record.generation else -1
     gone += _repair_plan(checkpoint, done)
-    gone += _torn_snapshots(checkpoint.folder / "state")
+    gone += _truncated_snapshots(checkpoint.folder / "state")
     for path in gone:
         log.warning("removed what a power cut had left half written", stream=stream.name, path=str(path))
     _add_lost_lines(settings, stream)
@@ -83,10 +82,10 @@ def _add_lost_lines(settings: Settings, stream: Stream) -> None:
         ledger.append(entry, {**versions, name: version})
 
 
-def _torn_commits(
+def _truncated_commits(
     settings: Settings, stream: Stream, record: StreamRecord, committed: int | None, reached: Txn | None
 ) -> list[Path]:
-    """The files of torn commits in the stream's tables, in the order in which they are to be removed.
+    """The files of truncated commits in the stream's tables, in the order in which they are to be removed.
 
     `committed` is Spark's last committed batch, `reached` the position to which a calling recovery has brought all
     tables. Every table is checked before the first file is removed. Raises PreflightRefused for a commit that is not
@@ -104,7 +103,7 @@ def _torn_commits(
             generation=record.generation,
             recovering=reached is not None,
         )
-        end = store.torn_end(settings, declared, stream.name, relied)
+        end = store.truncated_end(settings, declared, stream.name, relied)
         if end is None:
             continue
         gone += end.files
@@ -123,7 +122,7 @@ def _listed(record: StreamRecord, primary: str, entry: LedgerEntry | None) -> di
     return {name: Txn.of(number) for name, number in entry.txns.items()}
 
 
-def _torn_entry(folder: Path) -> Iterator[Path]:
+def _truncated_entry(folder: Path) -> Iterator[Path]:
     """Remove the newest entry of `commits` or `offsets` if it was truncated; both are text in several lines."""
     newest = _newest(folder)
     if newest is not None and not _whole_entry(folder / str(newest)):
@@ -131,7 +130,7 @@ def _torn_entry(folder: Path) -> Iterator[Path]:
 
 
 def _repair_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
-    """Remove the plan of a batch that no table has, if it or the `commits` entry of the batch before it is torn."""
+    """Remove the plan of a batch that no table has, if it, or the `commits` entry before it, is truncated."""
     planned = _newest(checkpoint.folder / "offsets")
     committed = _newest(checkpoint.folder / "commits")
     if done < 0 and committed is None and _any_empty(checkpoint.folder):
@@ -153,8 +152,8 @@ def _any_empty(checkpoint: Path) -> bool:
     return checkpoint.is_dir() and any(not path.is_file() or not path.stat().st_size for path in paths)
 
 
-def _torn_snapshots(state: Path) -> Iterator[Path]:
-    """Remove torn snapshots of state, which Spark writes in the background; it continues from the one before."""
+def _truncated_snapshots(state: Path) -> Iterator[Path]:
+    """Remove truncated snapshots of state, which Spark writes in the background; it continues from the one before."""
     for path in sorted(state.rglob("*.zip")):
         if not _whole_snapshot(path):
             yield from remove_files(path, path.with_name(f"{path.name}.crc"))

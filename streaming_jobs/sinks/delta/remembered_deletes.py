@@ -11,11 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import and_
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +21,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from streaming_jobs.declare.columns import DELETED_AT_COLUMN, POSITION_COLUMN
-from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.table_rows import dataset
-from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.upsert_order import (
     DELETE_COLUMN,
     RESET_COLUMN,
@@ -37,12 +33,9 @@ from streaming_jobs.sinks.delta.upsert_order import (
 )
 from streaming_jobs.sinks.row_rules import comparable
 
-if TYPE_CHECKING:
-    from streaming_jobs.sinks.delta.sink import DeltaSink
-
 
 @dataclass(frozen=True)
-class Tombstones:
+class RememberedDeletes:
     """One version of a table of remembered deletes, for the driver and for Spark's Python processes."""
 
     path: Path
@@ -52,11 +45,6 @@ class Tombstones:
     """The columns that have bounds in the table's log."""
     handle: DeltaTable | None = field(default=None, repr=False)
     """The open version; another process opens it again."""
-
-    @classmethod
-    def of(cls, sink: DeltaSink) -> Tombstones:
-        """The version that the open table has loaded."""
-        return cls(sink.path, int(sink.handle.version()), tuple(sink.declared.keys), sink.bounded, sink.handle)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "handle": None}
@@ -132,17 +120,3 @@ def notes(rows: pa.Table, keys: Sequence[str], order: EventOrder) -> pa.Table:
         .append_column(DELETE_COLUMN, pa.array(~ordered))
         .append_column(RESET_COLUMN, rows[RESET_COLUMN])
     )
-
-
-def forget(sink: DeltaSink, retention: timedelta, generation: int) -> int:
-    """Remove remembered deletes older than `retention`; returns their number."""
-    before = (datetime.now(UTC) - retention).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
-    sink.refresh()
-    figures = sink.handle.delete(
-        f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
-        commit_properties=noted(entry, retries=0),
-    )
-    sink.refresh()
-    sink.sync()
-    return int(figures["num_deleted_rows"] or 0)
