@@ -18,7 +18,7 @@ from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import stream_record

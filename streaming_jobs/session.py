@@ -44,8 +44,8 @@ from streaming_jobs.runtime.stream_queries import Queries, SparkQueries
 from streaming_jobs.runtime.stream_restarts import RestartReasons, StreamRestarts, supervision
 from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import Settings, load
-from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import FileLeases, Lease, Leases
+from streaming_jobs.state.requests import STOP, StreamRequest
 from streaming_jobs.state.status import Status, first_status, write_status
 from streaming_jobs.stream import Stream
 
@@ -156,7 +156,7 @@ class Session:
         streams: Sequence[Stream],
         *,
         trigger: str | None = None,
-        answers: Mapping[str, stop_request.StopRequest] | None = None,
+        answers: Mapping[str, StreamRequest] | None = None,
         reasons: RestartReasons | None = None,
         left_out: Sequence[Stream] = (),
         children: ChildSessions | None = None,
@@ -266,8 +266,8 @@ class Session:
         """Clear the stop request that this start was made to end, if preflight allows the start; obey any other one."""
         name, request = running.stream.name, self.answers.get(running.stream.name)
         if request is not None and request.plan is None:
-            stop_request.clear(self.settings, name, request)
-        if (newer := stop_request.request(self.settings, name)) is not None:
+            STOP.clear(self.settings, name, request)
+        if (newer := STOP.request(self.settings, name)) is not None:
             log.warning("stream not started: a stop is requested", stream=name, by=newer.who)
             running.leave_stopped()
 
@@ -295,7 +295,7 @@ class Session:
             if self.restarts is not None:
                 self.restarts.look(stopping=self.stop_all.is_set())
             for running in self.running:
-                if self.stop_all.is_set() or self.superseded or stop_request.asked(self.settings, running.stream.name):
+                if self.stop_all.is_set() or self.superseded or STOP.asked(self.settings, running.stream.name):
                     running.request_stop()
                 if self.spark is not None:
                     running.poll(self.spark)
@@ -330,12 +330,10 @@ class Session:
 
     @property
     def can_start(self) -> bool:
-        """True if this session has Spark."""
         return self.spark is not None
 
     @property
     def runners(self) -> Sequence[StreamRunner]:
-        """The runners, also of streams that have ended."""
         return self.running
 
     def held_elsewhere(self, stream: str) -> bool:
@@ -401,7 +399,7 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         settings = loaded.settings
         log.info("driver", **loaded.sources)
         # Read before the flows are loaded, which takes time; `--asked-at` is the time of the request to start.
-        requests = session_options.requests_before(stop_request.requests(settings), options.asked_at, time.time())
+        requests = session_options.requests_before(STOP.requests(settings), options.asked_at, time.time())
         streams = Topology.of_settings(settings).select([name for name in options.streams.split(",") if name])
         if options.print_versions:
             print(as_line(versions(settings, streams)), end="")
@@ -409,9 +407,16 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         if not (selection := session_options.select(options, settings, streams, requests)).streams:
             log.info("all streams of this session are stopped on purpose")
             return 0
-        again = supervision(options, settings, streams, selection, began, in_process=arguments is None)
-        chosen = {"trigger": options.trigger, "answers": selection.answers, **again}
-        session = make(settings, selection.streams, **chosen)
+        reasons, children = supervision(options, settings, streams, selection, began, in_process=arguments is None)
+        session = make(
+            settings,
+            selection.streams,
+            trigger=options.trigger,
+            answers=selection.answers,
+            reasons=reasons,
+            children=children,
+            left_out=selection.left_out if options.supervised else (),
+        )
         session.signalled_by = "" if options.supervised else "a signal to its process"
         stop = session.stop_all
         for number in child_sessions.STOP_SIGNALS:

@@ -195,7 +195,6 @@ class Settings(BaseSettings):
         return self.stream.model_copy(update=_set_values(self.streams.get(name, StreamSettings())))
 
     def with_stream(self, name: str, **values: object) -> Settings:
-        """These settings, with other values for one stream."""
         stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
         return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
 
@@ -237,7 +236,7 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
             f"the environment: {error}",
             "lists and objects are JSON, such as RECOURSE_FLOWS='[\"my.flows\"]'; correct or unset the variable",
         ) from error
-    layers.append(("flag", _nested(flags or {})))
+    layers.append(("flag", nested(flags or {})))
     merged = _merged(layers)
     merged.setdefault("home", project_folder() / HOME)
     if "flows" not in merged and _demonstrated(merged["home"]):
@@ -374,15 +373,16 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
-def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted names, such as `stream.pace`, as sections."""
+    sections: dict[str, Any] = {}
     for key, value in flags.items():
-        level = nested
+        level = sections
         *parents, leaf = key.split(".")
         for parent in parents:
             level = level.setdefault(parent, {})
         level[leaf] = value
-    return nested
+    return sections
 
 
 def _merge(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

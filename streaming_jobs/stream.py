@@ -215,12 +215,10 @@ class Stream:
 
     @property
     def topics(self) -> tuple[KafkaTopic, ...]:
-        """Its sources that are Kafka topics."""
         return tuple(source for source in self.sources.values() if isinstance(source, KafkaTopic))
 
     @property
     def tables_read(self) -> tuple[DeltaSource, ...]:
-        """Its sources that are Delta tables."""
         return tuple(source for source in self.sources.values() if isinstance(source, DeltaSource))
 
     @property

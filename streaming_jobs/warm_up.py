@@ -53,7 +53,6 @@ def share(archive: Path) -> float:
 
 
 def needed(settings: Settings) -> bool:
-    """True if an archive is missing."""
     return not all(file.is_file() for file in archives(settings))
 
 

@@ -27,8 +27,8 @@ from reprocessing.stages.publish import PublishPosition, publish
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.commit_properties import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.content import content_of
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import Accepted

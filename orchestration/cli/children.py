@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from orchestration.cli.text import say
 from streaming_jobs.errors import RecourseError, SetupError, TransientError, setup_error
+from streaming_jobs.platform.back_off import BackOff
 from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildCommand, ChildProcess
 from streaming_jobs.runtime.session_options import supervised_command
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LONGEST_DELAY = 60.0
+_BACK_OFF = BackOff(1.0, 60.0)
 
 _Result = TypeVar("_Result")
 
@@ -217,8 +218,9 @@ class Retried:
     def _failed(self, error: RecourseError) -> None:
         if not self._passes(error):
             raise error
-        delay = min(LONGEST_DELAY, 2.0 ** min(self._failures, 10))
-        self._failures, self._next = self._failures + 1, self._clock() + delay
+        self._failures += 1
+        delay = _BACK_OFF.delay(self._failures)
+        self._next = self._clock() + delay
         if (text := str(error)) != self._printed:
             self._printed = text
-            say(f"{self._name}: {text}\n  tried again in {delay:.0f} s, then up to every {LONGEST_DELAY:.0f} s")
+            say(f"{self._name}: {text}\n  tried again in {delay:.0f} s, then up to every {_BACK_OFF.longest:.0f} s")

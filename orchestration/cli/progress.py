@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from streaming_jobs.stream import Stream
 
 
-ENDED = ("stopped", "failed")
-"""States that a session writes last, when it has ended."""
-
 COLUMNS = [
     "stream",
     "state",
@@ -73,6 +70,8 @@ class ObservedStream:
     @property
     def live(self) -> bool:
         """True if a session runs the stream."""
+        from streaming_jobs.state.status import ENDED
+
         return self.owner is not None and self.state not in ("dead", *ENDED)
 
     @property

@@ -115,13 +115,13 @@ def stop(
     A stopped stream stays stopped, also under Dagster's keepalive, until somebody starts it again.
     """
     from orchestration.cli.progress import observe
-    from streaming_jobs.state import stop_request
+    from streaming_jobs.state.requests import STOP
 
     call = invocation(context)
     selected = call.names(names)
     was_live = {name: observe(call.settings, name).live for name in selected}
     for name in selected:
-        stop_request.ask(call.settings, name, "asked by recourse streams stop")
+        STOP.ask(call.settings, name, "asked by recourse streams stop")
     results = [_stopped(call.settings, name, was_live[name], timeout) for name in selected]
     show_lines(output, results, [f"{result['stream']}: {result['result']}" for result in results])
     if not all(result["stopped"] for result in results):
@@ -242,7 +242,8 @@ def write_marker(context: typer.Context, name: StreamName) -> None:
 
 def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | None) -> dict[str, Any]:
     from orchestration.cli.children import stop_patience
-    from orchestration.cli.progress import ENDED, observe
+    from orchestration.cli.progress import observe
+    from streaming_jobs.state.status import ENDED
 
     wait = timeout if timeout is not None else stop_patience(settings, [stream])
     deadline = time.monotonic() + wait

@@ -1,6 +1,6 @@
 """Starting streams from outside: the request, the process that will obey it, and the progress of start or deploy.
 
-Nothing here starts a process. A start is a request (`streaming_jobs.state.start_request`) that a running session or
+Nothing here starts a process. A start is a request (`streaming_jobs.state.requests`) that a running session or
 Dagster's keepalive obeys, so it is neither lost nor done twice if this process is killed.
 
 A deploy is recorded, requested in the same way stream by stream, and watched until every stream runs the new code. A
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from streaming_jobs.platform.failures import ErrorReport
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request, stop_request, supervisors
+from streaming_jobs.state import supervisors
 from streaming_jobs.state.health import HealthFacts, look, state_of
-from streaming_jobs.state.status import Status, read_status, streams_with_status
+from streaming_jobs.state.requests import START, STOP
+from streaming_jobs.state.status import ENDED, Status, read_status, streams_with_status
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class StartOutcome:
 def runs(seen: HealthFacts) -> bool:
     """True if a session runs the stream, and it is not about to stop."""
     live = seen.session is not None and seen.lives == "driver" and seen.stop is None
-    return live and seen.status is not None and seen.status.state not in ("stopped", "failed", "stopping")
+    return live and seen.status is not None and seen.status.state not in (*ENDED, "stopping")
 
 
 def ask(settings: Settings, stream: str, who: str, *, again: bool) -> RequestedStart:
@@ -66,9 +67,9 @@ def ask(settings: Settings, stream: str, who: str, *, again: bool) -> RequestedS
     was = look(settings, stream)
     if was.plan is not None or (runs(was) and not again):
         return RequestedStart(stream, was, None)
-    asked = start_request.ask(settings, stream, who)
+    asked = START.ask(settings, stream, who)
     if was.stop is not None:
-        stop_request.clear(settings, stream, was.stop)
+        STOP.clear(settings, stream, was.stop)
     return RequestedStart(stream, was, asked.since)
 
 
@@ -228,10 +229,10 @@ def request(settings: Settings, stream: str, by: str, newest: float) -> float:
     A request that was made after the newest change on disk (`newest`, seconds since 1970) is not repeated, unless a
     session has begun since: a session that has begun and failed does not read the request again.
     """
-    pending, status = start_request.request(settings, stream), read_status(settings, stream)
+    pending, status = START.request(settings, stream), read_status(settings, stream)
     if pending is not None and pending.since > max(newest, 0.0 if status is None else status.last_start):
         return pending.since
-    return start_request.ask(settings, stream, f"{commands.deploy()} ({by})").since
+    return START.ask(settings, stream, f"{commands.deploy()} ({by})").since
 
 
 def wait_for_code(

@@ -38,6 +38,7 @@ from orchestration.sessions.supervisor import GRACE
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError, RecourseError, SetupError, TransientError
 from streaming_jobs.platform import ports
+from streaming_jobs.platform.back_off import BackOff
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess, ProcessTree
 from streaming_jobs.platform.processes.parent_death import terminated_with_parent
 from streaming_jobs.settings import Settings
@@ -48,8 +49,7 @@ log = structlog.get_logger()
 READY_WITHIN = 120.0
 """Seconds for all three to be up and the streams to be loaded."""
 CODE_SERVER, WEBSERVER, DAEMON = "code-server", "webserver", "daemon"
-_LONGEST_DELAY = 30.0
-_HEALTHY_AFTER = 60.0
+_BACK_OFF = BackOff(0.5, 30.0, healthy_after=60.0)
 _PATIENCE = 2.0
 _KILLED_WITHIN = 5.0
 _IN_PROGRESS = dg.RunsFilter(statuses=[status for status in dg.DagsterRunStatus if status.value in IN_PROGRESS])
@@ -86,8 +86,8 @@ class _DagsterProcess:
             return
         now = time.monotonic()
         if self.restart_at is None:
-            self.quick_ends = 0 if now - self.started > _HEALTHY_AFTER else self.quick_ends + 1
-            delay = min(_LONGEST_DELAY, 0.5 * 2**self.quick_ends)
+            self.quick_ends = 0 if now - self.started > _BACK_OFF.healthy_after else self.quick_ends + 1
+            delay = _BACK_OFF.delay(self.quick_ends + 1)
             self.restart_at = now + delay
             code = self.child.exit_code if self.child else None
             log.warning("a Dagster process died", process=self.name, exit_code=code, again_in_s=delay)

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
+from streaming_jobs.platform.back_off import OF_SESSIONS
 from streaming_jobs.state.health import Reason
 from streaming_jobs.state.status import Status
 
-FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
-"""Restart back-off of a session: initial delay and maximum (s)."""
-HEALTHY_AFTER = 120.0
-"""The uptime that resets the restart back-off (s)."""
 FIRST_SESSION = 300.0
 """Deadline for the first session of a job, counted from the load of the code location (s)."""
 CLOCKS_DIFFER = 5.0
@@ -216,9 +213,9 @@ def back_off(runs: Sequence[RunSeen]) -> float:
         if run.status not in ("FAILURE", "SUCCESS"):
             break
         in_a_row += 1
-        if run.lasted >= HEALTHY_AFTER:
+        if run.lasted >= OF_SESSIONS.healthy_after:
             break
-    return float(min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(in_a_row - 1, 16)))
+    return OF_SESSIONS.delay(in_a_row)
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,10 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request, stop_request, supervisors
+from streaming_jobs.state import supervisors
 from streaming_jobs.state.health import HealthLimits, judge, look, recovery_words
 from streaming_jobs.state.lease import Owner, holder
+from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
 
@@ -332,7 +333,7 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         runs = session_runs(context.instance, session)
-        stopped = frozenset(n for n in job.streams if stop_request.asked(session.settings, n))
+        stopped = frozenset(n for n in job.streams if STOP.asked(session.settings, n))
         held = {} if runs and runs[0].status in IN_PROGRESS else _holders(session)
         seen = JobSeen(
             runs=runs,
@@ -510,7 +511,7 @@ def _may_be_of(run: RunSeen, status: Status | None, owner: Owner | None) -> bool
 def _recovering(session: SessionSpec) -> dict[str, str]:
     """The streams that a recovery has stopped: its plan, since when, and whether a process works on it."""
     settings = session.settings
-    names = [name for name in session.job.streams if stop_request.for_recovery(settings, name)]
+    names = [name for name in session.job.streams if STOP.for_recovery(settings, name)]
     return {name: words for name in names if (words := recovery_words(look(settings, name)))}
 
 
@@ -521,7 +522,7 @@ def _holders(session: SessionSpec) -> dict[str, str]:
 
 def _asked_to_start(session: SessionSpec, stopped: frozenset[str]) -> float | None:
     """The time of the newest start request of the session's streams that are not stopped."""
-    requests = [start_request.request(session.settings, n) for n in session.job.streams if n not in stopped]
+    requests = [START.request(session.settings, n) for n in session.job.streams if n not in stopped]
     return max((request.since for request in requests if request is not None), default=None)
 
 

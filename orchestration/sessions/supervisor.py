@@ -53,8 +53,7 @@ from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
-from streaming_jobs.state.health import ENDED
-from streaming_jobs.state.status import Status, read_status, write_status
+from streaming_jobs.state.status import ENDED, Status, read_status, write_status
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.durations import format_duration
 

@@ -142,9 +142,9 @@ class CheckedTable:
     def written(self, entry: LedgerEntry) -> int:
         """The rows that a batch wrote to this table, by an entry of it or of the primary table."""
         if entry.table == self.declared.name:
-            return entry.rows.get("written", 0)
+            return entry.rows_written
         if self.declared.name == self.stream.dead_letters:
-            return entry.rows.get("dead_letters", 0)
+            return entry.dead_letters
         return entry.rows.get(self.declared.name, 0)
 
     def change(self, version: int) -> Change:

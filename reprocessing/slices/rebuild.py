@@ -29,7 +29,7 @@ from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, function_raised
 from streaming_jobs.preflight.snapshot import ledger_file
-from streaming_jobs.preflight.torn_files import repair
+from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.slice_commits import carry_out
@@ -394,7 +394,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
 
 
 def _repair(settings: Settings, stream: Stream) -> None:
-    """Remove files that a power cut has truncated, as a start of the stream would; does nothing if a driver runs."""
+    """Remove what a power cut has truncated, as a start of the stream would, if no driver runs: it looks itself."""
     try:
         with take(settings, stream.name, purpose="slice", wait=0.0):
             repair(settings, stream)

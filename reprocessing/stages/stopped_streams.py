@@ -12,9 +12,9 @@ from reprocessing.stages.bounded import publish_position
 from reprocessing.stages.publish import fenced_by
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.preflight.torn_files import repair
-from streaming_jobs.state import stop_request
+from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.state.lease import take
+from streaming_jobs.state.requests import STOP
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def stopped_streams(recovery: Recovery, check: Callable[[], None]) -> Iterator[N
         check()
         try:
             for name in plan.names:
-                stop_request.ask_for(settings, name, plan.id)
+                STOP.ask_for(settings, name, plan.id)
             with _leases(recovery):
                 for context in recovery.each():
                     repair(settings, context.stream, _reached(context))
@@ -42,7 +42,7 @@ def stopped_streams(recovery: Recovery, check: Callable[[], None]) -> Iterator[N
 def let_start(recovery: Recovery) -> None:
     """Remove the plan's stop requests, so that its streams may start."""
     for name in recovery.plan.names:
-        stop_request.clear_for(recovery.settings, name, recovery.plan.id)
+        STOP.clear_for(recovery.settings, name, recovery.plan.id)
 
 
 @contextmanager

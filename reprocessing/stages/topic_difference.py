@@ -23,7 +23,7 @@ from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.ledger.positions import decode, decode_partitions
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sources.base import Span
-from streaming_jobs.sources.record_blocks import RECORD, RecordBlocks, RecordDeclaration, SourceRecords
+from streaming_jobs.sources.record_blocks import RECORD, RecordBlocks, SourceRecords
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 
@@ -64,7 +64,7 @@ def _table(
     context: RecoveryContext, sink: KafkaSink, path: Path, spans: Mapping[int, Span], void: VoidRanges, *, keyed: bool
 ) -> DeltaTable:
     """The records that are not void as a new table, with their fields; keyed, the last one of each key."""
-    blocks = RecordBlocks(RecordDeclaration.of(sink.topic), "all", recovered=True)
+    blocks = RecordBlocks(sink.topic, "all", recovered=True)
     schema = _rows(blocks, None, keyed=keyed).schema
     write_deltalake(path, schema.empty_table(), mode="overwrite", schema_mode="overwrite")
     waiting: list[pa.Table] = []

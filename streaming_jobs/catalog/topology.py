@@ -256,12 +256,10 @@ class Topology:
 
     @property
     def topics(self) -> dict[str, KafkaTopic]:
-        """Every source topic by name."""
         return {topic.name: topic for s in self.streams.values() for topic in s.topics}
 
     @property
     def tables_read(self) -> dict[str, DeltaSource]:
-        """Every table that a stream reads, by name."""
         return {table.name: table for s in self.streams.values() for table in s.tables_read}
 
     def writer(self, table: str) -> Stream | None:
@@ -274,11 +272,9 @@ class Topology:
         return {sink.name: stream.name for stream in self.streams.values() for sink in stream.topic_sinks.values()}
 
     def readers(self, topic: str) -> list[str]:
-        """Names of the streams that read the topic."""
         return [s.name for s in self.streams.values() if any(t.name == topic for t in s.topics)]
 
     def table_readers(self, table: str) -> list[str]:
-        """Names of the streams that read the table."""
         return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
 
 

@@ -81,7 +81,6 @@ class Truth:
     tolerance: float = 0.0
 
     def __call__(self, *records: Iterable[Record], **named: Iterable[Record]) -> Any:
-        """Call the function itself."""
         return self.function(*records, **named)
 
 

@@ -281,7 +281,6 @@ class RowRules:
         return tuple((1 << n, rule) for n, rule in enumerate(self.rules) if isinstance(rule, Unique))
 
     def bits(self, *on_fail: OnFail) -> int:
-        """The bits of the rules with that action."""
         return sum(1 << n for n, rule in enumerate(self.rules) if rule.on_fail in on_fail)
 
     def broken(self, verdict: int) -> list[Rule]:

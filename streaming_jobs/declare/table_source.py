@@ -83,7 +83,6 @@ class DeltaSource:
 
     @property
     def delay(self) -> timedelta | None:
-        """The declared watermark delay."""
         return parse_duration(self.lateness) if self.lateness else None
 
     @property

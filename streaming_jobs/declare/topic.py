@@ -112,7 +112,6 @@ class ComputedTime:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The parameters of the function."""
         return tuple(inspect.signature(self.function).parameters)
 
     def check(self, source: str, schema: StructType) -> None:
@@ -312,7 +311,6 @@ class KafkaTopic:
 
     @property
     def delay(self) -> timedelta | None:
-        """The declared watermark delay."""
         return parse_duration(self.lateness) if self.lateness else None
 
     @property

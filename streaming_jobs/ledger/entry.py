@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_partitions
+from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema", "slice"]
 LEDGER_KEY = "recourse"
@@ -127,6 +127,30 @@ class LedgerEntry:
         return self.rows.get(READ, sum(each.records for each in self.offsets))
 
     @property
+    def rows_written(self) -> int:
+        """Rows that it wrote to its own table."""
+        return self.rows.get("written", 0)
+
+    @property
+    def dead_letters(self) -> int:
+        return self.rows.get("dead_letters", 0)
+
+    @property
+    def late_rows(self) -> int:
+        """Records behind the watermark, if the stream's function dropped any of them."""
+        return self.rows.get("late", 0)
+
+    @property
+    def dropped(self) -> int:
+        """Rows of all tables that row rules have dropped."""
+        return taken_out(self.rows, DROPPED)
+
+    @property
+    def quarantined(self) -> int:
+        """Rows of all tables that row rules have set aside."""
+        return taken_out(self.rows, QUARANTINED)
+
+    @property
     def txn(self) -> Txn:
         return Txn(self.generation, self.batch)
 
@@ -145,7 +169,7 @@ class LedgerEntry:
             "table": self.table,
             "generation": self.generation,
             "batch": self.batch,
-            "offsets": {r.topic: {"id": r.topic_id, "start": r.start, "end": r.end} for r in self.offsets},
+            "offsets": encode_ranges(self.offsets),
             "rows": dict(self.rows),
             "txns": dict(self.txns),
             "code": {name: text for name, text in self.code._asdict().items() if text or name != "formerly"},
@@ -178,10 +202,7 @@ class LedgerEntry:
             table=value["table"],
             generation=value["generation"],
             batch=value["batch"],
-            offsets=tuple(
-                OffsetRange(topic, r["id"], decode_partitions(r["start"]), decode_partitions(r["end"]))
-                for topic, r in value["offsets"].items()
-            ),
+            offsets=decode_ranges(value["offsets"]),
             rows=value["rows"],
             txns=value["txns"],
             code=CodeVersion(**value["code"]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 PartitionOffsets = Mapping[int, int]
 """partition -> offset"""
@@ -82,7 +83,6 @@ class OffsetBounds:
 
     @property
     def total(self) -> int:
-        """Offsets held in all partitions together."""
         return sum(self.counts.values())
 
 
@@ -118,6 +118,19 @@ def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[int, int]]:
 def decode_partitions(value: Mapping[str, int]) -> dict[int, int]:
     """Offsets by partition as read from JSON; raises ValueError, AttributeError or TypeError for anything else."""
     return {int(partition): int(offset) for partition, offset in value.items()}
+
+
+def encode_ranges(ranges: Iterable[OffsetRange]) -> dict[str, Any]:
+    """Ranges by topic, as an entry has them in JSON."""
+    return {each.topic: {"id": each.topic_id, "start": each.start, "end": each.end} for each in ranges}
+
+
+def decode_ranges(value: Mapping[str, Any]) -> tuple[OffsetRange, ...]:
+    """Ranges as `encode_ranges` has made them, and as JSON has them."""
+    return tuple(
+        OffsetRange(topic, read["id"], decode_partitions(read["start"]), decode_partitions(read["end"]))
+        for topic, read in value.items()
+    )
 
 
 def decode(value: Mapping[str, Mapping[str, int]]) -> dict[str, dict[int, int]]:

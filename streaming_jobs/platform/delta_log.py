@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 UNREAD = "_unread"
-"""The folder below a table with commits that have left its log, and that streams have not read (`unread_log.py`)."""
+"""The folder below a table with commits that its log has done with and streams have not read (`log_cleanup.py`)."""
 
 
 @dataclass(frozen=True)

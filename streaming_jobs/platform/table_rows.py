@@ -33,6 +33,11 @@ def rows(table: Path, version: int | None = None, columns: Sequence[str] | None 
     return source.to_table(columns=None if columns is None else list(columns))
 
 
+def plain_text(kind: pa.DataType) -> pa.DataType:
+    """Each writer has a text type of its own, and Arrow cannot filter by all of them; any other type as it is."""
+    return pa.string() if pa.types.is_string_view(kind) or pa.types.is_large_string(kind) else kind
+
+
 # SQL on Delta tables by DataFusion, in bounded memory: what does not fit is spilled to disk.
 #
 # DataFusion counts the memory of its hash tables and sorts, and spills at the limit. It does not count the decoding

@@ -122,7 +122,6 @@ def check_class_data(settings: Settings) -> DoctorCheck:
 
 
 def check_jars(settings: Settings, which: JarSet) -> DoctorCheck:
-    """The jars of one set, each hashed."""
     name, folder, jars = f"jars ({which})", cache(settings), locked(which)
     missing, damaged = examine(folder, jars)
     if damaged:

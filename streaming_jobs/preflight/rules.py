@@ -12,7 +12,7 @@ The rules:
 5. The topics are exactly those that the stream began with, and they still have all records from the stream's
    position on. No recovery that left the stream out has declared void a record that the stream has read.
 6. The stream still has the tables that it began with; remembered deletes and quarantines may begin later.
-7. The topics that it writes are where the primary table says (`topic_sinks.py`).
+7. The topics that it writes are where the primary table says (`topic_rules.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import ends_of
 from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, restore_checkpoint
-from streaming_jobs.preflight.topic_rules import topic_findings
-from streaming_jobs.preflight.topic_sinks import topic_sinks
+from streaming_jobs.preflight.topic_rules import topic_findings, topic_sinks
 from streaming_jobs.sinks.stored import LATE
 from streaming_jobs.text import commands
 

@@ -204,7 +204,6 @@ def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> St
 
 
 def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
-    """The stream's state folder and its tables."""
     return (
         StreamFolder.of(settings, stream.name).path,
         *(settings.tables / declared.name for declared, _ in all_tables(stream)),

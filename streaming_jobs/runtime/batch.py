@@ -61,7 +61,7 @@ class BatchCounts:
     def of_commit(self, counted_as: str, done: LedgerEntry) -> None:
         """Take over the counts of a table that has the batch already."""
         self.rows |= {name: n for name, n in done.rows.items() if name.startswith(DROPPED)}
-        self.rows[counted_as] = done.rows.get("written", 0)
+        self.rows[counted_as] = done.rows_written
         self.rules |= done.rules
 
     def of_write(self, table: str, counted_as: str, pending: PendingWrite) -> None:
@@ -126,7 +126,7 @@ def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, ba
     written now in two.
     """
     now = 0 if pending is None else pending.rows
-    if done is not None and (then := done.rows.get("written", 0)) != now:
+    if done is not None and (then := done.rows_written) != now:
         raise LedgerConflict(
             f"the quarantine {done.table} has {then} rows of {batch.txn}, by code {done.code.hash}; by code "
             f"{batch.code.hash} they are {now}",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from streaming_jobs.errors import FunctionRaised, PermanentError, TransientError
-from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, LedgerEntry, Txn, taken_out
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
 from streaming_jobs.runtime.crash_points import crash_point
@@ -62,39 +62,6 @@ class BatchReport:
     skipped: bool = False
     newest_record: int | None = None
     """The largest record timestamp of sources with an event time, in microseconds since 1970."""
-
-    @property
-    def batch(self) -> int:
-        return self.entry.batch
-
-    @property
-    def records(self) -> int:
-        """Offsets it read; rows, from tables."""
-        return self.entry.records
-
-    @property
-    def rows(self) -> int:
-        """Rows it wrote to the primary table."""
-        return self.entry.rows.get("written", 0)
-
-    @property
-    def dead_letters(self) -> int:
-        return self.entry.rows.get("dead_letters", 0)
-
-    @property
-    def dropped(self) -> int:
-        """Rows that row rules have dropped."""
-        return taken_out(self.entry.rows, DROPPED)
-
-    @property
-    def quarantined(self) -> int:
-        """Rows that row rules have set aside."""
-        return taken_out(self.entry.rows, QUARANTINED)
-
-    @property
-    def late(self) -> int:
-        """Records behind the watermark, if the stream's function dropped any of them."""
-        return self.entry.rows.get("late", 0)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import structlog
 
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
+from streaming_jobs.platform.back_off import OF_SESSIONS
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import holder
@@ -93,11 +94,9 @@ def free(settings: Settings, streams: Sequence[Stream]) -> list[Stream]:
 # session: it stops when this process ends, writes into the same log, and belongs to the same Dagster run. The next
 # start of the whole session brings all streams together again.
 #
-# A child that fails is started again: after 5 to 300 seconds; after a permanent failure only once its code has
+# A child that fails is started again (`OF_SESSIONS`); after a permanent failure only once its code has
 # changed, or a start is requested.
 
-FIRST_DELAY, LONGEST_DELAY, HEALTHY_AFTER = 5.0, 300.0, 120.0
-"""Restart back-off of a failed child: initial delay, maximum, and the uptime that resets it, in seconds."""
 _FOR_GOOD = (PermanentError.exit_code, UsageError.exit_code)
 _JVM_GONE_WITHIN = 10.0
 _STDERR = 2
@@ -110,7 +109,7 @@ class _Child:
     streams: tuple[str, ...]
     process: ChildProcess | None
     started: float
-    delay: float = FIRST_DELAY
+    failures: int = 0
     again_at: float | None = None
     failed_for_good: int | None = None
     """The exit code of a permanent failure."""
@@ -171,7 +170,7 @@ class ChildSessions:
         """Let the next look start the children of these streams that wait."""
         for child in self._children:
             if child.again_at is not None and set(child.streams).intersection(streams):
-                child.again_at, child.delay = self._clock(), FIRST_DELAY
+                child.again_at, child.failures = self._clock(), 0
 
     def look(self) -> None:
         """Register ended children, start children whose pause is over, kill children that do not stop."""
@@ -224,14 +223,16 @@ class ChildSessions:
             log.error("streams failed in a process of their own", streams=",".join(child.streams), code=code)
             child.failed_for_good = code
         else:
-            if now - child.started >= HEALTHY_AFTER:
-                child.delay = FIRST_DELAY
-            log.warning("streams will start again", streams=",".join(child.streams), code=code, seconds=child.delay)
-            self._wait(child, now)
+            if now - child.started >= OF_SESSIONS.healthy_after:
+                child.failures = 0
+            delay = self._wait(child, now)
+            log.warning("streams will start again", streams=",".join(child.streams), code=code, seconds=delay)
 
-    def _wait(self, child: _Child, now: float) -> None:
-        child.again_at = now + child.delay
-        child.delay = min(LONGEST_DELAY, child.delay * 2)
+    def _wait(self, child: _Child, now: float) -> float:
+        child.failures += 1
+        delay = OF_SESSIONS.delay(child.failures)
+        child.again_at = now + delay
+        return delay
 
 
 def command_for(command: Sequence[str], streams: Sequence[str]) -> list[str]:

@@ -93,34 +93,34 @@ class LiveStatus:
 
     def batch_done(self, done: BatchReport) -> None:
         self.has_run = True
-        status = self.status
-        status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records
+        status, entry = self.status, done.entry
+        status.batch, status.batch_ms, status.batch_records = entry.batch, done.milliseconds, entry.records
         status.path, status.committer = done.path, done.committer
         status.committed_at = self.clock.time()
-        self.position = ends_of(done.entry.offsets)
-        status.totals = (status.totals or Totals(status.started_at)).plus(done.entry, status.committed_at)
+        self.position = ends_of(entry.offsets)
+        status.totals = (status.totals or Totals(status.started_at)).plus(entry, status.committed_at)
         self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
         if not done.skipped:
-            if done.records:
-                status.processed_rows_per_s = round(done.records * 1000 / max(done.milliseconds, 1), 1)
-            status.rows_written += done.rows
-            status.dead_letters += done.dead_letters
-            status.late_rows += done.late
-            status.quarantined += done.quarantined
-            status.dropped += done.dropped
-            for rule, rows in broken_rules(done.entry).items():
+            if entry.records:
+                status.processed_rows_per_s = round(entry.records * 1000 / max(done.milliseconds, 1), 1)
+            status.rows_written += entry.rows_written
+            status.dead_letters += entry.dead_letters
+            status.late_rows += entry.late_rows
+            status.quarantined += entry.quarantined
+            status.dropped += entry.dropped
+            for rule, rows in broken_rules(entry).items():
                 status.broken[rule] = status.broken.get(rule, 0) + rows
-        if done.entry.note:
-            status.warnings = [*status.warnings, done.entry.note][-10:]
+        if entry.note:
+            status.warnings = [*status.warnings, entry.note][-10:]
         log.info(
             "batch",
             stream=status.stream,
-            batch=done.batch,
-            records=done.records,
-            rows=done.rows,
-            dead_letters=done.dead_letters,
-            quarantined=done.quarantined,
-            dropped=done.dropped,
+            batch=entry.batch,
+            records=entry.records,
+            rows=entry.rows_written,
+            dead_letters=entry.dead_letters,
+            quarantined=entry.quarantined,
+            dropped=entry.dropped,
             ms=done.milliseconds,
             path=done.path,
             committer=done.committer,

@@ -196,7 +196,6 @@ class QueryHandle:
         self._dropped_rows: Any = None
 
     def bind(self, query: StreamingQuery) -> None:
-        """Set the query, once it has started."""
         self._query = query
         self._ready.set()
 

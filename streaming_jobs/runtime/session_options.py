@@ -17,8 +17,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.log_stream import log_stream
 from streaming_jobs.runtime import child_sessions
 from streaming_jobs.settings import Settings, checked_trigger
-from streaming_jobs.state import stop_request
-from streaming_jobs.state.stop_request import StopRequest
+from streaming_jobs.state.requests import STOP, StreamRequest
 from streaming_jobs.stream import Stream
 
 # The process that started a session with `--supervised`: the session ends when that process has gone.
@@ -64,7 +63,7 @@ class Selection:
     """The streams of a start. `answers` are the stop requests, by stream, that this start ends."""
 
     streams: Sequence[Stream]
-    answers: Mapping[str, StopRequest] = field(default_factory=dict)
+    answers: Mapping[str, StreamRequest] = field(default_factory=dict)
     recovering: Sequence[str] = ()
     """Streams that a recovery has stopped."""
     left_out: Sequence[Stream] = ()
@@ -108,8 +107,10 @@ def flags(options: argparse.Namespace) -> dict[str, str]:
     return dict(_assignment(text) for text in options.set)
 
 
-def requests_before(requests: Mapping[str, StopRequest], asked_at: float | None, now: float) -> dict[str, StopRequest]:
-    """The stop requests from before this start was requested; all of them if that moment is not known."""
+def requests_before(
+    requests: Mapping[str, StreamRequest], asked_at: float | None, now: float
+) -> dict[str, StreamRequest]:
+    """The stop requests from before the moment this start was asked for; all of them if that moment is not known."""
     if asked_at is None:
         return dict(requests)
     # A time in the future is from before the clock was set back.
@@ -117,7 +118,7 @@ def requests_before(requests: Mapping[str, StopRequest], asked_at: float | None,
 
 
 def select(
-    options: argparse.Namespace, settings: Settings, streams: Sequence[Stream], requests: Mapping[str, StopRequest]
+    options: argparse.Namespace, settings: Settings, streams: Sequence[Stream], requests: Mapping[str, StreamRequest]
 ) -> Selection:
     """The streams to start, of those named; raises LeaseBusy if this session replaces another and all run elsewhere.
 
@@ -126,8 +127,8 @@ def select(
     """
     if not (options.respect_stop or options.again):
         return Selection(streams, requests)
-    recovering = [s.name for s in streams if stop_request.for_recovery(settings, s.name)]
-    left_out = [s for s in streams if s.name in recovering or stop_request.asked(settings, s.name)]
+    recovering = [s.name for s in streams if STOP.for_recovery(settings, s.name)]
+    left_out = [s for s in streams if s.name in recovering or STOP.asked(settings, s.name)]
     streams = [s for s in streams if s not in left_out]
     if options.again and streams:
         streams = child_sessions.free(settings, streams)

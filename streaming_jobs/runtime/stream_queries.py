@@ -23,7 +23,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import StreamSnapshot, folders, start_over, take_snapshot
-from streaming_jobs.preflight.torn_files import repair
+from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.lag import EndOffsets, Ends, position_in
@@ -284,7 +284,6 @@ class SparkQueries:
 
 
 def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
-    """Hand the pipeline over, then start the query."""
     hooks.built(built.pipeline)
     return LaunchedQuery(SparkQuery(built.start()), built.record.generation, built.record.starts)
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 import structlog
 
@@ -21,7 +21,7 @@ from streaming_jobs.runtime.code_watch import CodeWatch, DiskCode
 from streaming_jobs.runtime.session_options import Selection
 from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import Settings, configuration
-from streaming_jobs.state import start_request, stop_request
+from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
 
@@ -74,10 +74,10 @@ class RestartReasons:
     def recovered(self, streams: Iterable[str]) -> Iterator[str]:
         """Yields the streams, of these and of those left out, whose recovery is over; each until `forget`."""
         for name in sorted(self._recovering.union(streams)):
-            if stop_request.for_recovery(self._settings, name):
+            if STOP.for_recovery(self._settings, name):
                 self._recovering.add(name)
             elif name in self._recovering:
-                if stop_request.asked(self._settings, name):  # the stream has to stay stopped
+                if STOP.asked(self._settings, name):  # somebody wants it to stay stopped
                     self._recovering.discard(name)
                 else:
                     yield name
@@ -123,7 +123,7 @@ class RestartReasons:
 # | the stream starts again when | and has |
 # |---|---|
 # | its recovery is over | stopped for it, here or before the session began |
-# | a start is requested (`start_request`) | stopped, failed, or runs: then it stops at a batch border first |
+# | a start is requested (`START`) | stopped, failed, or runs: then it stops at a batch border first |
 # | other code for it is on disk | failed, or is tried every ten minutes |
 #
 # It starts in this process if the code and the settings on disk are those of this process, else in a process of its
@@ -180,12 +180,13 @@ class StreamRestarts:
 
     @property
     def elsewhere(self) -> frozenset[str]:
-        """The streams in processes of their own."""
         return self.children.streams if self.children is not None else frozenset()
 
     def started(self, stream: str) -> None:
         """Take note that a stream has started: requests from before its code was read are done."""
-        start_request.clear(self.settings, stream, self._since(stream))
+        request = START.request(self.settings, stream)
+        if request is not None and request.since <= self._since(stream):
+            START.clear(self.settings, stream, request)
 
     @property
     def busy(self) -> bool:
@@ -305,7 +306,7 @@ class StreamRestarts:
         due = set(self.reasons.recovered(names)) - self.elsewhere
         names -= self.elsewhere
         due |= self._asked(names)
-        due |= {name for name in self._failed() if not stop_request.asked(self.settings, name)}
+        due |= {name for name in self._failed() if not STOP.asked(self.settings, name)}
         return sorted(due)
 
     def _asked(self, names: Collection[str]) -> set[str]:
@@ -313,8 +314,9 @@ class StreamRestarts:
         return {
             name
             for name in names
-            if start_request.pending(self.settings, name, self._since(name))
-            and not stop_request.asked(self.settings, name)
+            if (request := START.request(self.settings, name)) is not None
+            and request.since > self._since(name)
+            and not STOP.asked(self.settings, name)
         }
 
     def _all_asked(self) -> bool:
@@ -342,14 +344,6 @@ class StreamRestarts:
 # What a supervised session has beside its streams: the watch over its code, and the means to start streams again.
 
 
-class Supervision(TypedDict, total=False):
-    """Arguments of a session."""
-
-    reasons: RestartReasons | None
-    children: ChildSessions | None
-    left_out: Sequence[Stream]
-
-
 def supervision(
     options: argparse.Namespace,
     settings: Settings,
@@ -358,13 +352,13 @@ def supervision(
     began: float,
     *,
     in_process: bool,
-) -> Supervision:
-    """The arguments of a session; empty without `--supervised`. `began` is from before the code was loaded.
+) -> tuple[RestartReasons | None, ChildSessions | None]:
+    """A session's restarts; none without `--supervised`. `began` is from before the code was loaded.
 
     `in_process`: the command line of this process is that of the session, so that it can be started once more.
     """
     if not options.supervised:
-        return {}
+        return None, None
     watch: CodeWatch | None = None
     children: ChildSessions | None = None
     if in_process:
@@ -374,5 +368,4 @@ def supervision(
             longest = max(settings.for_stream(s.name).stop_deadline.total_seconds() for s in streams)
             children = ChildSessions(sys.orig_argv, longest + LINGERING)
     names = [stream.name for stream in selection.left_out]
-    reasons = RestartReasons(settings, selection.recovering, watch, left_out=names, began=began)
-    return {"reasons": reasons, "children": children, "left_out": selection.left_out}
+    return RestartReasons(settings, selection.recovering, watch, left_out=names, began=began), children

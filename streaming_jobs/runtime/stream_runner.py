@@ -20,6 +20,7 @@ from streaming_jobs.errors import (
     TopicUnknown,
     TransientError,
 )
+from streaming_jobs.platform.back_off import OF_STREAMS
 from streaming_jobs.platform.failures import classify, named, report_of
 from streaming_jobs.preflight.findings import enforce, not_deployed
 from streaming_jobs.preflight.snapshot import StreamSnapshot
@@ -34,7 +35,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import UNKNOWN_FOR
 from streaming_jobs.state import stream_history
 from streaming_jobs.state.lease import Lease
-from streaming_jobs.state.status import Status
+from streaming_jobs.state.status import ENDED, Status
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.durations import parse_duration
 
@@ -57,10 +58,8 @@ log = structlog.get_logger()
 #
 # After ten good batches, or ten minutes, the count restarts. With `max_restarts` 0 there are no retries.
 
-FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 LASTING_DELAY = 600.0
 AWAIT_DELAY = 2.0
-HEALTHY_AFTER = 600.0
 HEALTHY_BATCHES = 10
 
 
@@ -109,7 +108,7 @@ class Retries:
 
     def still_running(self, now: float) -> None:
         """Note that the stream runs; a long enough time ends the row of failures."""
-        if self.failures and now - self._healthy_since > HEALTHY_AFTER:
+        if self.failures and now - self._healthy_since > OF_STREAMS.healthy_after:
             self.failures = 0
 
     def failed(self, error: RecourseError, now: float) -> tuple[RecourseError, float | None]:
@@ -125,7 +124,7 @@ class Retries:
         if not isinstance(error, TransientError) or not self.max_restarts:
             return error, None
         self.lasting = self.failures > self.max_restarts
-        delay = LASTING_DELAY if self.lasting else min(FIRST_DELAY * 2 ** (self.failures - 1), LONGEST_DELAY)
+        delay = LASTING_DELAY if self.lasting else OF_STREAMS.delay(self.failures)
         self.next_at = now + delay
         return error, delay
 
@@ -268,7 +267,7 @@ class StreamRunner:
     @property
     def ended(self) -> bool:
         """True if the stream is over in this session."""
-        return self.status.state in ("stopped", "failed")
+        return self.status.state in ENDED
 
     @property
     def gave_up(self) -> bool:

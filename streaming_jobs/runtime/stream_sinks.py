@@ -38,8 +38,8 @@ from streaming_jobs.sinks.schemas import (
     DEAD_LETTERS,
     POSITION_FIELD,
     TOPICS,
+    deletes_of,
     quarantine_of,
-    tombstones,
 )
 from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
@@ -80,23 +80,23 @@ def sinks_of(
 ) -> SinkSet:
     """The tables as the sinks of the stream's batches; `topics` are open already."""
     outputs: list[Sink] = []
-    tombstone_tables, quarantined = [], []
+    deletes, quarantined = [], []
     for declared in stream.sinks.values():
         remembered = tables[declared.deletes.name] if declared.deletes else None
         aside = tables[stream.quarantines[declared.name]] if declared.name in stream.quarantines else None
         rules = stream.rules_of(declared.name)
         outputs.append(
-            tables[declared.name].for_batches(settings, rules=rules, quarantine=aside, tombstone_table=remembered)
+            tables[declared.name].for_batches(settings, rules=rules, quarantine=aside, deletes_table=remembered)
         )
         if remembered is not None:
-            tombstone_tables.append(Companion(remembered.for_batches(settings), declared.name, "tombstones"))
+            deletes.append(Companion(remembered.for_batches(settings), declared.name, "deletes"))
         if aside is not None:
             quarantined.append(Companion(aside.for_batches(settings), declared.name, "quarantine"))
     letters = tables[stream.dead_letters].for_batches(settings)
     primary, *secondary = outputs
     if stream.topics_only:
         primary = BatchesSink(tables[stream.primary.name], lambda txn: written(topics, txn))
-    return SinkSet(primary, secondary, letters, (*tombstone_tables, *quarantined), topics, stream.topics_only)
+    return SinkSet(primary, secondary, letters, (*deletes, *quarantined), topics, stream.topics_only)
 
 
 def upkeep_of(
@@ -137,7 +137,7 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
         if sink.deletes is not None and sink.deletes.name == table:
             output = _schema(stream, sink.name, outputs)
             checked_order(sink.name, sink.order_by, output)
-            return tombstones(sink, output)
+            return deletes_of(sink, output)
         if stream.quarantines.get(sink.name) == table:
             return quarantine_of(sink.name, _schema(stream, sink.name, outputs))
     sink, frame = next((sink, outputs[name]) for name, sink in stream.sinks.items() if sink.name == table)

@@ -116,8 +116,6 @@ class Sink(Protocol):
 
 
 class DeadLetterSink(Sink, Protocol):
-    """The sink of records that a stream refused."""
-
     def prepare_letters(
         self,
         spark: SparkSession,
@@ -153,7 +151,7 @@ class Companion:
     sink: Sink
     table: str
     """The name of the table that it belongs to."""
-    kind: Literal["tombstones", "quarantine"]
+    kind: Literal["deletes", "quarantine"]
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def is_position(field: T.StructField) -> bool:
     return field.name == POSITION_COLUMN and field.metadata.get(OWN_COLUMN) == "position"
 
 
-def tombstones(table: DeclaredTable, output: T.StructType) -> T.StructType:
+def deletes_of(table: DeclaredTable, output: T.StructType) -> T.StructType:
     """The columns of a table's remembered deletes: keys, order, position, time."""
     names = dict.fromkeys([*table.keys, *table.order_by])
     return T.StructType([*(_plain(output[name]) for name in names), POSITION_FIELD, _DELETED_AT])

@@ -61,8 +61,6 @@ class StagedSlice(Protocol):
 
 
 class SlicedTable(Protocol):
-    """One open table whose slices can be replaced."""
-
     def stage(self, name: str) -> StagedSlice:
         """A new folder for the slice of that name, relative to the version that the table is open at."""
 

@@ -19,16 +19,45 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
-from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Upkeep
-from streaming_jobs.sinks.truncated import ReliedOn, TruncatedEnd
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
+
+# The end of a table's log as a power cut leaves it: truncated commits, and what relies on them.
+
+
+@dataclass(frozen=True)
+class ReliedOn:
+    """The facts that others rely on about a table whose last commits may be truncated.
+
+    `at`: the position that the table had reached, as others recorded it. `accepted`: versions that a person accepted.
+    `bound`: the stream's record names the table. `generation`: the one the stream is in. `recovering`: the caller is
+    the recovery that was writing it.
+    """
+
+    at: Txn
+    accepted: frozenset[int]
+    bound: bool
+    generation: int
+    recovering: bool
+
+
+@dataclass(frozen=True)
+class TruncatedEnd:
+    """The end of a table's log after a power cut: files to remove, in order, and the newest whole version.
+
+    `whole` is -1 if no version is.
+    """
+
+    files: Sequence[Path]
+    whole: int
+
 
 Role = Literal["primary", "secondary", "deletes", "quarantine"]
 """The role of a table in a stream. One of role `deletes` remembers the deletes of another, a `quarantine` has the rows
@@ -199,7 +228,7 @@ class StoredTable(DeadLetterSink, Protocol):
         *,
         rules: RowRules = NO_RULES,
         quarantine: StoredTable | None = None,
-        tombstone_table: StoredTable | None = None,
+        deletes_table: StoredTable | None = None,
     ) -> DeadLetterSink:
         """The table as a sink of batches; `quarantine` has what `rules` set aside."""
 
@@ -325,10 +354,10 @@ class TableStore(Protocol):
     def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
         """The path of the table's log, as messages show it."""
 
-    def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
+    def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Remove half-written files that only repeat what commits say, as a power cut leaves them; yields each."""
 
-    def torn_end(
+    def truncated_end(
         self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
     ) -> TruncatedEnd | None:
         """The newest commits of the table that a power cut has truncated; None if there is no table. Removes nothing.

@@ -88,7 +88,7 @@ def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> 
 def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:
     """Make the remembered deletes and quarantines that a stream has not made since they are declared."""
     # Their types are PySpark's, which takes long to import.
-    from streaming_jobs.sinks.schemas import quarantine_of, tombstones
+    from streaming_jobs.sinks.schemas import deletes_of, quarantine_of
 
     aside = quarantines(stream)
     for declared in stream.sinks.values():
@@ -98,7 +98,7 @@ def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:
         deletes, quarantine = declared.deletes, aside.get(declared.name)
         if deletes is not None and open_table(settings, deletes, stream.name) is None:
             checked_order(declared.name, declared.order_by, table.schema)
-            output = tombstones(declared, table.schema)
+            output = deletes_of(declared, table.schema)
             store_of(deletes).ensure(settings, deletes, stream.name, output, generation=generation)
         if quarantine is not None and open_table(settings, quarantine, stream.name) is None:
             output = quarantine_of(declared.name, table.schema)

@@ -31,8 +31,6 @@ class SourceCounts:
 
 
 class Source(Protocol):
-    """One input of one stream."""
-
     @property
     def name(self) -> str:
         """The name of the source in ledger entries."""
@@ -80,8 +78,6 @@ class TopicInfo:
 
 
 class TopicEnds(Protocol):
-    """The ends of topics, as they are now."""
-
     def latest(self, name: str) -> dict[int, int]:
         """Next offset of every partition; raises a RecourseError if no broker answers in time."""
 

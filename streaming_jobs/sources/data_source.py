@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 
 class SourcePlanner(Protocol):
-    """Decides where the batches of one query end."""
-
     def next_end(self, start: Mapping[int, int]) -> Mapping[int, int]:
         """The end of the batch that begins at `start`; equal to it if nothing new is there."""
 
@@ -143,8 +141,6 @@ def load(spark: SparkSession, reading: Reading[Any]) -> DataFrame:
 
 
 class BatchReader(DataSourceReader):
-    """Reads the range of a batch query."""
-
     def __init__(self, reading: Reading[Any]) -> None:
         self.reading = reading
 
@@ -251,7 +247,6 @@ class FrameSource(ABC):
 
     @property
     def event_time(self) -> str | None:
-        """The column of its event time."""
         return self.declared.time_column
 
     @property

@@ -22,7 +22,7 @@ from streaming_jobs.sources.connection import read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
 from streaming_jobs.sources.planner import Planner
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.record_blocks import LARGEST_MS, RecordBlocks, RecordDeclaration, first_reads
+from streaming_jobs.sources.record_blocks import LARGEST_MS, RecordBlocks, first_reads
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.stream import KafkaTopic
 
@@ -64,7 +64,7 @@ class TopicReading(Reading[Planner]):
 
     @property
     def source(self) -> str:
-        return self.blocks.declared.topic
+        return self.blocks.declared.name
 
     def planner(self) -> Planner:
         assert self.limits is not None
@@ -168,7 +168,7 @@ class KafkaSource(FrameSource):
         return TopicReading(
             name,
             dict(start),
-            blocks=RecordBlocks(RecordDeclaration.of(self.declared), rows, used, recovered=bool(self.void.spans)),
+            blocks=RecordBlocks(self.declared, rows, used, recovered=bool(self.void.spans)),
             client=self.client,
             archive=self.archive,
             void=self.void,

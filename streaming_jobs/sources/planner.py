@@ -146,7 +146,6 @@ class Planner:
         archive: Archive | None = None,
         void: VoidRanges = NO_VOID,
     ) -> Planner:
-        """A planner with clients of its own."""
         from streaming_jobs.sources.topics import Topics
 
         reader = RangeReader(topic, config, timeout, _FETCH_AHEAD)

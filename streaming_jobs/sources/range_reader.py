@@ -158,7 +158,6 @@ class RangeReader:
 
     @property
     def buffered(self) -> int:
-        """Records that were received and not read."""
         return sum(len(there.ahead) for there in self._partitions.values())
 
     @property

@@ -121,7 +121,6 @@ class ArchivedRecords:
 
     @property
     def end(self) -> int:
-        """The offset after the last record."""
         return int(self.rows["offset"][-1].as_py()) + 1
 
 
@@ -178,34 +177,6 @@ _TOMBSTONE = Refusal("tombstone", "the value is null and the stream does not tak
 
 
 @dataclass(frozen=True)
-class RecordDeclaration:
-    """The parts of a topic's declaration that decide on its records; travels to other processes."""
-
-    topic: str
-    format: Format
-    headers: bool
-    keep_tombstones: bool
-    event_time: str | None
-    ahead: timedelta | None
-    max_ahead: str | None
-    timestamp_type: bool = False
-
-    @classmethod
-    def of(cls, topic: KafkaTopic) -> RecordDeclaration:
-        keep = topic.tombstones == "keep"
-        return cls(
-            topic.name,
-            topic.records,
-            topic.headers,
-            keep,
-            topic.time_column,
-            topic.ahead,
-            topic.max_ahead,
-            topic.timestamp_type,
-        )
-
-
-@dataclass(frozen=True)
 class RecordBlocks:
     """Makes record batches. `rows`: "all" with the decoded values, or the "refused" ones with reason and detail.
 
@@ -214,10 +185,18 @@ class RecordBlocks:
     written again.
     """
 
-    declared: RecordDeclaration
+    declared: KafkaTopic
     rows: Literal["all", "refused"]
     used: Path | None = None
     recovered: bool = False
+
+    @cached_property
+    def _format(self) -> Format:
+        return self.declared.records
+
+    @cached_property
+    def _ahead(self) -> timedelta | None:
+        return self.declared.ahead
 
     @cached_property
     def spark_schema(self) -> StructType:
@@ -229,7 +208,7 @@ class RecordBlocks:
                 *([StructField("timestamp_type", StringType())] if self.declared.timestamp_type else []),
                 *([StructField("headers", HEADERS)] if self.declared.headers else []),
                 StructField("tombstone", BooleanType()),
-                StructField(RECORD, nullable(self.declared.format.schema)),
+                StructField(RECORD, nullable(self._format.schema)),
                 StructField("_bad", BooleanType()),
             ]
         )
@@ -246,13 +225,13 @@ class RecordBlocks:
     @cached_property
     def _fields(self) -> list[str]:
         """The fields of the value that are built, in the schema's order."""
-        names = self.declared.format.schema.fieldNames()
-        needed = {self.declared.event_time} if self.declared.ahead is not None else set()
+        names = self._format.schema.fieldNames()
+        needed = {self.declared.time_column} if self._ahead is not None else set()
         return [name for name in names if name in needed or self._wanted(f"{RECORD}.{name}")]
 
     @cached_property
     def _reader(self) -> BlockReader:
-        return self.declared.format.reader(None if self._used is None else self._fields)
+        return self._format.reader(None if self._used is None else self._fields)
 
     def _wanted(self, column: str) -> bool:
         return self._used is None or column in self._used
@@ -301,33 +280,33 @@ class RecordBlocks:
         except Exception as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise FunctionRaised(
-                f"the format {type(self.declared.format).__name__} of topic {self.declared.topic} raised {words}",
+                f"the format {type(self._format).__name__} of topic {self.declared.name} raised {words}",
                 "correct the format: it refuses a record, and never raises",
             ) from error
         if block.columns.num_columns != len(self._fields):
             raise FunctionRaised(
-                f"the format {type(self.declared.format).__name__} of topic {self.declared.topic} returned "
+                f"the format {type(self._format).__name__} of topic {self.declared.name} returned "
                 f"{block.columns.num_columns} columns for {len(self._fields)} fields",
                 "return a column for each field that `reader` was asked for, in the schema's order",
             )
         refused = dict(block.refused)
         for row in [row for row, value in enumerate(values) if value is None]:
             refused[row] = _TOMBSTONE
-            if self.declared.keep_tombstones:
+            if self.declared.tombstones == "keep":
                 del refused[row]
-        if self.declared.event_time is not None and self.declared.ahead is not None:
-            refused.update(self._too_far_ahead(block.columns.column(self.declared.event_time), records, refused))
+        if self.declared.time_column is not None and self._ahead is not None:
+            refused.update(self._too_far_ahead(block.columns.column(self.declared.time_column), records, refused))
         return block.columns, refused
 
     def _too_far_ahead(
         self, events: pa.Array, records: SourceRecords, refused: Mapping[int, Refusal]
     ) -> dict[int, Refusal]:
         """The records whose event time is more than `ahead` after their own timestamp; a negative one is none."""
-        assert self.declared.ahead is not None
+        assert self._ahead is not None
         times = self._times(records)
         micros = pc.cast(pc.cast(events, pa.timestamp("us")), pa.int64())
         event = np.asarray(pc.fill_null(micros, np.iinfo(np.int64).min))
-        ahead_ms = self.declared.ahead // timedelta(milliseconds=1)
+        ahead_ms = self._ahead // timedelta(milliseconds=1)
         latest = np.minimum(times, LARGEST_MS - ahead_ms) + ahead_ms
         late = np.flatnonzero((times >= 0) & (event > latest * 1000))
         found = {}
@@ -336,15 +315,15 @@ class RecordBlocks:
             since = "the record's own timestamp" if own else "its source was first read"
             found[row] = Refusal(
                 "event_time_ahead",
-                f"field '{self.declared.event_time}' is {_shown(int(event[row]))}, more than {self.declared.max_ahead} "
-                f"after {since}, {_shown(int(times[row]) * 1000)}",
+                f"field '{self.declared.time_column}' is {_shown(int(event[row]))}, more than "
+                f"{self.declared.max_ahead} after {since}, {_shown(int(times[row]) * 1000)}",
             )
         return found
 
     def _position(self, records: SourceRecords) -> dict[str, pa.Array]:
         """The columns of the records' positions that are wanted."""
         ways: dict[str, Callable[[], pa.Array]] = {
-            "topic": lambda: pa.repeat(self.declared.topic, len(records)),
+            "topic": lambda: pa.repeat(self.declared.name, len(records)),
             "partition": lambda: records.column("partition"),
             "offset": lambda: records.column("offset"),
             "timestamp": lambda: pa.array(records.times * 1000).view(TIME),

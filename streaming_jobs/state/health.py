@@ -41,9 +41,10 @@ from typing import Literal
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request, stop_request, stream_record, supervisors
+from streaming_jobs.state import stream_record, supervisors
 from streaming_jobs.state.lease import Owner, holder
-from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.requests import START, STOP, StreamRequest
+from streaming_jobs.state.status import ENDED, Status, read_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
@@ -76,9 +77,6 @@ def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())
 
-
-ENDED = ("stopped", "failed")
-"""The states in which a session leaves the status of a stream that it no longer runs."""
 
 NEITHER = ("stopped", "restarting", "recovering", "never started")
 """The states that are neither well nor red."""
@@ -123,7 +121,7 @@ class HealthFacts:
     status: Status | None
     owner: Owner | None = None
     lives: str | None = None
-    stop: stop_request.StopRequest | None = None
+    stop: StreamRequest | None = None
     start: Due | None = None
     supervisor: supervisors.Note | None = None
     """Dagster's keepalive's last note on the stream's job, if it watches the job."""
@@ -207,15 +205,15 @@ def look(settings: Settings, stream: str) -> HealthFacts:
     if owner is None:
         status = read_status(settings, stream)
     running_part = owner.alive() if owner is not None else None
-    stop = stop_request.request(settings, stream)
+    stop = STOP.request(settings, stream)
     note, disk = supervisors.newest(settings, stream), disk_space(settings)
     seen = HealthFacts(stream, now, status, owner, running_part, stop, supervisor=note, disk=disk)
     return seen if seen.session is not None else replace(seen, start=_due(settings, stream, status))
 
 
 def _due(settings: Settings, stream: str, status: Status | None) -> Due | None:
-    """The next start: a requested start, or the first start after a recovery."""
-    if (request := start_request.request(settings, stream)) is not None:
+    """The start that is to come: one that was asked for, or the first one after a recovery."""
+    if (request := START.request(settings, stream)) is not None:
         return Due(f"a request: {request.who}", request.since)
     try:
         record, path = stream_record.load(settings, stream), StreamFolder.of(settings, stream).record
@@ -241,7 +239,7 @@ def judge(seen: HealthFacts, limits: HealthLimits, *, should_run: bool | None = 
         note = f"was stopped on purpose {_since(seen.stop)}, and stays so until it is started again"
         died = (f"its session (pid {seen.status.pid}) ended without saying so",) if seen.status and _dead(seen) else ()
         return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=stop_requested)
-    if seen.session is None and state in ("stopped", "failed") and (words := _restarting(seen, limits, should_run)):
+    if seen.session is None and state in ENDED and (words := _restarting(seen, limits, should_run)):
         return Health(seen.stream, seen.at, "restarting", notes=(words,))
     blocked = _blocked(seen.status) if seen.status is not None and state in ("running", "idle") else None
     notes = (*_code_on_disk(seen), *([blocked[0]] if blocked is not None else []))
@@ -429,7 +427,7 @@ def _error(status: Status) -> str:
     return f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
 
 
-def _since(request: stop_request.StopRequest | None) -> str:
+def _since(request: StreamRequest | None) -> str:
     return f"at {_time(request.since)} ({request.who})" if request is not None else ""
 
 

@@ -31,7 +31,7 @@ from typing import IO, Any
 import structlog
 
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_partitions
+from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
 from streaming_jobs.platform import json_lines
 from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.sinks.stored import Commit, entries
@@ -87,7 +87,6 @@ class RawLine:
 
     @property
     def text(self) -> bytes:
-        """The line as it is on disk."""
         return self._lines.text(self._at)
 
     def value(self) -> dict[str, Any]:
@@ -128,7 +127,7 @@ class LedgerFile:
             "t": round(now.timestamp(), 3),
             "table": entry.table,
             "versions": dict(versions),
-            "offsets": {r.topic: {"id": r.topic_id, "start": r.start, "end": r.end} for r in entry.offsets},
+            "offsets": encode_ranges(entry.offsets),
             "rows": dict(entry.rows),
             "txns": dict(entry.txns),
             **({"rules": {table: dict(broken) for table, broken in entry.rules.items()}} if entry.rules else {}),
@@ -326,31 +325,20 @@ def completed(line: dict[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in line.items() if key != "on"}, "offsets": offsets}
 
 
-def _entry(stream: str, line: Mapping[str, object]) -> LedgerEntry:
-    offsets = line["offsets"]
-    code = line["code"]
-    assert isinstance(offsets, dict) and isinstance(code, list)
+def _entry(stream: str, line: Mapping[str, Any]) -> LedgerEntry:
     return LedgerEntry(
         kind="batch",
         stream=stream,
-        table=str(line["table"]),
-        generation=int(str(line["g"])),
-        batch=int(str(line["b"])),
-        offsets=tuple(
-            OffsetRange(
-                topic,
-                value["id"],
-                decode_partitions(value["start"]),
-                decode_partitions(value["end"]),
-            )
-            for topic, value in offsets.items()
-        ),
-        rows=line["rows"],  # type: ignore[arg-type]
-        txns=line["txns"],  # type: ignore[arg-type]
-        code=CodeVersion(*code),
-        note=str(line["note"]) if "note" in line else None,
-        rules=line.get("rules", {}),  # type: ignore[arg-type]
-        written=tuple(WrittenRange(*each) for each in line.get("written", ())),  # type: ignore[attr-defined]
+        table=line["table"],
+        generation=line["g"],
+        batch=line["b"],
+        offsets=decode_ranges(line["offsets"]),
+        rows=line["rows"],
+        txns=line["txns"],
+        code=CodeVersion(*line["code"]),
+        note=line.get("note"),
+        rules=line.get("rules", {}),
+        written=tuple(WrittenRange(*each) for each in line.get("written", ())),
     )
 
 

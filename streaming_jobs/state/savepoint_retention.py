@@ -11,7 +11,6 @@ the same lock (`only_one`) under which a name is written.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -26,11 +25,12 @@ import numpy.typing as npt
 import structlog
 
 from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
-from streaming_jobs.platform.files import private_folder, remove_files, write_json
+from streaming_jobs.platform.files import private_folder, remove_files
 from streaming_jobs.platform.locks import locked
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.sinks.tables import stores
 from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.records import read_record, write_record
 from streaming_jobs.state.savepoints import AGING, Files, Reason, Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
@@ -39,7 +39,6 @@ from streaming_jobs.text import commands
 
 log = structlog.get_logger()
 
-_FORMAT = 1
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 _OF_ONE = re.compile(r"g\d+-b\d+")
 
@@ -58,7 +57,6 @@ class NamedSavepoint:
     streams: Mapping[str, str]
 
     def holds(self, now: float) -> bool:
-        """True if it still retains its savepoints."""
         return self.until is None or now < self.until
 
 
@@ -93,12 +91,6 @@ def _held(settings: Settings, stream: str) -> set[str]:
     return {each.streams[stream] for each in named(settings) if stream in each.streams and each.holds(now)}
 
 
-def _save_name(settings: Settings, made: NamedSavepoint) -> None:
-    """Write a name; on disk when this returns. The caller holds `only_one`."""
-    private_folder(_names(settings))
-    write_json(_name_file(settings, made.name), {"format": _FORMAT, **asdict(made)})
-
-
 def remove_name(settings: Settings, name: str) -> None:
     """Remove a name; on disk when this returns. Its savepoints are no longer retained."""
     list(remove_files(_name_file(settings, name)))
@@ -121,17 +113,12 @@ def _name_file(settings: Settings, name: str) -> Path:
 
 
 def _load_name(path: Path) -> NamedSavepoint | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if value.pop("format") != _FORMAT:
-            raise UsageError(f"{path} was written by a newer version", "use the newer recourse-streams")
-        return NamedSavepoint(**value)
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PreflightRefused(
+    def damaged(error: Exception) -> PreflightRefused:
+        return PreflightRefused(
             f"{path} cannot be read: {error}", "put it back from a copy, or remove it: the name is then gone"
-        ) from error
+        )
+
+    return read_record(path, lambda value: NamedSavepoint(**value), damaged)
 
 
 # Savepoints of several streams at once: taken under one name, and dropped as one.
@@ -202,7 +189,7 @@ def take_named(
                     remove_name(settings, old.name)
             until = now + keep.total_seconds() if keep else None
             made = NamedSavepoint(name, note, now, until, {saved.stream: saved.id for saved in taken})
-            _save_name(settings, made)
+            write_record(_name_file(settings, name), asdict(made))
             return made
     raise TransientError("recoveries came between the savepoints of the streams", "try again when they are over")
 

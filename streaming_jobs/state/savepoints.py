@@ -10,7 +10,6 @@ batch: taking it a second time changes nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -27,11 +26,12 @@ import numpy.typing as npt
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import NO_CODE, CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, decode
-from streaming_jobs.platform.files import private_folder, sync, write_json
+from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTable, TableStore
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of, stores
 from streaming_jobs.state.checkpoint import cut
+from streaming_jobs.state.records import read_record, write_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -93,7 +93,6 @@ def files_of(places: Iterable[Path], without: Collection[str] = ()) -> Files:
 
 
 Reason = Literal["time", "code", "purpose", "recovery", "name"]
-_FORMAT = 1
 _NAME = re.compile(r"g\d{4,}-b\d{9,}")
 _ATTEMPTS = 3
 
@@ -237,7 +236,6 @@ def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:
 
 
 def folders_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Path]:
-    """The folders with a savepoint's files."""
     saved = saved_as(settings, savepoint.stream, savepoint.id)
     beside = [
         place
@@ -326,7 +324,7 @@ def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, re
 
 def _write(settings: Settings, savepoint: Savepoint) -> None:
     path = folder(settings, savepoint.stream) / savepoint.id / "savepoint.json"
-    write_json(path, {"format": _FORMAT, **asdict(savepoint)})
+    write_record(path, asdict(savepoint))
 
 
 def _retained(
@@ -342,16 +340,13 @@ def _retained(
 
 
 def _load(path: Path) -> Savepoint | None:
-    try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise PreflightRefused(
-            f"{path} cannot be read: {error}", "remove its folder; that savepoint is lost"
-        ) from error
-    if value.pop("format") != _FORMAT:
-        raise UsageError(f"{path} was written by a newer version", "use the newer recourse-streams")
+    def damaged(error: Exception) -> PreflightRefused:
+        return PreflightRefused(f"{path} cannot be read: {error}", "remove its folder; that savepoint is lost")
+
+    return read_record(path, _savepoint, damaged)
+
+
+def _savepoint(value: dict[str, Any]) -> Savepoint:
     ends = decode(value.pop("ends"))
     tables = tuple(SavedTable(**{**t, "partition_by": tuple(t["partition_by"])}) for t in value.pop("tables"))
     return Savepoint(**{**value, "ends": ends, "tables": tables, "code": CodeVersion(*value["code"])})

@@ -66,8 +66,6 @@ class SliceCommitRequest:
 
 @dataclass(frozen=True)
 class SliceRequests:
-    """The folder of one stream's slices."""
-
     folder: Path
 
     @classmethod

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import structlog
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, LedgerEntry, Txn, taken_out
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.failures import ErrorReport
 from streaming_jobs.platform.files import overwritten, write_json
 from streaming_jobs.platform.log_stream import disk_is_full
@@ -72,11 +72,11 @@ class Totals:
             entry.generation,
             entry.batch,
             self.records + entry.records,
-            self.rows_written + entry.rows.get("written", 0),
-            self.dead_letters + entry.rows.get("dead_letters", 0),
-            self.late_rows + entry.rows.get("late", 0),
-            self.quarantined + taken_out(entry.rows, QUARANTINED),
-            self.dropped + taken_out(entry.rows, DROPPED),
+            self.rows_written + entry.rows_written,
+            self.dead_letters + entry.dead_letters,
+            self.late_rows + entry.late_rows,
+            self.quarantined + entry.quarantined,
+            self.dropped + entry.dropped,
             _sum(self.broken, broken := broken_rules(entry)),
             {**self.broken_at, **dict.fromkeys(broken, at)} if broken else self.broken_at,
         )
@@ -104,6 +104,9 @@ def totals_from(file: LedgerFile, stream: str, known: Totals | None, now: float)
 
 
 State = Literal["starting", "running", "idle", "failing", "stopping", "stopped", "failed"]
+
+ENDED: tuple[State, ...] = ("stopped", "failed")
+"""The states in which a session leaves the status of a stream that it no longer runs."""
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.platform.files import private_folder
@@ -62,15 +63,9 @@ class StreamFolder:
         """The deploys of other code (`stream_history.py`)."""
         return self.path / "deploys.jsonl"
 
-    @property
-    def stop(self) -> Path:
-        """The request to stop (`stop_request.py`)."""
-        return self.path / "stop"
-
-    @property
-    def start(self) -> Path:
-        """The request to start, or to start again (`start_request.py`)."""
-        return self.path / "start"
+    def request(self, name: Literal["stop", "start"]) -> Path:
+        """The request to stop, or to start, also once more (`requests.py`)."""
+        return self.path / name
 
     @property
     def declaration(self) -> Path:

@@ -47,7 +47,6 @@ def record_deploy(settings: Settings, stream: str, before: str, after: str, by: 
 
 
 def deploys(settings: Settings, stream: str) -> list[Deploy]:
-    """All deploys of a stream, oldest first."""
     every = []
     for line in json_lines.read(StreamFolder.of(settings, stream).deploys):
         with suppress(ValueError, KeyError, TypeError):

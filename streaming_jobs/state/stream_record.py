@@ -6,7 +6,6 @@ person has accepted. It is replaced as a whole, and synced before anything relie
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -14,20 +13,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
-from streaming_jobs.platform.files import write_json
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state.checkpoint import CheckpointDamaged
 from streaming_jobs.state.lease import take
+from streaming_jobs.state.records import read_record, write_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
-
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,6 @@ class CodeSince:
 
     @property
     def since(self) -> Txn:
-        """Its first batch."""
         return Txn(self.generation, self.batch)
 
 
@@ -165,24 +161,20 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
 
 def read(path: Path) -> StreamRecord | None:
     """The record in a file, or None if there is none; raises as `load` does."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if value.pop("format") != FORMAT:
-            raise PreflightRefused(f"{path} was written by a newer version", "use the newer recourse-streams")
-        return StreamRecord(
-            stream=value["stream"],
-            generations=tuple(_generation(g) for g in value["generations"]),
-            tables=tuple(BoundTable(**t) for t in value["tables"]),
-            topics=tuple(BoundTopic(**{**t, "start": decode_partitions(t["start"])}) for t in value["topics"]),
-            accepted=tuple(Accepted(**a) for a in value["accepted"]),
-            code=tuple(CodeSince(**c) for c in value["code"]),
-            state_fingerprint=value["state_fingerprint"],
-            void_ranges=tuple(value["void_ranges"]),
-        )
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
+    return read_record(path, _record, lambda error: CheckpointDamaged(f"{path} cannot be read: {error}"))
+
+
+def _record(value: dict[str, Any]) -> StreamRecord:
+    return StreamRecord(
+        stream=value["stream"],
+        generations=tuple(_generation(g) for g in value["generations"]),
+        tables=tuple(BoundTable(**t) for t in value["tables"]),
+        topics=tuple(BoundTopic(**{**t, "start": decode_partitions(t["start"])}) for t in value["topics"]),
+        accepted=tuple(Accepted(**a) for a in value["accepted"]),
+        code=tuple(CodeSince(**c) for c in value["code"]),
+        state_fingerprint=value["state_fingerprint"],
+        void_ranges=tuple(value["void_ranges"]),
+    )
 
 
 def _generation(value: dict[str, Any]) -> Generation:
@@ -201,12 +193,12 @@ def _corrected(value: dict[str, Any]) -> CorrectedBatches:
 
 def save(settings: Settings, record: StreamRecord) -> None:
     """Write the record; it is on disk when this returns."""
-    value = {"format": FORMAT, **asdict(record)}
+    value = asdict(record)
     for generation in value["generations"]:
         for added in ("aborts", "corrected"):  # so that an earlier version can read a record without them
             if not generation[added]:
                 del generation[added]
-    write_json(StreamFolder.of(settings, record.stream).make().record, value)
+    write_record(StreamFolder.of(settings, record.stream).record, value)
 
 
 def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:

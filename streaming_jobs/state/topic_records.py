@@ -9,19 +9,18 @@ ranges of the recovery that it takes back hold no more; to undo the undo brings 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.platform.files import private_folder, write_json
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
+from streaming_jobs.state.records import read_record, write_record
 from streaming_jobs.text import commands
 
-FORMAT = 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -69,20 +68,20 @@ class TopicRecord:
 def load(settings: Settings, topic: str) -> TopicRecord | None:
     """The record of a topic; None if the topic never had void ranges. Raises PreflightRefused if it is damaged."""
     path = _path(settings, topic)
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise _damaged(path, error) from error
-    try:
-        if value["format"] != FORMAT:
-            raise PreflightRefused(f"{path} was written by a newer version", "use the newer recourse-streams")
-        void = tuple(VoidRange(**{**each, "left": tuple(each.get("left", ()))}) for each in value["void"])
-        of_topic = (value["topic"], value["topic_id"], value["writer"])
-        return TopicRecord(*of_topic, tuple(value["path"]), void, value["under_way"])
-    except (KeyError, TypeError) as error:
-        raise _damaged(path, error) from error
+
+    def damaged(error: Exception) -> PreflightRefused:
+        return PreflightRefused(
+            f"{path} cannot be read ({error}): nobody knows which offsets of the topic are void",
+            "put it back from the newest copy of the state folder",
+        )
+
+    return read_record(path, _record, damaged)
+
+
+def _record(value: dict[str, Any]) -> TopicRecord:
+    void = tuple(VoidRange(**{**each, "left": tuple(each.get("left", ()))}) for each in value["void"])
+    of_topic = (value["topic"], value["topic_id"], value["writer"])
+    return TopicRecord(*of_topic, tuple(value["path"]), void, value["under_way"])
 
 
 def void_of(settings: Settings, topic: str, topic_id: str) -> VoidRanges:
@@ -124,9 +123,7 @@ def declare_void(
     known = _known(before, writer) if before is not None and same else ()
     kept = [each for each in known if (each.plan, each.generation) not in of]
     record = TopicRecord(topic, topic_id, writer, tuple(path), (*kept, *added), under_way)
-    target = _path(settings, topic)
-    private_folder(target.parent)
-    write_json(target, {"format": FORMAT, **asdict(record)})
+    write_record(_path(settings, topic), asdict(record))
 
 
 def under_way_of(settings: Settings, plan: str) -> list[TopicRecord]:
@@ -147,10 +144,3 @@ def _path(settings: Settings, topic: str) -> Path:
     if not _TOPIC.fullmatch(topic):
         raise UsageError(f"'{topic}' is not the name of a topic", "use letters, digits, '.', '_' and '-'")
     return settings.state / "_topics" / f"{topic}.json"
-
-
-def _damaged(path: Path, error: Exception) -> PreflightRefused:
-    return PreflightRefused(
-        f"{path} cannot be read ({error}): nobody knows which offsets of the topic are void",
-        "put it back from the newest copy of the state folder",
-    )

@@ -58,26 +58,17 @@ class RowBlocks:
     `used` is a file that may list the columns in use, as for `RecordBlocks`.
     """
 
+    declared: DeltaSource
     versions: TableVersions
-    columns: StructType
-    event_time: str | None
-    ahead: timedelta | None
-    max_ahead: str | None
     rows: Literal["all", "refused"]
     used: Path | None = None
-
-    @classmethod
-    def of(
-        cls, source: DeltaSource, versions: TableVersions, rows: Literal["all", "refused"], used: Path | None = None
-    ) -> RowBlocks:
-        return cls(versions, source.columns, source.event_time, source.ahead, source.max_ahead, rows, used)
 
     @cached_property
     def spark_schema(self) -> StructType:
         if self.rows == "refused":
             return REFUSED
         tombstone, bad = StructField("tombstone", BooleanType()), StructField("_bad", BooleanType())
-        return StructType([*POSITION, tombstone, StructField(RECORD, nullable(self.columns)), bad])
+        return StructType([*POSITION, tombstone, StructField(RECORD, nullable(self.declared.columns)), bad])
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -90,13 +81,13 @@ class RowBlocks:
     @cached_property
     def _record(self) -> list[pa.Field]:
         """The table's columns as fields, all of them."""
-        return list(to_arrow_schema(nullable(self.columns), timezone="UTC"))
+        return list(to_arrow_schema(nullable(self.declared.columns), timezone="UTC"))
 
     def _wanted(self, name: str) -> bool:
         """True if a column of the table has to be built: for the stream, or for the verdict."""
         if self.rows == "refused" or self._used is None or f"{RECORD}.{name}" in self._used:
             return True
-        return self.ahead is not None and name == self.event_time
+        return self.declared.ahead is not None and name == self.declared.event_time
 
     def of_files(self, files: Iterable[FileToRead]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of files, in their order; raises OffsetsLost for a file that is gone."""
@@ -158,21 +149,21 @@ class RowBlocks:
     def _too_far_ahead(self, columns: Sequence[pa.Array], at: int) -> np.ndarray:
         """By row whether its event time is more than `ahead` after its commit."""
         size = len(columns[0])
-        if self.ahead is None or self.event_time is None:
+        if self.declared.ahead is None or self.declared.event_time is None:
             return np.zeros(size, dtype=bool)
-        events = columns[self.columns.fieldNames().index(self.event_time)]
+        events = columns[self.declared.columns.fieldNames().index(self.declared.event_time)]
         micros = pc.cast(pc.cast(events, pa.timestamp("us")), pa.int64())
-        latest = (at + self.ahead // timedelta(milliseconds=1)) * 1000
+        latest = (at + self.declared.ahead // timedelta(milliseconds=1)) * 1000
         return np.asarray(pc.fill_null(pc.greater(micros, latest), False))
 
     def _refused(
         self, columns: Sequence[pa.Array], position: dict[str, pa.Array], rows: np.ndarray, at: int
     ) -> pa.RecordBatch:
-        chosen = pa.table(columns, names=self.columns.fieldNames()).take(pa.array(rows)).to_pylist()
+        chosen = pa.table(columns, names=self.declared.columns.fieldNames()).take(pa.array(rows)).to_pylist()
         when = datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        column, bound = str(self.declared.event_time), self.declared.max_ahead
         details = [
-            f"column '{self.event_time}' is {row[str(self.event_time)]}, more than {self.max_ahead} after the "
-            f"commit of the row, {when}"
+            f"column '{column}' is {row[column]}, more than {bound} after the commit of the row, {when}"
             for row in chosen
         ]
         built = {

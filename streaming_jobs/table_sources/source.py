@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class FilesPartition(InputPartition):
-    """The files that one task reads."""
-
     def __init__(self, files: Sequence[FileToRead]) -> None:
         self.files = list(files)
 
@@ -68,8 +66,6 @@ class TableReading(Reading[TablePlanner]):
 
 @dataclass(frozen=True)
 class TableSource(FrameSource):
-    """One table of one stream."""
-
     declared: DeltaSource
     versions: TableVersions
 
@@ -87,5 +83,5 @@ class TableSource(FrameSource):
     def _reading(
         self, name: str, rows: Literal["all", "refused"], start: Mapping[int, int], used: Path | None = None
     ) -> TableReading:
-        blocks = RowBlocks.of(self.declared, self.versions, rows, used)
+        blocks = RowBlocks(self.declared, self.versions, rows, used)
         return TableReading(name, {0: start.get(0, 0)}, blocks=blocks)

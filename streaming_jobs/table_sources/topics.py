@@ -125,14 +125,11 @@ TABLE = "table:"
 
 
 def end_names(stream: Stream) -> list[str]:
-    """The names of what a stream reads."""
     return [*(topic.name for topic in stream.topics), *(f"{TABLE}{table.name}" for table in stream.tables_read)]
 
 
 @dataclass(frozen=True)
 class SourceEnds:
-    """The ends of topics, and of tables."""
-
     topics: TopicEnds
     tables: Mapping[str, TableVersions]
 

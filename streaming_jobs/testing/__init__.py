@@ -10,10 +10,8 @@ A table in memory may be declared for a stream; then preflight, savepoints and r
     Stream("things", things, {"value": topic}, {"clean": MemoryDeclaration("clean", store)})
 """
 
-from streaming_jobs.testing.leases import MemoryLease, MemoryLeases
-from streaming_jobs.testing.session import MemoryQueries, MemoryQuery, MemoryRuntime
-from streaming_jobs.testing.store import MemoryDeclaration, MemoryStore
-from streaming_jobs.testing.tables import MemoryCommit, MemoryContent, MemoryTable
+from streaming_jobs.testing.session import MemoryLease, MemoryLeases, MemoryQueries, MemoryQuery, MemoryRuntime
+from streaming_jobs.testing.tables import MemoryCommit, MemoryContent, MemoryDeclaration, MemoryStore, MemoryTable
 from streaming_jobs.testing.topic import MemoryRecord, MemoryTopic
 
 __all__ = [

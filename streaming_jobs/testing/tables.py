@@ -13,29 +13,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from streaming_jobs.declare.rules import NO_RULES, RowRules
-from streaming_jobs.errors import Fenced, PreflightRefused
+from streaming_jobs.declare.table import DeclaredTable, Emit, Mode
+from streaming_jobs.errors import Fenced, OutputMismatch, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.settings import StreamSettings, TableSettings
+from streaming_jobs.platform.files import private_folder, write_atomic
+from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.row_rules import evaluate, marked, outcome, refuse, set_aside
 from streaming_jobs.sinks.stored import (
     Commit,
     Content,
     LaterRows,
+    ReliedOn,
     Replaced,
+    SavedAs,
+    SavedTable,
     StoredTable,
+    TruncatedEnd,
     Unread,
     committed_as,
     no_readers,
     refuse_foreign,
 )
+from streaming_jobs.sinks.tables import register
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -63,6 +72,12 @@ class MemoryContent:
         """Only the pieces that the other content lacks."""
         there = set(map(id, memory_content(other).parts))
         return replace(self, parts=tuple(part for part in self.parts if id(part) not in there))
+
+    def plus(self, parts: Sequence[pa.Table] = (), columns: StructType = _NO_COLUMNS) -> MemoryContent:
+        """The content with further pieces, and with the columns that it lacks."""
+        known = set(self.schema.fieldNames())
+        added = [field for field in columns.fields if field.name not in known]
+        return replace(self, parts=(*self.parts, *parts), schema=StructType([*self.schema.fields, *added]))
 
     def rows(self) -> pa.Table:
         parts = [part for part in self.parts if part.num_rows]
@@ -185,19 +200,15 @@ class MemoryTable:
 
     def append(self, rows: pa.Table, entry: LedgerEntry) -> int | None:
         """Add a batch's rows once; returns the version, or None if the batch is in it. Raises as `holds` does."""
-        now = self.content()
-        parts = (*now.parts, rows) if rows.num_rows else now.parts
-        return self._commit(entry, rows, MemoryContent(parts, now.schema, now.partition_by), "WRITE")
+        return self._commit(entry, rows, self.content().plus([rows] if rows.num_rows else ()))
 
     def write_as_somebody_else(self, rows: pa.Table) -> int:
         """Add rows as another program would, without a ledger entry; returns the version."""
-        now = self.content()
-        content = MemoryContent((*now.parts, rows), now.schema, now.partition_by)
-        self.log.append(MemoryCommit(None, rows, content, at=_now()))
+        self.log.append(MemoryCommit(None, rows, self.content().plus([rows]), at=_now()))
         return self.version
 
     def mark(self, entry: LedgerEntry) -> int | None:
-        return self._commit(entry, NO_ROWS, self.content(), "WRITE", changes_data=False)
+        return self._commit(entry, NO_ROWS, self.content(), changes_data=False)
 
     def content(self, version: int | None = None) -> MemoryContent:
         if not self.log:
@@ -210,22 +221,13 @@ class MemoryTable:
     def no_rows(self) -> MemoryContent:
         return MemoryContent((), self.schema, self.partition_by)
 
-    def replace_rows(
-        self,
-        content: Content,
-        entry: LedgerEntry,
-        place: str,
-        new: Content | None = None,
-    ) -> Replaced:
+    def replace_rows(self, content: Content, entry: LedgerEntry, place: str, new: Content | None = None) -> Replaced:
         now, wanted = self.content(), memory_content(content)
-        known = {field.name for field in now.schema.fields}
-        schema = StructType([*now.schema.fields, *(field for field in wanted.schema.fields if field.name not in known)])
         here, there = set(map(id, now.parts)), set(map(id, wanted.parts))
-        replaced = MemoryContent(wanted.parts, schema, now.partition_by)
-        changes = here != there
+        replaced = replace(now.plus(columns=wanted.schema), parts=wanted.parts)
         before = committed_as(self.commits(), entry) if self.holds(entry) else None
         done = before is not None and self.content(before.version).same(replaced)
-        version = None if done else self._append(entry, wanted.rows(), replaced, "WRITE", changes_data=changes)
+        version = None if done else self._append(entry, wanted.rows(), replaced, changes_data=here != there)
         return Replaced(version, len(there - here), len(here - there), len(here & there), 0.0)
 
     def add_later_rows(self, now: Content, then: Content) -> LaterRows:
@@ -245,10 +247,7 @@ class MemoryTable:
                 f"{counts.total():,} rows of table {self.name} that came before are no longer in it",
                 "plan again without --until",
             )
-        here, columns = self.content(), memory_content(now).schema
-        known = set(here.schema.fieldNames())
-        schema = StructType([*here.schema.fields, *(f for f in columns.fields if f.name not in known)])
-        content = MemoryContent((*here.parts, *added), schema, here.partition_by)
+        content = self.content().plus(added, memory_content(now).schema)
         self.log.append(MemoryCommit(None, NO_ROWS, content, at=_now()))
         return LaterRows(memory_content(came).pieces - split, split)
 
@@ -277,7 +276,7 @@ class MemoryTable:
         *,
         rules: RowRules = NO_RULES,
         quarantine: StoredTable | None = None,
-        tombstone_table: StoredTable | None = None,
+        deletes_table: StoredTable | None = None,
     ) -> MemoryTable:
         self.rules, self.quarantine = rules, None if quarantine is None else memory_table(quarantine)
         return self
@@ -317,14 +316,12 @@ class MemoryTable:
         return MemoryWrite(self, pa.concat_tables([*tables, *rejected], promote_options="default"))
 
     def _commit(
-        self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, operation: str, *, changes_data: bool = True
+        self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, *, changes_data: bool = True
     ) -> int | None:
-        return None if self.holds(entry) else self._append(entry, rows, content, operation, changes_data=changes_data)
+        return None if self.holds(entry) else self._append(entry, rows, content, changes_data=changes_data)
 
-    def _append(
-        self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, operation: str, *, changes_data: bool
-    ) -> int:
-        self.log.append(MemoryCommit(entry, rows, content, operation, changes_data, entry.txn, _now()))
+    def _append(self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, *, changes_data: bool) -> int:
+        self.log.append(MemoryCommit(entry, rows, content, "WRITE", changes_data, entry.txn, _now()))
         self._known = self.version
         return self.version
 
@@ -375,3 +372,165 @@ def _taken(earlier: Counter[str], row: str) -> bool:
 
 def _now() -> int:
     return int(time.time() * 1000)
+
+
+# A store of tables in memory (`sinks/stored.py`).
+#
+#     <tables>/<table>/in_memory     a name for the table's log, which this process holds
+#
+# So a table exists as long as its folder does, and moves with it: staging is made, renamed and removed as on disk.
+
+_FILE = "in_memory"
+
+
+@dataclass(frozen=True)
+class MemoryDeclaration:
+    """A table in memory as a sink of a stream: rows are appended."""
+
+    name: str
+    store: MemoryStore
+    schema: StructType | None = None
+    keys: Sequence[str] = ()
+    partition_by: Sequence[str] = ()
+    description: str = ""
+    owners: Sequence[str] = ()
+    order_by: Sequence[str] = field(default=(), init=False)
+    delete_when: str | None = field(default=None, init=False)
+    deletes_kept: str = field(default="7 days", init=False)
+    emit: Emit | None = field(default=None, init=False)
+
+    @property
+    def mode(self) -> Mode:
+        """Rows are appended; `keys` say how rows are compared."""
+        return "append"
+
+    @property
+    def deletes(self) -> DeclaredTable | None:
+        return None
+
+
+class MemoryStore:
+    """Tables in this process's memory; another process sees their folders and none of their rows."""
+
+    kind = "memory"
+    faults: tuple[type[Exception], ...] = ()
+
+    def __init__(self) -> None:
+        self._logs: dict[str, list[MemoryCommit]] = {}
+        self._owners: dict[str, str] = {}
+        self._retained: dict[Path, dict[str, MemoryContent]] = {}
+
+    def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable | None:
+        file = settings.tables / declared.name / _FILE
+        if not file.exists():
+            return None
+        table_id = file.read_text(encoding="utf-8")
+        if table_id not in self._logs:
+            raise PreflightRefused(
+                f"table {declared.name} was in the memory of a process that has ended", "begin with new folders"
+            )
+        return MemoryTable(declared.name, self._logs[table_id], table_id, self._owners[table_id])
+
+    def commits(self, settings: Settings, declared: DeclaredTable, *, up_to: int | None = None) -> Iterator[Commit]:
+        table = self.open(settings, declared, "")
+        return (c for c in (table.commits() if table else ()) if up_to is None or c.version <= up_to)
+
+    def check_output(self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
+        if (table := self.open(settings, declared, stream)) is None:
+            return
+        there = {column.name: column.dataType for column in output.fields}
+        here = {column.name: column.dataType for column in table.schema.fields}
+        renamed = bool(here.keys() - there.keys()) and bool(there.keys() - here.keys())
+        if renamed or any(there.get(name, kind) != kind for name, kind in here.items()):
+            raise OutputMismatch(f"table {table.name} cannot take the new output", "a table gains columns only")
+
+    def ensure(
+        self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
+    ) -> MemoryTable:
+        table = self.open(settings, declared, stream)
+        if table is None:
+            begun = MemoryContent((), output, tuple(declared.partition_by))
+            entry = LedgerEntry("schema", stream, declared.name, generation, -1, note="table made")
+            return self._made(
+                settings, declared, stream, MemoryCommit(entry, NO_ROWS, begun, "CREATE", False, entry.txn)
+            )
+        self.check_output(settings, declared, stream, output)
+        now, wider = table.content(), table.content().plus(columns=output)
+        if wider.schema != now.schema:
+            entry = LedgerEntry("schema", stream, declared.name, generation, -1, note="columns added")
+            table.log.append(MemoryCommit(entry, NO_ROWS, wider, "ADD COLUMNS", False))
+        return self._opened(settings, declared, stream)
+
+    def create(
+        self, settings: Settings, declared: DeclaredTable, stream: str, content: Content, entry: LedgerEntry | None
+    ) -> MemoryTable:
+        """A table of the same pieces."""
+        begun = memory_content(content)
+        empty = MemoryContent((), begun.schema, begun.partition_by)
+        table = self._made(settings, declared, stream, MemoryCommit(None, NO_ROWS, empty, "CREATE", False))
+        table.log.append(MemoryCommit(entry, begun.rows(), begun, moves_to=None if entry is None else entry.txn))
+        return self._opened(settings, declared, stream)
+
+    def companion(
+        self, name: str, description: str, *, owners: Sequence[str] = (), schema: StructType | None = None
+    ) -> DeclaredTable:
+        return MemoryDeclaration(name, self, schema, description=description, owners=owners)
+
+    def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
+        """Hold the pieces of these versions."""
+        held = {table.name: memory_table(table).content(version) for table, version in versions}
+        self._retained[saved.folder] = held
+        return [
+            SavedTable(
+                name=table.name,
+                table_id=table.table_id,
+                version=version,
+                schema=held[table.name].schema.json(),
+                partition_by=held[table.name].partition_by,
+                files=held[table.name].pieces,
+            )
+            for table, version in versions
+        ]
+
+    def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, MemoryContent]:
+        return {table.name: self._retained[saved.folder][table.name] for table in tables}
+
+    def release(self, settings: Settings, saved: SavedAs) -> None:
+        self._retained.pop(saved.folder, None)
+
+    def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
+        """No folder: the pieces are in memory."""
+        return ()
+
+    def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
+        """The file that names the log."""
+        return settings.tables / declared.name / _FILE
+
+    def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
+        """None: no table in memory is left half written by a power cut."""
+        return iter(())
+
+    def truncated_end(
+        self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
+    ) -> TruncatedEnd | None:
+        table = self.open(settings, declared, stream)
+        return None if table is None else TruncatedEnd((), table.version)
+
+    def _made(self, settings: Settings, declared: DeclaredTable, stream: str, first: MemoryCommit) -> MemoryTable:
+        table_id = str(uuid4())
+        self._logs[table_id], self._owners[table_id] = [first], stream
+        write_atomic(private_folder(settings.tables / declared.name) / _FILE, table_id)
+        return self._opened(settings, declared, stream)
+
+    def _opened(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable:
+        table = self.open(settings, declared, stream)
+        assert table is not None
+        return table
+
+
+def _store(declared: DeclaredTable) -> MemoryStore:
+    assert isinstance(declared, MemoryDeclaration)
+    return declared.store
+
+
+register(MemoryDeclaration, _store)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.verification.offset_ranges import Span
 
 _DIGITS = 20
 
@@ -25,6 +26,11 @@ class Range:
     topic_id: str
     start: Mapping[int, int]
     end: Mapping[int, int]
+
+    @property
+    def spans(self) -> list[Span]:
+        """The offsets of each partition; one without a start begins at 0."""
+        return [Span(self.topic, p, self.start.get(p, 0), end) for p, end in sorted(self.end.items())]
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,11 @@ class Entry:
     rows: Mapping[str, int]
     code: str = ""
     broken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def spans(self) -> list[Span]:
+        """The offsets that it read, of all topics."""
+        return [span for read in self.ranges for span in read.spans]
 
     def __str__(self) -> str:
         return f"{self.kind} g{self.generation:04d} batch {self.batch}"

@@ -150,7 +150,7 @@ class Chain:
 def assumed(first: Entry, *, ended: bool = False) -> list[Span]:
     """The offsets before the first entry of a shortened log; with `ended`, the offsets of the entry too."""
     return [
-        Span(r.topic, partition, 0, offset)
-        for r in first.ranges
-        for partition, offset in (r.end if ended else r.start).items()
+        Span(read.topic, partition, 0, offset)
+        for read in first.ranges
+        for partition, offset in (read.end if ended else read.start).items()
     ]

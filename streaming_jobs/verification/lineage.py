@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from streaming_jobs.verification.delta_log import Entry
-from streaming_jobs.verification.offset_ranges import Span, merged, without
+from streaming_jobs.verification.offset_ranges import Span, merged, of_partition, without
 from streaming_jobs.verification.state_evidence import CorrectedBatches, Life, StateEvidence
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
 
@@ -69,19 +69,8 @@ class Coverage:
 
     def read_by(self, code: Collection[str]) -> list[Span]:
         """The ranges that the code of these hashes has read, according to the entries that are left."""
-        spans = [
-            Span(read.topic, partition, read.start.get(partition, 0), end)
-            for entry in self.entries
-            if entry.code in code
-            for read in entry.ranges
-            for partition, end in read.end.items()
-            if end > read.start.get(partition, 0)
-        ]
-        return [
-            part
-            for span in spans
-            for part in without(span, (v for v in self.void if (v.topic, v.partition) == (span.topic, span.partition)))
-        ]
+        spans = (span for entry in self.entries if entry.code in code for span in entry.spans if span.offsets > 0)
+        return [part for span in spans for part in without(span, of_partition(self.void, span))]
 
     def others(self, code: Collection[str]) -> str:
         """The batches of other code in words, and those whose entry is gone; empty where there are none."""
@@ -133,13 +122,12 @@ def _never_read(beside: StateEvidence, on_path: set[int]) -> Iterator[Span]:
     for generation, span in beside.skipped:
         if generation in on_path:
             read = [
-                Span(one.topic, span.partition, one.start.get(span.partition, 0), one.end.get(span.partition, 0))
+                each
                 for life in beside.lives
                 if life.corrected is not None and life.number in on_path and life.number > generation
-                for one in life.corrected.entry.ranges
-                if one.topic == span.topic
+                for each in life.corrected.entry.spans
             ]
-            yield from without(span, read)
+            yield from without(span, of_partition(read, span))
 
 
 class _Walk:
@@ -191,23 +179,20 @@ class _Walk:
 
     def join(self, entry: Entry) -> None:
         """Add one entry; after missing entries, the offsets up to its start are unproved."""
-        for read in entry.ranges:
-            for partition, end in sorted(read.end.items()):
-                start = read.start.get(partition, 0)
-                if self._broken:
-                    self._believe(read.topic, partition, start)
-                if end >= start:
-                    self.result.proved.append(Span(read.topic, partition, start, end))
-                self._ends[read.topic, partition] = end
+        for span in entry.spans:
+            if self._broken:
+                self._believe(span.topic, span.partition, span.start)
+            if span.offsets >= 0:
+                self.result.proved.append(span)
+            self._ends[span.topic, span.partition] = span.end
         self.result.entries.append(entry)
         self._broken = False
 
     def end(self, published: Entry | None) -> None:
         """End the path: if the newest batch is not known, use the end of `published`, or note a fault."""
         if self._broken and published is not None:
-            for read in published.ranges:
-                for partition, end in sorted(read.end.items()):
-                    self._believe(read.topic, partition, end)
+            for span in published.spans:
+                self._believe(span.topic, span.partition, span.end)
         elif self._broken:
             self.result.faults.append("its newest batch is neither in its log nor in the ledger's file")
 
@@ -219,8 +204,8 @@ class _Walk:
     def _believe(self, topic: str, partition: int, end: int) -> None:
         due = self._ends.get((topic, partition), 0)
         if end > due:
-            holes = [hole for hole in self.result.skipped if (hole.topic, hole.partition) == (topic, partition)]
-            self.result.unproved += without(Span(topic, partition, due, end), holes)
+            span = Span(topic, partition, due, end)
+            self.result.unproved += without(span, of_partition(self.result.skipped, span))
 
     def _entry(self, batch: Batch) -> Entry:
         entry, line = self._logged.get(batch), self._beside.lines.get(batch)
@@ -328,7 +313,7 @@ class VoidOffsets:
         """The coverage without void offsets, which count as skipped."""
         if not self.spans:
             return covered
-        skipped = [part for span in self.spans for part in without(span, _of(covered.skipped, span))]
+        skipped = [part for span in self.spans for part in without(span, of_partition(covered.skipped, span))]
         return replace(
             covered,
             proved=self._without(covered.proved),
@@ -338,7 +323,7 @@ class VoidOffsets:
         )
 
     def _without(self, spans: Sequence[Span]) -> list[Span]:
-        return [part for span in spans for part in without(span, _of(self.spans, span))]
+        return [part for span in spans for part in without(span, of_partition(self.spans, span))]
 
     def _left(self, topic: str, partition: int, part: CommittedPartition) -> CommittedPartition:
         kept = np.ones(len(part.offsets), dtype=bool)
@@ -355,8 +340,3 @@ def recorded(state: Path | None, names: Iterable[str]) -> dict[str, str | None]:
     """What the files of these topics hold now, None without one: read before the versions of the tables."""
     paths = {} if state is None else {name: state / "_topics" / f"{name}.json" for name in names}
     return {name: path.read_text(encoding="utf-8") if path.exists() else None for name, path in paths.items()}
-
-
-def _of(spans: Iterable[Span], of: Span) -> list[Span]:
-    """The spans of the same partition."""
-    return [span for span in spans if (span.topic, span.partition) == (of.topic, of.partition)]

@@ -111,6 +111,11 @@ class Ranges:
         return at >= 0 and offset < self.ends[topic, partition][at]
 
 
+def of_partition(spans: Iterable[Span], place: Span) -> list[Span]:
+    """Those of the ranges that are of the same partition as another one."""
+    return [span for span in spans if (span.topic, span.partition) == (place.topic, place.partition)]
+
+
 def total(spans: Iterable[Span]) -> int:
     """Offsets in all of them together."""
     return sum(span.offsets for span in spans)

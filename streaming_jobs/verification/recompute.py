@@ -33,7 +33,6 @@ from streaming_jobs.runtime.spark_plan import analysed
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge
-from streaming_jobs.sinks.delta.quarantine import TableRules
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import prepare_write
@@ -219,9 +218,9 @@ def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str], rules: R
     """The rows that the function makes and `rules` leave; None where they are larger than the driver takes."""
     try:
         dropping = RowRules(tuple(replace(rule, on_fail="drop") for rule in rules.rules))
-        rows = fitted(sink, frame, topics, dropping)
+        rows = fitted(sink.declared, sink.schema, frame, topics, dropping)
         staged = prepare_write(
-            sink, rows, driver=True, spark_commits=False, batch=(0, 0), topics=topics, rules=TableRules(dropping)
+            sink, rows, driver=True, spark_commits=False, batch=(0, 0), topics=topics, rules=dropping
         )
     except Exception as error:
         if not larger_than_the_driver_takes(error):

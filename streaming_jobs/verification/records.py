@@ -64,7 +64,8 @@ class Made:
 
     def spans(self, exam: Examination, *, exactly: bool) -> list[Span]:
         """The ranges of the entries whose plan makes exactly one row of each record, or one at most."""
-        return list(merged(_of_entries(exam.subject.topic, self._entries(exam, exactly=exactly))))
+        entries = self._entries(exam, exactly=exactly)
+        return list(merged(span for entry in entries for span in _spans(entry, exam.subject.topic)))
 
     def _entries(self, exam: Examination, *, exactly: bool) -> Iterator[Entry]:
         for entry in exam.coverage.entries:
@@ -109,10 +110,11 @@ def compare_records(exam: Examination, table: StreamTable, made: Made, rows: pa.
         except VersionGone as gone:
             exam.tell(table.name, "records", "unproved", f"dead letters or quarantine cannot be read: {gone}")
             return
+        compared = _ComparedRecords(exam, table, made, topic, exactly, at_most, letters, taken)
         if made.position is not None:
-            _places(exam, table, made, rows, exactly, at_most, topic, letters, taken)
+            compared.by_place(rows, *made.position)
         else:
-            _number(exam, table, rows.num_rows, exactly, topic, letters, taken, frozenset(columns))
+            compared.by_number(rows.num_rows, frozenset(columns))
 
 
 def _accepted(exam: Examination, table: StreamTable, made: Made, rows: pa.Table, at_most: list[Span]) -> None:
@@ -137,61 +139,87 @@ def _once(rows: pa.Table, position: tuple[str, str], at_most: list[Span]) -> tup
     return unique, twice[within(twice, at_most)]
 
 
-def _places(
-    exam: Examination,
-    table: StreamTable,
-    made: Made,
-    rows: pa.Table,
-    exactly: list[Span],
-    at_most: list[Span],
-    topic: CommittedTopic,
-    letters: Letters,
-    taken: RemovedByRules,
-) -> None:
-    assert made.position is not None
-    partition, offset = made.position
-    without = rows[offset].null_count
-    unique, twice = _once(rows, made.position, at_most)
-    due = np.array([], dtype=np.int64) if table.keys else np.setdiff1d(_held(topic, exactly), letters.placed)
-    missing = np.setdiff1d(np.setdiff1d(due, unique), taken.places)
-    dropped = dropped_of(exam, table, missing)
-    missing = np.setdiff1d(missing, dropped)
-    due = np.intersect1d(due, unique)
-    extra = unique[~within(unique, (span for span in exam.coverage.spans if span.topic == topic.name))]
-    maybe = _excused(exam, missing, letters)
-    missing = missing[: 0 if maybe else len(missing)]
-    faults = []
-    for places, what in (
-        (missing, "covered by an entry and in no row"),
-        (twice, "in more than one row"),
-        (extra, "in a row and covered by no entry"),
-    ):
-        if len(places):
-            which = shown(unpacked(topic.name, places.tolist()))
-            faults.append(f"{counted(len(places), 'offset', 'is', 'are')} {what}: {which}")
-    if without:
-        faults.append(f"{counted(without, 'row', 'names', 'name')} no record")
-    exam.lost += unpacked(topic.name, missing.tolist())
-    exam.doubled += unpacked(topic.name, twice.tolist())
-    if faults:
-        exam.tell(table.name, "records", "wrong", "; ".join(faults))
-        return
-    if maybe:
-        exam.tell(table.name, "records", "unproved", maybe)
-        return
-    notes = []
-    if len(due):
-        notes.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
-    if taken.quarantined or len(dropped):
-        notes.append(f"row rules took out {taken.quarantined:,} (in the quarantine) and {len(dropped):,} (dropped)")
-    if total(at_most) > total(exactly) or table.keys:
-        why = "a later row of its key replaces it" if table.keys else f"the plan leaves some out ({made.nodes})"
-        notes.append(f"no record is in two rows ({why}: which ones are there is not compared)")
-    if made.unknown or exam.coverage.missing:
-        notes.append("batches whose plan or entry is not known are left out")
-    if not table.keys and _expired(topic, exactly):
-        notes.append("which records are there that the topic no longer holds is not compared")
-    exam.tell(table.name, "records", "ok", f"by {partition} and {offset}: {'; '.join(notes)}")
+@dataclass(frozen=True)
+class _ComparedRecords:
+    """A table and the records of its one topic; plans make one row of those in `exactly`, one at most in `at_most`."""
+
+    exam: Examination
+    table: StreamTable
+    made: Made
+    topic: CommittedTopic
+    exactly: list[Span]
+    at_most: list[Span]
+    letters: Letters
+    taken: RemovedByRules
+
+    def by_place(self, rows: pa.Table, partition: str, offset: str) -> None:
+        """Compare the rows, which name their records in these columns."""
+        exam, table, made, topic = self.exam, self.table, self.made, self.topic
+        letters, taken = self.letters, self.taken
+        without = rows[offset].null_count
+        unique, twice = _once(rows, (partition, offset), self.at_most)
+        due = np.array([], dtype=np.int64) if table.keys else np.setdiff1d(_held(topic, self.exactly), letters.placed)
+        missing = np.setdiff1d(np.setdiff1d(due, unique), taken.places)
+        dropped = dropped_of(exam, table, missing)
+        missing = np.setdiff1d(missing, dropped)
+        due = np.intersect1d(due, unique)
+        extra = unique[~within(unique, (span for span in exam.coverage.spans if span.topic == topic.name))]
+        maybe = _excused(exam, missing, letters)
+        missing = missing[: 0 if maybe else len(missing)]
+        faults = []
+        for places, what in (
+            (missing, "covered by an entry and in no row"),
+            (twice, "in more than one row"),
+            (extra, "in a row and covered by no entry"),
+        ):
+            if len(places):
+                which = shown(unpacked(topic.name, places.tolist()))
+                faults.append(f"{counted(len(places), 'offset', 'is', 'are')} {what}: {which}")
+        if without:
+            faults.append(f"{counted(without, 'row', 'names', 'name')} no record")
+        exam.lost += unpacked(topic.name, missing.tolist())
+        exam.doubled += unpacked(topic.name, twice.tolist())
+        if faults:
+            exam.tell(table.name, "records", "wrong", "; ".join(faults))
+            return
+        if maybe:
+            exam.tell(table.name, "records", "unproved", maybe)
+            return
+        notes = []
+        if len(due):
+            notes.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
+        if taken.quarantined or len(dropped):
+            notes.append(f"row rules took out {taken.quarantined:,} (in the quarantine) and {len(dropped):,} (dropped)")
+        if total(self.at_most) > total(self.exactly) or table.keys:
+            why = "a later row of its key replaces it" if table.keys else f"the plan leaves some out ({made.nodes})"
+            notes.append(f"no record is in two rows ({why}: which ones are there is not compared)")
+        if made.unknown or exam.coverage.missing:
+            notes.append("batches whose plan or entry is not known are left out")
+        if not table.keys and _expired(topic, self.exactly):
+            notes.append("which records are there that the topic no longer holds is not compared")
+        exam.tell(table.name, "records", "ok", f"by {partition} and {offset}: {'; '.join(notes)}")
+
+    def by_number(self, rows: int, columns: frozenset[str]) -> None:
+        """Compare the number of rows, which do not name their records."""
+        exam, table, letters, taken = self.exam, self.table, self.letters, self.taken
+        if _expired(self.topic, exam.coverage.proved):
+            exam.tell(table.name, "records", "unproved", "the topic no longer holds the first records")
+            return
+        most = len(np.setdiff1d(_held(self.topic, self.exactly), letters.whole))
+        refused = letters.fitting(columns)
+        due = most - refused - taken.rows
+        less = f" ({refused:,} of which the table cannot hold)" if refused else ""
+        less += f" ({taken.quarantined:,} quarantined and {taken.dropped:,} dropped by row rules)" if taken.rows else ""
+        should = f"{counted(most, 'record', 'makes', 'make')} one row each{less}, and"
+        if due == rows:
+            exam.tell(table.name, "records", "ok", f"{should} as many rows are there")
+        elif exam.accepted(exam.subject.dead_letters):
+            exam.tell(table.name, "records", "not compared", _LETTERS_CHANGED)
+        elif most - len(letters.rows) <= rows + taken.rows <= most and exam.subject.outputs > 1:
+            text = f"{should} {counted(rows, 'row', 'is', 'are')} there; which table's rows were refused is not known"
+            exam.tell(table.name, "records", "unproved", text)
+        else:
+            exam.tell(table.name, "records", "wrong", f"{should} {counted(rows, 'row', 'is', 'are')} there")
 
 
 def _excused(exam: Examination, missing: Packed, letters: Letters) -> str:
@@ -208,45 +236,6 @@ def _excused(exam: Examination, missing: Packed, letters: Letters) -> str:
             f"{without_row}; {rows} refused by a version of the code that did not record which record a row comes from"
         )
     return ""
-
-
-def _number(
-    exam: Examination,
-    table: StreamTable,
-    rows: int,
-    exactly: list[Span],
-    topic: CommittedTopic,
-    letters: Letters,
-    taken: RemovedByRules,
-    columns: frozenset[str],
-) -> None:
-    if _expired(topic, exam.coverage.proved):
-        exam.tell(table.name, "records", "unproved", "the topic no longer holds the first records")
-        return
-    most = len(np.setdiff1d(_held(topic, exactly), letters.whole))
-    refused = letters.fitting(columns)
-    due = most - refused - taken.rows
-    less = f" ({refused:,} of which the table cannot hold)" if refused else ""
-    less += f" ({taken.quarantined:,} quarantined and {taken.dropped:,} dropped by row rules)" if taken.rows else ""
-    should = f"{counted(most, 'record', 'makes', 'make')} one row each{less}, and"
-    if due == rows:
-        exam.tell(table.name, "records", "ok", f"{should} as many rows are there")
-    elif exam.accepted(exam.subject.dead_letters):
-        exam.tell(table.name, "records", "not compared", _LETTERS_CHANGED)
-    elif most - len(letters.rows) <= rows + taken.rows <= most and exam.subject.outputs > 1:
-        text = f"{should} {counted(rows, 'row', 'is', 'are')} there; which table's rows were refused is not known"
-        exam.tell(table.name, "records", "unproved", text)
-    else:
-        exam.tell(table.name, "records", "wrong", f"{should} {counted(rows, 'row', 'is', 'are')} there")
-
-
-def _of_entries(topic: str, entries: Iterator[Entry]) -> Iterator[Span]:
-    for entry in entries:
-        for read in entry.ranges:
-            if read.topic == topic:
-                for partition, end in read.end.items():
-                    if (start := read.start.get(partition, 0)) < end:
-                        yield Span(topic, partition, start, end)
 
 
 def held(topic: CommittedTopic) -> Packed:
@@ -398,8 +387,7 @@ def dropped_of(exam: Examination, table: StreamTable, missing: Packed) -> Packed
     explained = [packed([], [])]
     for entry in exam.coverage.entries:
         if number := entry.rows.get(f"{DROPPED}{table.name}", 0):
-            spans = (Span(exam.subject.topic, *place) for place in _ranges(entry, exam.subject.topic))
-            of_batch = missing[within(missing, spans)]
+            of_batch = missing[within(missing, _spans(entry, exam.subject.topic))]
             if len(of_batch) <= number:
                 explained.append(of_batch)
     return np.concatenate(explained)
@@ -457,15 +445,14 @@ def _sum(parts: dict[str, int]) -> str:
 def _records(entry: Entry, topic: CommittedTopic, offsets: dict[int, Packed]) -> int | None:
     """The number of records in an entry's ranges; None if the topic no longer holds all of them."""
     records = 0
-    for partition, start, end in _ranges(entry, topic.name):
-        if start < end and start < topic.low.get(partition, 0):
+    for span in _spans(entry, topic.name):
+        if span.start < topic.low.get(span.partition, 0):
             return None
-        known = offsets.get(partition, packed([], []))
-        records += int(np.searchsorted(known, end) - np.searchsorted(known, start))
+        known = offsets.get(span.partition, packed([], []))
+        records += int(np.searchsorted(known, span.end) - np.searchsorted(known, span.start))
     return records
 
 
-def _ranges(entry: Entry, topic: str) -> Iterator[tuple[int, int, int]]:
-    for read in entry.ranges:
-        if read.topic == topic:
-            yield from ((partition, read.start.get(partition, 0), end) for partition, end in read.end.items())
+def _spans(entry: Entry, topic: str) -> Iterator[Span]:
+    """The offsets of a topic that a batch read."""
+    return (span for span in entry.spans if span.topic == topic and span.offsets > 0)

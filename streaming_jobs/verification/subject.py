@@ -70,5 +70,4 @@ class Subject:
 
     @property
     def dead_letters(self) -> str:
-        """The table of records that were refused."""
         return f"{self.stream}_dead_letters"

@@ -7,10 +7,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.dead_letters import OF_ROWS, Refusals
 from streaming_jobs.verification.lineage import Batch, Coverage
-from streaming_jobs.verification.offset_ranges import Ranges, Span, merged, place_of
+from streaming_jobs.verification.offset_ranges import Ranges, merged, place_of
 from streaming_jobs.verification.subject import Comparison, ComparisonOutcome
 from streaming_jobs.verification.topic import CommittedTopic, RawRecord, RecordReader
 
@@ -47,37 +48,77 @@ def watermarks(state: Path, stream: str) -> dict[Batch, datetime]:
     return by_batch
 
 
-def compare_truth(
-    truth: Truth,
-    stream: Stream,
-    table: Path,
-    version: int | None,
-    coverage: Coverage,
-    topics: Mapping[str, CommittedTopic],
-    sources: Mapping[str, RecordReader],
-    refusals: Refusals | None,
-    watermark: datetime | None,
-    refused: Mapping[str, frozenset[int]],
-    code: frozenset[str] = frozenset(),
-    unheld: int = 0,
-) -> Comparison:
-    """Compare one version of a table with its truth; `coverage` has the offsets that its rows were made from.
+@dataclass(frozen=True)
+class ReadRecords:
+    """The records that a stream has read, for its truths: `coverage` has their offsets, `sources` read them by topic.
+
+    `code` has the hashes of the code of the formats, which do not decide on records that other code has read: there
+    only the dead letters count. Empty: the formats decide on all records.
+    """
+
+    stream: Stream
+    coverage: Coverage
+    topics: Mapping[str, CommittedTopic]
+    sources: Mapping[str, RecordReader]
+    refusals: Refusals | None = None
+    code: frozenset[str] = frozenset()
+
+    def arguments(self, truth: Truth, refused: Mapping[str, frozenset[int]]) -> dict[str, Iterator[Record]]:
+        """By parameter the records of one topic, or of all where there is one parameter, without those refused."""
+        parameters = list(inspect.signature(truth.function).parameters)
+        if sorted(parameters) == sorted(self.stream.sources):
+            sources = self.stream.sources.items()
+            return {name: self._of(s, refused) for name, s in sources if isinstance(s, KafkaTopic)}
+        if len(parameters) == 1:
+            return {parameters[0]: chain.from_iterable(self._of(source, refused) for source in self.stream.topics)}
+        raise UsageError(
+            f"the truth of table {truth.table} takes {parameters}, the sources are {list(self.stream.sources)}",
+            "take one argument for all records, or one for each source, named like it",
+        )
+
+    def _of(self, source: KafkaTopic, refused: Mapping[str, frozenset[int]]) -> Iterator[Record]:
+        read: Callable[[bytes], dict[str, Any]] | None = getattr(source.records, "read", None)
+        letters = refused.get(source.name, frozenset())
+        by_format = self.refusals.found.get(source.name, {}) if self.refusals is not None else {}
+        now = Ranges.of(self.coverage.read_by(self.code) if self.code else self.coverage.spans)
+        for raw in self.sources[source.name].records(
+            [s for s in merged(self.coverage.spans) if s.topic == source.name]
+        ):
+            place = place_of(raw.partition, raw.offset)
+            today = now.has(raw.topic, raw.partition, raw.offset)
+            if place in letters or (today and place in by_format):
+                continue
+            reads = read if today or read is None else partial(_read_of_other_code, read, raw)
+            yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, reads)
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """The version of a table to compare, None without a table, and the watermark of its newest batch.
 
     `refused` has by topic the places of the records that the truth does not get, because they have no row. `unheld` is
-    the number of further refused rows, which the truth may expect. `code` has the hashes of the code of the formats: a
-    record that only this code refuses is withheld only if this code has read it. Empty: from all records.
+    the number of further refused rows, which the truth may expect.
     """
-    spans = coverage.spans
+
+    path: Path
+    version: int | None
+    watermark: datetime | None = None
+    refused: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    unheld: int = 0
+
+
+def compare_truth(truth: Truth, records: ReadRecords, table: TableVersion) -> Comparison:
+    """Compare one version of a table with its truth."""
+    stream, coverage, watermark = records.stream, records.coverage, table.watermark
 
     def comparison(verdict: ComparisonOutcome, text: str) -> Comparison:
         return Comparison(truth.table, "truth", verdict, text)
 
-    if reason := _hindrance(truth, version, spans, topics, watermark):
+    if reason := _hindrance(truth, records, table):
         return comparison("unproved", reason)
-    giving = _Giving(stream, spans, sources, refusals, refused, coverage.read_by(code) if code else spans)
     try:
-        result = truth.function(**giving.arguments(truth))
-        rows_there = table_rows.rows(table, version)
+        result = truth.function(**records.arguments(truth, table.refused))
+        rows_there = table_rows.rows(table.path, table.version)
         expected = _expected(result, rows_there.schema, truth)
     except NotComparable as error:
         return comparison("not compared", error.found)
@@ -108,8 +149,8 @@ def compare_truth(
         words = difference.words(keys if len(keys) == len(declared.keys) else ())
         if reason := too_late(coverage, stream, "the truth has them"):
             return comparison("unproved", f"{reason}; {differing(difference)}: {'; '.join(words)}{notes}")
-        if not difference.extra and sum(difference.missing.values()) <= unheld:
-            words.append(f"the table cannot hold {counted(unheld, 'row')}, see the dead letters")
+        if not difference.extra and sum(difference.missing.values()) <= table.unheld:
+            words.append(f"the table cannot hold {counted(table.unheld, 'row')}, see the dead letters")
             return comparison("unproved", f"{'; '.join(words)}{notes}")
         return comparison("wrong", f"{'; '.join(words)}{notes}")
     rows = counted(rows_there.num_rows, "row", "equals", "equal")
@@ -129,73 +170,19 @@ def differing(difference: RowDifference) -> str:
     return counted(difference.rows, "row", "differs", "differ")
 
 
-def _hindrance(
-    truth: Truth,
-    version: int | None,
-    spans: list[Span],
-    topics: Mapping[str, CommittedTopic],
-    watermark: datetime | None,
-) -> str:
+def _hindrance(truth: Truth, records: ReadRecords, table: TableVersion) -> str:
     """The reason why a table cannot be compared with its truth now; empty where it can."""
-    if version is None:
+    if table.version is None:
         return "the table does not exist"
-    for span in spans:
-        low = topics[span.topic].low.get(span.partition, 0) if span.topic in topics else 0
+    for span in records.coverage.spans:
+        topic = records.topics.get(span.topic)
+        low = topic.low.get(span.partition, 0) if topic is not None else 0
         if span.start < low:
             where = f"{span.topic}-{span.partition} {low}"
             return f"the topic no longer holds the records before {where}, which the rows were made from"
-    if truth.final is not None and watermark is None:
+    if truth.final is not None and table.watermark is None:
         return "the watermark of the newest batch is no longer known"
     return ""
-
-
-class _Giving:
-    """Passes records to a truth: the records that the stream has read, without refused ones.
-
-    The present formats do not decide on records that other code has read: there only the dead letters count.
-    """
-
-    def __init__(
-        self,
-        stream: Stream,
-        spans: list[Span],
-        sources: Mapping[str, RecordReader],
-        refusals: Refusals | None,
-        refused: Mapping[str, frozenset[int]],
-        today: list[Span],
-    ) -> None:
-        self._today = Ranges.of(today)
-        self._stream, self._sources, self._refusals, self._refused = stream, sources, refusals, refused
-        self._spans = list(merged(spans))
-
-    def arguments(self, truth: Truth) -> dict[str, Iterator[Record]]:
-        """By parameter the records of one topic, or of all where there is one parameter."""
-        parameters = list(inspect.signature(truth.function).parameters)
-        if sorted(parameters) == sorted(self._stream.sources):
-            return {n: self._records(s) for n, s in self._stream.sources.items() if isinstance(s, KafkaTopic)}
-        if len(parameters) == 1:
-            return {parameters[0]: self._all()}
-        raise UsageError(
-            f"the truth of table {truth.table} takes {parameters}, the sources are {list(self._stream.sources)}",
-            "take one argument for all records, or one for each source, named like it",
-        )
-
-    def _all(self) -> Iterator[Record]:
-        for source in self._stream.topics:
-            yield from self._records(source)
-
-    def _records(self, source: KafkaTopic) -> Iterator[Record]:
-        read: Callable[[bytes], dict[str, Any]] | None = getattr(source.records, "read", None)
-        letters = self._refused.get(source.name, frozenset())
-        refused = self._refusals.found.get(source.name, {}) if self._refusals is not None else {}
-        spans = [span for span in self._spans if span.topic == source.name]
-        for raw in self._sources[source.name].records(spans):
-            place = place_of(raw.partition, raw.offset)
-            today = self._today.has(raw.topic, raw.partition, raw.offset)
-            if place in letters or (today and place in refused):
-                continue
-            reads = read if today or read is None else partial(_read_of_other_code, read, raw)
-            yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, reads)
 
 
 def _read_of_other_code(read: Callable[[bytes], dict[str, Any]], raw: RawRecord, value: bytes) -> dict[str, Any]:
@@ -228,17 +215,15 @@ def _expected(result: Any, schema: pa.Schema, truth: Truth) -> pa.Table:
         raise UsageError(
             f"the truth of table {truth.table} does not return the column {truth.final}, its `final`", "return it"
         )
-    wanted = pa.schema([pa.field(name, _plain(schema.field(name).type)) for name in schema.names if name in names])
+    wanted = pa.schema(
+        [pa.field(name, table_rows.plain_text(schema.field(name).type)) for name in schema.names if name in names]
+    )
     try:
         return make(result, wanted)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UsageError(
             f"the rows of the truth do not fit table {truth.table}: {str(error)[:300]}", "return the table's types"
         ) from error
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if pa.types.is_string_view(kind) or pa.types.is_large_string(kind) else kind
 
 
 def _of_arrow(result: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -6,7 +6,7 @@ lies before these ends. Later records are not waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,14 @@ from streaming_jobs.verification.records import LETTERS, Made, refused_rows
 from streaming_jobs.verification.state_evidence import ACCEPTED, outputs_of
 from streaming_jobs.verification.subject import QUARANTINED, Comparison, StreamTable, Subject
 from streaming_jobs.verification.topic import CommittedReader, CommittedTopic, RawRecord
-from streaming_jobs.verification.truths import Watermarks, compare_truth, refused_whole, watermarks
+from streaming_jobs.verification.truths import (
+    ReadRecords,
+    TableVersion,
+    Watermarks,
+    compare_truth,
+    refused_whole,
+    watermarks,
+)
 from streaming_jobs.verification.verifier import OverallVerdict, StreamVerdict, newest_versions, verify
 
 if TYPE_CHECKING:
@@ -92,22 +99,15 @@ def verify_streams(
             verdicts.append(of_a_table(stream) if known_only else never_started(stream))
             continue
         verdict = replace(verdict, begun=_has_begun(settings, stream))
-        known = _Known(
-            settings,
-            stream,
-            verdict,
-            topics,
-            readers,
-            refusals.get(stream.name),
-            marks[stream.name],
-            codes[stream.name],
-        )
+        records = ReadRecords(stream, verdict.coverage, topics, readers, refusals.get(stream.name), codes[stream.name])
+        known = _Known(settings, verdict, records, marks[stream.name])
         mine = [truth for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
         more = []
         for number, truth in enumerate(mine):
             tell(f"comparing stream {stream.name} with the truth, tables", number, len(mine))
             more.append(known.compare(truth))
-        verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
+        comparisons = (*verdict.comparisons, *_without_truth(stream, truths), *more)
+        verdicts.append(replace(verdict, comparisons=comparisons))
     return OverallVerdict(judged.records, tuple(verdicts)), readers
 
 
@@ -116,13 +116,9 @@ class _Known:
     """The facts about one stream for the comparison of its tables with truths."""
 
     settings: Settings
-    stream: Stream
     verdict: StreamVerdict
-    topics: Mapping[str, CommittedTopic]
-    readers: Mapping[str, CommittedReader]
-    refusals: Refusals | None
+    records: ReadRecords
     marks: Watermarks
-    code: frozenset[str]
 
     def compare(self, truth: Truth) -> Comparison:
         if truth.table in self.verdict.accepted:
@@ -135,24 +131,12 @@ class _Known:
             return Comparison(truth.table, "truth", "unproved", str(gone))
         except (DeltaError, OSError) as error:
             return Comparison(truth.table, "truth", "wrong", f"it cannot be read: {str(error)[:300]}")
-        return compare_truth(
-            truth,
-            self.stream,
-            path,
-            version,
-            self.verdict.coverage,
-            self.topics,
-            self.readers,
-            self.refusals,
-            self.marks.get(position) if position is not None else None,
-            refused,
-            self.code,
-            unheld,
-        )
+        watermark = self.marks.get(position) if position is not None else None
+        return compare_truth(truth, self.records, TableVersion(path, version, watermark, refused, unheld))
 
     def _version(self, table: str) -> int | None:
         path = self.settings.tables / table
-        if table == self.stream.primary.name:
+        if table == self.records.stream.primary.name:
             return still(path, self.verdict.version)
         return version_at(path, self.verdict.position)
 
@@ -161,14 +145,15 @@ class _Known:
 
         A record whose only row was refused is one of them; one of several rows may have others in the table.
         """
-        path = self.settings.tables / self.stream.dead_letters
+        stream = self.records.stream
+        path = self.settings.tables / stream.dead_letters
         at = version_at(path, self.verdict.position)
         if at is None or version is None:
             return {}, 0
         places = {t: set(known) for t, known in refused_whole(table_rows.rows(path, at, LETTERS)).items()}
-        recorded = outputs_of(self.settings.state, self.stream.name)
+        recorded = outputs_of(self.settings.state, stream.name)
         made = Made.of(recorded, self.verdict.coverage.entries, table)
-        topic, *others = (source.name for source in self.stream.sources.values())
+        topic, *others = (source.name for source in stream.sources.values())
         columns = {c.name for c in DeltaTable(self.settings.tables / table, version=version).schema().fields}
         unheld = 0
         for row in refused_rows(path, at, topic, None if others else made.position):
@@ -182,22 +167,19 @@ class _Known:
 
 def never_started(stream: Stream) -> StreamVerdict:
     """The verdict on a stream that has neither state nor tables."""
-    comparison = Comparison(stream.primary.name, "rows", "not compared", "the stream has never been started")
-    return StreamVerdict(
-        stream.name, stream.primary.name, -1, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=(comparison,), begun=False
-    )
+    return _not_compared(stream, "the stream has never been started", begun=False)
 
 
 def of_a_table(stream: Stream) -> StreamVerdict:
     """The verdict on a stream that reads a table: its rows are not compared."""
     read = ", ".join(table.name for table in stream.tables_read)
     text = f"the stream reads table {read}, and rows are compared with records of topics only"
-    verdict = never_started(stream)
-    return replace(verdict, comparisons=(Comparison(stream.primary.name, "rows", "not compared", text),), begun=True)
+    return _not_compared(stream, text, begun=True)
 
 
-def _with(verdict: StreamVerdict, more: Sequence[Comparison]) -> StreamVerdict:
-    return replace(verdict, comparisons=(*verdict.comparisons, *more))
+def _not_compared(stream: Stream, text: str, *, begun: bool) -> StreamVerdict:
+    comparison = Comparison(stream.primary.name, "rows", "not compared", text)
+    return StreamVerdict(stream.name, stream.primary.name, comparisons=(comparison,), begun=begun)
 
 
 def _without_truth(stream: Stream, truths: Sequence[Truth]) -> list[Comparison]:

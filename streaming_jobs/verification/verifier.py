@@ -21,7 +21,7 @@ from streaming_jobs.verification.delta_log import Entry, commit_file, read_commi
 from streaming_jobs.verification.examination import Examination
 from streaming_jobs.verification.ledger_chain import Chain, Kind, TableFault, assumed
 from streaming_jobs.verification.lineage import NO_VOID, Batch, Coverage, VoidOffsets, coverage
-from streaming_jobs.verification.offset_ranges import Span, merged, sweep, total
+from streaming_jobs.verification.offset_ranges import Span, merged, of_partition, sweep, total
 from streaming_jobs.verification.state_evidence import StateEvidence
 from streaming_jobs.verification.subject import Comparison, Subject
 from streaming_jobs.verification.topic import CommittedTopic
@@ -58,15 +58,11 @@ def verify(
     for number, s in enumerate(subjects):
         tell("comparing tables with topics, streams", number, len(subjects))
         void = NO_VOID if s.reads_void else VoidOffsets.read(state, topics, s.topics, void_before or {})
-        beside, refusals_of = _beside(state, s.stream), refused.get(s.stream)
-        judge = _Judge(s, tables, void.left(topics), finished, at[s.table], beside, refusals_of, void)
+        beside = StateEvidence.read(state, s.stream) if state is not None else None
+        judge = _Judge(s, tables, void.left(topics), finished, at[s.table], beside, refused.get(s.stream), void)
         verdicts.append(judge.verdict())
     read = {name for subject in subjects for name in subject.topics}
     return OverallVerdict(sum(topics[name].records for name in read if name in topics), tuple(verdicts))
-
-
-def _beside(state: Path | None, stream: str) -> StateEvidence | None:
-    return StateEvidence.read(state, stream) if state is not None else None
 
 
 @dataclass
@@ -150,9 +146,7 @@ class _Judge:
         """The verdict where nothing can be proved, for the reason `text`."""
         table = self.subject.table
         comparisons = (Comparison(table, "rows", "unproved", text),)
-        return StreamVerdict(
-            self.subject.stream, table, self.newest, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=comparisons
-        )
+        return StreamVerdict(self.subject.stream, table, self.newest, comparisons=comparisons)
 
     def _chain(self, path: Path, there: Sequence[int]) -> Chain:
         chain = Chain(self.subject.stream, self.subject.table, cut=bool(there) and there[0] > 0)
@@ -236,13 +230,10 @@ class _Judge:
     def _partition(self, covered: Coverage, whole: Span) -> None:
         """Compare the entries' ranges of one partition with its offsets in the topic."""
 
-        def mine(spans: Sequence[Span]) -> list[Span]:
-            return [s for s in spans if (s.topic, s.partition) == (whole.topic, whole.partition)]
-
         def within(spans: Sequence[Span]) -> int:
             return sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in spans)
 
-        spans, skipped = mine(covered.spans), mine(covered.skipped)
+        spans, skipped = of_partition(covered.spans, whole), of_partition(covered.skipped, whole)
         swept = sweep([*spans, *skipped], whole)
         ends = max((span.end for span in spans), default=whole.start)
         for span in swept.missing:
@@ -253,7 +244,7 @@ class _Judge:
         self.doubled += swept.doubled
         for span in swept.beyond:
             self._fault(None, "offsets", f"its entries cover {span}, which the topic does not hold")
-        unproved = within(mine(covered.unproved))
+        unproved = within(of_partition(covered.unproved, whole))
         self.unproved += unproved
         self.skipped += within(skipped)
         left = total(swept.missing) + within(swept.doubled) + unproved + within(skipped)
@@ -275,16 +266,16 @@ class StreamVerdict:
 
     stream: str
     table: str
-    version: int
-    log_from: int
-    batches: int
-    rows: int
-    verified: int
-    lost: tuple[Span, ...]
-    doubled: tuple[Span, ...]
-    unproved: int
-    unread: int
-    faults: tuple[TableFault, ...]
+    version: int = -1
+    log_from: int = 0
+    batches: int = 0
+    rows: int = 0
+    verified: int = 0
+    lost: tuple[Span, ...] = ()
+    doubled: tuple[Span, ...] = ()
+    unproved: int = 0
+    unread: int = 0
+    faults: tuple[TableFault, ...] = ()
     why: str = ""
     skipped: int = 0
     comparisons: tuple[Comparison, ...] = ()
@@ -337,15 +328,12 @@ class OverallVerdict:
 
     @property
     def lost(self) -> int:
-        """Offsets lost, over all streams."""
         return sum(total(stream.lost) for stream in self.streams)
 
     @property
     def doubled(self) -> int:
-        """Offsets doubled, over all streams."""
         return sum(total(stream.doubled) for stream in self.streams)
 
     @property
     def unread(self) -> int:
-        """Offsets after the last batch, over all streams."""
         return sum(stream.unread for stream in self.streams)

@@ -23,8 +23,8 @@ from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire, holder
+from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
@@ -304,18 +304,18 @@ def test_streams_run_goes_on_with_corrected_code_and_after_a_recovery(
     assert status("good").pid == first.pid != status("mended").pid, "newer code has a process of its own"
 
     second = status("mended")
-    stop_request.ask_for(settings, "mended", "mended-0001")
+    STOP.ask_for(settings, "mended", "mended-0001")
     until(lambda: status("mended").state == "stopped", 60, "the stop for the recovery")
     assert status("good").state in ("running", "idle")
     (tmp_path / "own_flows.py").write_text(FLOW.format(body="return number + 0"))
-    stop_request.clear_for(settings, "mended", "mended-0001")
+    STOP.clear_for(settings, "mended", "mended-0001")
     until(lambda: at_work("mended", second.started_at), 240, "the stream after the recovery")
     assert status("mended").code_version != second.code_version
 
     third = status("mended")
-    stop_request.ask_for(settings, "mended", "mended-0002")
+    STOP.ask_for(settings, "mended", "mended-0002")
     until(lambda: status("mended").state == "stopped", 60, "the stop for the second recovery")
-    stop_request.clear_for(settings, "mended", "mended-0002")
+    STOP.clear_for(settings, "mended", "mended-0002")
     until(lambda: at_work("mended", third.started_at), 240, "the stream after the second recovery")
     now = status("good")
     assert (now.pid, now.begun_at, now.restarts) == (first.pid, first.begun_at, 0), "the other one did not stop"

@@ -24,7 +24,7 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.delta.log import noted
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream

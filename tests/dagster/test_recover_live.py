@@ -22,8 +22,9 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.stock import movements
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request, stream_record
+from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import holder
+from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import read_status
 from tests.dagster.live import LiveDagster
 from tests.support import ROOT
@@ -165,7 +166,7 @@ def test_a_recovery_is_planned_killed_with_its_run_continued_and_taken_back(live
     assert (mark["recovery"], mark["generation"]) == (f"recovered by plan {plan}", "2")
     assert sum(record.data["records"] for record in mark["recovered_offsets"].records) == COUNT // 2
     live.wait_for(live.at_work, "the stream again")
-    assert not stop_request.asked(live.settings, "inventory")
+    assert not STOP.asked(live.settings, "inventory")
 
     undone = live.launch({"do": "undo", "plan": plan})
     assert live.ended(undone) == "SUCCESS", said(live, undone)

@@ -24,8 +24,8 @@ from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, runs_by_session, session_runs
 from orchestration.sessions.supervisor import fingerprint
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import Status, write_status
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.ticks import DEAD_WORKER, Ticks
@@ -138,10 +138,10 @@ def test_the_watchdog_fails_a_run_of_which_nothing_lives(
 
 def test_keepalive_does_not_wait_for_a_stream_that_a_recovery_holds(ticks: Ticks) -> None:
     """Its session has ended meanwhile: the others are started, that one is left out."""
-    stop_request.ask_for(ticks.settings, "customers", "customers-0001")
+    STOP.ask_for(ticks.settings, "customers", "customers-0001")
     lease = acquire(ticks.settings, "customers", purpose="recovery customers-0001")
     assert ticks.keepalive() is None
-    stop_request.ask_for(ticks.settings, "orders", "orders-0001")
+    STOP.ask_for(ticks.settings, "orders", "orders-0001")
     reason = str(ticks.keepalive())
     assert "stream customers is being recovered by plan customers-0001" in reason
     assert "nobody works on it now: recourse recover resume orders-0001" in reason
@@ -253,7 +253,7 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     assert green.metadata["lag_records"].value == 3 and green.metadata["last_committed_batch"].value == "7"
     ticks.instance.report_runless_asset_event(green)
     lease.release()
-    stop_request.ask(ticks.settings, "orders", "asked by an operator")
+    STOP.ask(ticks.settings, "orders", "asked by an operator")
     assert ticks.look() == {"orders": (False, "stopped")}
 
 
@@ -263,7 +263,7 @@ def test_a_stream_that_ended_while_its_session_goes_on_is_red(ticks: Ticks, monk
     monkeypatch.setattr("orchestration.sessions.health.runs_by_session", lambda *_: {"shop": [session]})
     write_status(ticks.settings, Status("orders", "stopped", 7, heartbeat=long_ago, trigger="continuous"))
     assert ticks.look() == {"orders": (False, "red: not_running")}
-    stop_request.ask(ticks.settings, "orders", "asked by an operator")
+    STOP.ask(ticks.settings, "orders", "asked by an operator")
     assert ticks.look() == {"orders": (False, "stopped")}
 
 

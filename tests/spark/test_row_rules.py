@@ -28,9 +28,8 @@ from streaming_jobs.errors import RuleBroken, UsageError
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.quarantine import TableRules
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import quarantine_of
 from streaming_jobs.sinks.tables import begin_late, open_tables
@@ -89,7 +88,7 @@ class Home:
         self.sink = ensure_sink(home, declared, STREAM, COLUMNS, generation=1)
         aside = Declared(f"{name}_quarantine")
         self.aside = ensure_sink(home, aside, STREAM, quarantine_of(name, COLUMNS), generation=1)
-        self.rules = TableRules(RowRules(tuple(rules)), self.aside)
+        self.rules = RowRules(tuple(rules))
         self.batch = -1
 
     def write(self, frame: DataFrame) -> PendingWrite:
@@ -104,8 +103,10 @@ class Home:
         return made
 
     def prepare(self, frame: DataFrame, batch: int) -> PendingWrite:
-        rows = fitted(self.sink, frame, ["t"], self.rules.rules)
-        return prepare_write(self.sink, rows, **self.way, batch=(1, batch), topics=["t"], rules=self.rules)
+        rows = fitted(self.sink.declared, self.sink.schema, frame, ["t"], self.rules)
+        return prepare_write(
+            self.sink, rows, **self.way, batch=(1, batch), topics=["t"], rules=self.rules, quarantine=self.aside
+        )
 
     def commit(self, made: PendingWrite, sink: DeltaSink, batch: int) -> None:
         assert made.commit(entry(batch, sink.name)) is not None
@@ -196,7 +197,7 @@ def test_a_table_and_its_quarantine_are_written_by_one_committer_where_one_of_th
 ) -> None:
     home = Home(settings, "driver append", [NotNull("name", on_fail="quarantine")])
     map_columns(spark, home.sink if mapped == "table" else home.aside)
-    output = home.sink.for_batches(StreamSettings(), rules=home.rules.rules, quarantine=home.rules.quarantine)
+    output = home.sink.for_batches(StreamSettings(), rules=home.rules, quarantine=home.aside)
     made = output.prepare(output.fit(rows_of(spark, [{}, {"name": None}]), ["t"]), BatchOfRows(1, 0, True, ["t"]))
     (aside,) = made.before
     assert (made.committer, aside.committer) == ("spark", "spark")
@@ -316,7 +317,7 @@ def test_a_rule_that_spark_cannot_evaluate_is_named_before_the_query_starts(
 ) -> None:
     home = Home(settings, "driver append", [Between("n", 0, 1), rule])
     with pytest.raises(UsageError) as refused:
-        fitted(home.sink, rows_of(spark, [{}]), ["t"], home.rules.rules)
+        fitted(home.sink.declared, home.sink.schema, rows_of(spark, [{}]), ["t"], home.rules)
     assert f"rule {rule.name} of table judged" in refused.value.found and text in refused.value.found
 
 

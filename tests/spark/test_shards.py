@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from streaming_jobs.sinks.kafka.record_columns import KEY
+from streaming_jobs.sinks.kafka.rows import KEY
 from streaming_jobs.sinks.kafka.sharded import in_shards
 
 COUNT, SHARDS = 60_000, 5

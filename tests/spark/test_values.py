@@ -28,10 +28,9 @@ from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import dead_letters, refused_rows
-from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
@@ -73,7 +72,7 @@ def sink_of(settings: Settings, keys: tuple[str, ...] = (), name: str = "odd") -
 def write(
     sink: DeltaSink, frame: DataFrame, path: Mapping[str, bool], batch: int = 0, topics: Sequence[str] = ()
 ) -> PendingWrite:
-    staged = prepare_write(sink, fitted(sink, frame, topics), **path, batch=(1, batch), topics=topics)
+    staged = prepare_write(sink, sink.fit(frame, topics), **path, batch=(1, batch), topics=topics)
     try:
         assert staged.commit(entry(batch)) is not None
     finally:

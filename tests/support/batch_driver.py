@@ -185,7 +185,7 @@ class Driver:
             Output(self.sinks[PRIMARY], self),
             [Output(self.sinks[name], self) for name in secondary],
             Letters(self.sinks[DEAD_LETTERS], self),
-            [Companion(Output(sink, self), table, "tombstones") for table, sink in (tombstones or {}).items()],
+            [Companion(Output(sink, self), table, "deletes") for table, sink in (tombstones or {}).items()],
         )
 
     def observed(self, observation: str) -> SourceCounts:

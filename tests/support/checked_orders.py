@@ -16,7 +16,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, app_id
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.commit_properties import moving
+from streaming_jobs.sinks.delta.log import moving
 from streaming_jobs.stream import DeltaTable as DeclaredTable
 from streaming_jobs.stream import KafkaTopic, Stream, stream
 

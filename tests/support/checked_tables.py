@@ -28,7 +28,7 @@ from quality.validation import CheckOutcome
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.delta.log import noted
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
 from tests.support.stream_on_disk import StreamOnDisk, append

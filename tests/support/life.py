@@ -24,18 +24,16 @@ from reprocessing.plan.undo import plan_undo
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import OfOneStream, Result, stages_of
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
-from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
-from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
 from tests.support.life_flows import OTHERS, ROWS, STREAM, TOPIC, TOPIC_ID
-from tests.support.stream_on_disk import StreamOnDisk, append
+from tests.support.stream_on_disk import OnePartition, StreamOnDisk, append
 
 _STREAMS = {stream.name: stream for stream in (STREAM, OTHERS)}
 PLACES = ("plain", "two words", "a/b", "50%", "über:all")
@@ -48,23 +46,8 @@ def in_memory() -> Stream:
     return replace(STREAM, sinks={name: MemoryDeclaration(name, store) for name in ("things", "copies")})
 
 
-class Topics:
-    """A topic of one partition, as an admin client would describe it."""
-
-    def __init__(self, first: int = 0, end: int = 90, topic_id: str = TOPIC_ID) -> None:
-        self.first, self.end, self.topic_id = first, end, topic_id
-
-    def describe(self, name: str) -> TopicInfo:
-        return TopicInfo(name, self.topic_id, 1, -1, "delete")
-
-    def offsets(self, _: str) -> OffsetBounds:
-        return OffsetBounds({0: self.first}, {0: self.end})
-
-    def latest(self, name: str) -> dict[int, int]:
-        return self.offsets(name).latest
-
-    def high_watermarks(self, name: str) -> dict[int, int]:
-        return self.latest(name)
+class Topics(OnePartition):
+    """A record of 100 bytes a second, from the epoch on."""
 
     def mean_size(self, _: str, starts: Mapping[int, int]) -> float:
         assert all(self.first <= offset < self.end for offset in starts.values())

@@ -33,14 +33,12 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
 from streaming_jobs.sinks.base import PendingWrite
-from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.pending_writes import ArrowMerge
 from streaming_jobs.sinks.delta.row_engine import RowEngine
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.tombstones import Tombstones
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, order_of
-from streaming_jobs.sinks.delta.writers import Preparation, prepare_write
+from streaming_jobs.sinks.delta.writers import Preparation, prepare_write, remembered_in
 from streaming_jobs.sinks.schemas import POSITION_FIELD
 from streaming_jobs.stream import DeltaTable as Declared
 
@@ -153,9 +151,9 @@ def arrow(events: Sequence[tuple[int, Event]], *, by_position: bool) -> pa.Table
 def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
     """Prepare an upsert of rows in the driver's memory."""
     order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
-    tombstones = None if kept is None else Tombstones.of(kept)
-    engine = RowEngine(sink.declared, sink.schema, order, tombstones=tombstones)
-    made = Preparation(sink, engine, tombstone_table=kept).in_memory(rows)
+    remembered = None if kept is None else remembered_in(kept)
+    engine = RowEngine(sink.declared, sink.schema, order, remembered=remembered)
+    made = Preparation(sink, engine, deletes_table=kept).in_memory(rows)
     assert isinstance(made, ArrowMerge)
     return made
 
@@ -175,12 +173,12 @@ class Tables:
         self.kept.refresh()
         staged = prepare_write(
             self.sink,
-            fitted(self.sink, frame, ["t"]),
+            self.sink.fit(frame, ["t"]),
             driver=driver,
             spark_commits=not driver,
             batch=at,
             topics=["t"],
-            tombstone_table=self.kept,
+            deletes_table=self.kept,
         )
         try:
             self.commit(staged)
@@ -193,7 +191,7 @@ class Tables:
         declared = Declared(name, keys=["k"], order_by=order_by, delete_when="gone")
         assert declared.deletes is not None
         output = StructType([*(StructField(c, kind) for c, kind in types.items()), POSITION_FIELD])
-        remembers = schemas.tombstones(declared, output)
+        remembers = schemas.deletes_of(declared, output)
         sink = ensure_sink(settings, declared, STREAM, output, generation=1)
         return cls(sink, ensure_sink(settings, declared.deletes, STREAM, remembers, generation=1))
 

@@ -12,7 +12,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.ledger.entry import LedgerEntry, app_id
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.sinks.delta.commit_properties import moving, noted
+from streaming_jobs.sinks.delta.log import moving, noted
 from streaming_jobs.sinks.delta.table_files import table_files
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])

@@ -82,13 +82,13 @@ def records_of(flights: pd.DataFrame) -> FlightRecords:
         fields[column] = _iso(fields[column])
     lines = fields.to_json(orient="records", lines=True).encode().splitlines()
     milliseconds = flights["departs_at"].astype("datetime64[ms, UTC]").astype("int64")
-    return FlightRecords(keys=_keys(flights), values=lines, timestamps=milliseconds.tolist())
+    return FlightRecords(keys=keys_of(flights), values=lines, timestamps=milliseconds.tolist())
 
 
 @lru_cache(maxsize=4)
 def partitions(count: int) -> NDArray[np.int64]:
     """The partition of every flight, in order of departure, in a topic of `count` partitions."""
-    keys = _keys(_departures())
+    keys = keys_of(_departures())
     known = {key: partition_of(key, count) for key in set(keys)}
     return np.fromiter((known[key] for key in keys), dtype=np.int64, count=len(keys))
 
@@ -165,7 +165,7 @@ def murmur2(data: bytes) -> int:
     return hashed ^ hashed >> 15
 
 
-def _keys(flights: pd.DataFrame) -> list[bytes]:
+def keys_of(flights: pd.DataFrame) -> list[bytes]:
     return [
         f"{carrier}{flight}".encode() for carrier, flight in zip(flights["carrier"], flights["flight"], strict=True)
     ]

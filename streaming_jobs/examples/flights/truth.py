@@ -209,7 +209,7 @@ def _held(records: Iterable[Record]) -> tuple[pd.DataFrame, int]:
     """The flights that lie at these places in a topic that was fed once, and its partitions."""
     keys = {(record.partition, record.offset): record.key or b"" for record in records}
     flights, partitions = _all_flights(), _partitions_of(keys)
-    known = _keys(flights)
+    known = dataset.keys_of(flights)
     partition = _partition(known, partitions)
     places = zip(partition.tolist(), rank(partition).tolist(), strict=True)
     held = np.array([keys.get(place) == key for place, key in zip(places, known, strict=True)])
@@ -243,7 +243,7 @@ def _all_flights() -> pd.DataFrame:
 
 
 def _clean(flights: pd.DataFrame, partitions: int) -> pd.DataFrame:
-    partition = _partition(_keys(flights), partitions)
+    partition = _partition(dataset.keys_of(flights), partitions)
     same = ["carrier", "flight", "sched_dep", "actual_dep", "tailnum", "origin", "dest", "distance", "cancelled"]
     return flights[same].assign(
         flight_date=pd.to_datetime(flights[["year", "month", "day"]]).dt.date,
@@ -252,12 +252,6 @@ def _clean(flights: pd.DataFrame, partitions: int) -> pd.DataFrame:
         source_partition=partition,
         source_offset=rank(partition),
     )
-
-
-def _keys(flights: pd.DataFrame) -> list[bytes]:
-    return [
-        f"{carrier}{flight}".encode() for carrier, flight in zip(flights["carrier"], flights["flight"], strict=True)
-    ]
 
 
 def _partition(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:

@@ -96,7 +96,6 @@ def bounded_in(stats: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> tu
 
 
 def encode(columns: Iterable[str]) -> str:
-    """The value of the property."""
     return ",".join(f"`{column}`" for column in columns)
 
 

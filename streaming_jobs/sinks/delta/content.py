@@ -14,7 +14,7 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable, Schema
 
 from streaming_jobs.platform.files import hard_link
-from streaming_jobs.sinks.delta.commit_properties import STREAM_PROPERTY
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.stored import Content
 
@@ -30,7 +30,6 @@ class DeltaContent:
 
     @property
     def pieces(self) -> int:
-        """The number of its files."""
         return len(self.files)
 
     def inodes(self) -> list[tuple[int, int]]:

@@ -19,8 +19,7 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
-from streaming_jobs.sinks.delta.refused_rows import DETAILS, with_bytes
-from streaming_jobs.sinks.delta.time_range import without_outside
+from streaming_jobs.sinks.delta.refused_rows import DETAILS, with_bytes, without_outside
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sources.base import Source
@@ -50,7 +49,8 @@ def prepared(
         for frame in frames[1:]:
             whole = whole.unionByName(frame)
         number = (batch.generation, batch.batch)
-        return prepare_write(sink, fitted(sink, whole, []), driver=False, spark_commits=not sink.direct, batch=number)
+        rows = fitted(sink.declared, sink.schema, whole, [])
+        return prepare_write(sink, rows, driver=False, spark_commits=not sink.direct, batch=number)
     schema = _arrow_schema()
     tables = []
     for source, offsets, _ in refused:

@@ -23,7 +23,7 @@ from streaming_jobs.sinks.schemas import is_position
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from streaming_jobs.sinks.delta.sink import DeltaSink
+    from streaming_jobs.declare.table import DeclaredTable
 
 TOPIC = "__topic"
 ORDER = ("__partition", "__offset")
@@ -31,31 +31,33 @@ PLACE = (TOPIC, *ORDER)
 """Columns that name a row's record; they are in no table."""
 
 
-def fitted(sink: DeltaSink, frame: DataFrame, topics: Sequence[str], rules: RowRules = NO_RULES) -> DataFrame:
+def fitted(
+    declared: DeclaredTable, schema: StructType, frame: DataFrame, topics: Sequence[str], rules: RowRules = NO_RULES
+) -> DataFrame:
     """The table's columns in its order and types, plus the columns that ordering, deleting, refusing, judging need.
 
     For appends from one topic the topic's name is left out: only refused rows need it, and `named` adds it to them.
     """
     sourced = SOURCE_COLUMN in frame.columns
     columns = []
-    for field in sink.schema.fields:
+    for field in schema.fields:
         # Code that is older than the table lacks its newest columns: null, also in rows that an upsert replaces.
         value = F.col(f"`{field.name}`") if field.name in frame.columns and not is_position(field) else F.lit(None)
-        if is_position(field) and sourced and sink.declared.order_by:
+        if is_position(field) and sourced and declared.order_by:
             value = F.expr(packed(topics, SOURCE_COLUMN))
         columns.append(value.cast(field.dataType).alias(field.name))
-    if sink.declared.mode == "upsert":
+    if declared.mode == "upsert":
         if sourced:
             columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in PLACE]
-        if sink.declared.delete_when:
-            columns.append(F.coalesce(F.expr(sink.declared.delete_when), F.lit(False)).alias(DELETE_COLUMN))
+        if declared.delete_when:
+            columns.append(F.coalesce(F.expr(declared.delete_when), F.lit(False)).alias(DELETE_COLUMN))
     elif sourced and _is_place(frame):
         names = ORDER if len(topics) == 1 else PLACE
         columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in names]
     whole = frame.select(*columns)
     if not rules:
         return whole
-    return marked(whole, sink.name, rules, exempt=F.col(DELETE_COLUMN) if DELETE_COLUMN in whole.columns else None)
+    return marked(whole, declared.name, rules, exempt=F.col(DELETE_COLUMN) if DELETE_COLUMN in whole.columns else None)
 
 
 def has_place(rows: DataFrame) -> bool:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.delta_log import read_commit, versions_in_log
+from streaming_jobs.platform.delta_log import actions, commit_file, names_on_disk, read_commit, versions_in_log
+from streaming_jobs.platform.files import sync_files
 from streaming_jobs.sinks import stored
 from streaming_jobs.sinks.stored import Commit
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties
 
 
 def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
@@ -40,3 +47,70 @@ def newest(table: Path, stream: str, version: int | None = None) -> tuple[Commit
     Without an entry in the log, None and every such commit that the log still holds.
     """
     return stored.newest(walk(table, version), stream)
+
+
+# Properties of our Delta commits: the ledger entry, and the transaction where a commit moves the table.
+
+STREAM_PROPERTY = "recourse.stream"
+"""The property of a table that names the stream it belongs to."""
+
+
+def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties:
+    """Properties of a commit that leaves the stream's position as it is; `retries` None: deltalake's default."""
+    from deltalake import CommitProperties  # who only reads the log does without
+
+    return CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=retries)
+
+
+def moving(entry: LedgerEntry, app: str) -> CommitProperties:
+    """Properties of a commit that moves the table to the entry's position; no retry: no commit may come between."""
+    from deltalake import CommitProperties, Transaction
+
+    transaction = Transaction(app, entry.txn.version, int(time.time() * 1000))
+    return CommitProperties(
+        custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0, app_transactions=[transaction]
+    )
+
+
+# The fsync of a table's commits: neither deltalake nor Spark syncs its files, so it is done here, after each commit.
+#
+# In this order: the data files that a commit adds and the folders that lead to them, then the commit's own file and a
+# checkpoint of the log made with it, then the log's folder. Files that rely on the commit (Spark's `commits/N`, a
+# recovery's journal) are written after that.
+
+_WITH_FILES = ("add", "cdc")
+
+
+def sync_commits(table: Path, versions: Iterable[int]) -> int:
+    """Have these versions on disk; returns the bytes of files that they removed. One that the log lacks is skipped."""
+    log = table / "_delta_log"
+    data: set[Path] = set()
+    commits: list[Path] = []
+    removed = 0
+    for version in versions:
+        commit = commit_file(table, version)
+        try:
+            lines = list(actions(commit))
+        except FileNotFoundError:
+            continue
+        commits.append(commit)
+        if (checkpoint := log / f"{version:020d}.checkpoint.parquet").exists():
+            commits += [checkpoint, log / "_last_checkpoint"]
+        for kind, action in (one for line in lines for one in line.items()):
+            if kind in _WITH_FILES:
+                data.update(_files_on_disk(table, action))
+            elif kind == "remove":
+                removed += int(action.get("size") or 0)
+    if data:
+        sync_files(data, table)
+    if commits:
+        sync_files(commits, log)
+    return removed
+
+
+def _files_on_disk(table: Path, action: Mapping[str, Any]) -> list[Path]:
+    """The action's file and its deletion vectors."""
+    path = str(action["path"])
+    file = table / next((name for name in names_on_disk(path) if os.path.exists(f"{table}/{name}")), path)  # noqa: PTH110
+    vectors = table.rglob("deletion_vector_*.bin") if action.get("deletionVector") else ()
+    return [file, *vectors]

@@ -11,21 +11,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.declare.columns import DELETED_AT_COLUMN
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync_files
 from streaming_jobs.settings import TableSettings
-from streaming_jobs.sinks.delta import column_bounds, orphan_files, tombstones
-from streaming_jobs.sinks.delta.commit_properties import noted
-from streaming_jobs.sinks.delta.log import newest
-from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded, expired, log_files
-from streaming_jobs.sinks.delta.unread_log import UnreadLog
+from streaming_jobs.sinks.delta import column_bounds, orphan_files
+from streaming_jobs.sinks.delta.log import newest, noted
+from streaming_jobs.sinks.delta.log_cleanup import LogFile, UnreadLog, bounded, expired, log_files
 from streaming_jobs.sinks.stored import Unread, no_readers
 
 if TYPE_CHECKING:
@@ -238,9 +237,7 @@ class TableMaintenance:
 
     def forget(self, retention: timedelta) -> int:
         """Remove remembered deletes older than `retention`; returns their number."""
-        gone = self._or_put_off(
-            "removing old deletes", lambda: tombstones.forget(self.sink, retention, self.generation)
-        )
+        gone = self._or_put_off("removing old deletes", lambda: forget(self.sink, retention, self.generation))
         if gone:
             log.info("removed old deletes", table=self.sink.name, rows=gone)
         return gone
@@ -263,3 +260,17 @@ class TableMaintenance:
 
     def _entry(self, note: str) -> LedgerEntry:
         return LedgerEntry("upkeep", self.sink.stream, self.sink.name, self.generation, -1, note=note)
+
+
+def forget(sink: DeltaSink, retention: timedelta, generation: int) -> int:
+    """Remove remembered deletes older than `retention`; returns their number."""
+    before = (datetime.now(UTC) - retention).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
+    sink.refresh()
+    figures = sink.handle.delete(
+        f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
+        commit_properties=noted(entry, retries=0),
+    )
+    sink.refresh()
+    sink.sync()
+    return int(figures["num_deleted_rows"] or 0)

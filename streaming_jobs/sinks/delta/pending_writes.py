@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class DeltaWrite(PendingWrite):
-    """A write to one open table."""
-
     sink: DeltaSink
 
     @property

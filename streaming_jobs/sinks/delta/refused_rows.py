@@ -4,7 +4,7 @@
 |---------------------|----------------------------------------------------------------------------------------------|
 | `not_utf8`          | a text, also inside of a struct, list or map, whose bytes are not UTF-8 (bytes cast to       |
 |                     | text): the Parquet file could not be read, nor the table be merged into or compacted         |
-| `time_out_of_range` | a date or time, also inside of those, before the year 1 or after 9999 (see `time_range`)     |
+| `time_out_of_range` | a date or time, also inside of those, before the year 1 or after 9999 (see below)     |
 | `partition_value`   | a text that cannot be a folder's name (255 bytes with the column's name, five for each byte  |
 |                     | that is percent-encoded), or that Delta reads back as null; an empty key, which Delta stores |
 |                     | as null                                                                                      |
@@ -15,15 +15,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StringType, StructType
 
 from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.declare.table import DeclaredTable
-from streaming_jobs.sinks.delta import time_range
 from streaming_jobs.sinks.delta.parquet import NULL_PARTITION
 
 NOT_UTF8, TIME_OUT_OF_RANGE, PARTITION_VALUE = "not_utf8", "time_out_of_range", "partition_value"
@@ -47,7 +48,7 @@ def split(declared: DeclaredTable, schema: StructType, rows: pa.Table) -> tuple[
         wrong.append(_table(rows, bad, NOT_UTF8))
         left = pa.array(sorted(set(range(rows.num_rows)) - set(bad)), pa.int64())
         rows = rows.take(left)
-    if len(outside := time_range.rows_outside(rows)):
+    if len(outside := rows_outside(rows)):
         wrong.append(_table(rows, outside, TIME_OUT_OF_RANGE))
         rows = rows.take(pc.indices_nonzero(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), outside))))
     for column in _text_partitions(declared, schema):
@@ -62,7 +63,7 @@ def split(declared: DeclaredTable, schema: StructType, rows: pa.Table) -> tuple[
 
 def with_bytes(rows: pa.Table) -> pa.Table:
     """The rows with bytes in place of text, dates and times, so that every value can be shown."""
-    texts = rows.cast(pa.schema([(field.name, _each(field.type, time_range.as_text)) for field in rows.schema]))
+    texts = rows.cast(pa.schema([(field.name, _each(field.type, as_text)) for field in rows.schema]))
     return texts.cast(pa.schema([(field.name, _each(field.type, _bytes)) for field in texts.schema]))
 
 
@@ -128,3 +129,58 @@ def _each(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> p
 
 def _bytes(kind: pa.DataType) -> pa.DataType:
     return pa.large_binary() if pa.types.is_large_string(kind) else pa.binary() if pa.types.is_string(kind) else kind
+
+
+# Dates and times of the years 1 to 9999: those that every reader of a table can represent.
+#
+# Spark has years beyond both ends. Python has no such dates, so pyarrow's bounds and `to_pylist` fail on them, and
+# a bound of the year 10000 makes a whole table unreadable for pyarrow.
+
+_FIRST, _LAST = datetime.min, datetime.max
+
+
+def rows_outside(rows: pa.Table) -> pa.Array:
+    """Positions of the rows with a date or time outside of these years, also inside of a struct, list or map."""
+    positions = [_outside(rows[name]) for name in rows.column_names]
+    return pa.array(np.unique(np.concatenate([np.empty(0, np.int64), *positions])), pa.int64())
+
+
+def without_outside(values: pa.Array) -> pa.Array:
+    """A column of times with null in place of those outside of these years."""
+    return pc.if_else(_is_outside(values), pa.scalar(None, values.type), values)
+
+
+def as_text(kind: pa.DataType) -> pa.DataType:
+    """Text in place of a date or time; any other type as it is."""
+    return pa.string() if pa.types.is_temporal(kind) else kind
+
+
+def _is_outside(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    kind = values.type
+    zone = UTC if pa.types.is_timestamp(kind) and kind.tz is not None else None
+    first, last = (pa.scalar(at if pa.types.is_timestamp(kind) else at.date(), kind) for at in (_FIRST, _LAST))
+    if zone is not None:
+        first, last = (pa.scalar(at.replace(tzinfo=zone), kind) for at in (_FIRST, _LAST))
+    return pc.fill_null(pc.or_(pc.less(values, first), pc.greater(values, last)), False)
+
+
+def _outside(values: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Positions, some of them more than once."""
+    kind = values.type
+    if not _holds_times(kind):
+        return np.empty(0, np.int64)
+    if pa.types.is_struct(kind):
+        return np.concatenate([_outside(pc.struct_field(values, [i])) for i in range(kind.num_fields)])
+    if pa.types.is_map(kind):  # Arrow flattens lists only
+        kind = pa.list_(pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)]))
+        values = values.cast(kind)
+    if pa.types.is_list(kind):
+        parents = pc.list_parent_indices(values).to_numpy()
+        return np.asarray(parents[_outside(pc.list_flatten(values))], np.int64)
+    return np.asarray(pc.indices_nonzero(_is_outside(values)).to_numpy(), np.int64)
+
+
+def _holds_times(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_holds_times(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us"))

@@ -2,7 +2,7 @@
 
 In this order: rows that the table cannot hold, and rows of an upsert without their key, are rejected
 (`refused_rows.py`). Row rules count the others, drop some, set some aside, or stop the stream (`row_rules.py`). Of an
-upsert, one event per key remains (`upsert_order.py`), unless a remembered delete is newer (`tombstones.py`).
+upsert, one event per key remains (`upsert_order.py`), unless a remembered delete is newer (`remembered_deletes.py`).
 
 `RowEngine.divide` does it in the driver's memory. `RowTask` runs the same function in Spark's Python processes
 (`mapInArrow`). It writes the rows to Parquet files itself, since rows that go back to the JVM take twice as long, or
@@ -45,7 +45,7 @@ from streaming_jobs.sinks.row_rules import BROKEN_COLUMN
 from streaming_jobs.sinks.schemas import is_position
 
 if TYPE_CHECKING:
-    from streaming_jobs.sinks.delta.tombstones import Tombstones
+    from streaming_jobs.sinks.delta.remembered_deletes import RememberedDeletes
 
 KIND_COLUMN, TALLY_COLUMN, PARTITION_COLUMN = "__kind", "__tally", "__partition_value"
 WRITTEN, REJECTED, QUARANTINED, NOTED, FAILING, TALLY = range(6)
@@ -82,7 +82,7 @@ class RowEngine:
     rules: RowRules = NO_RULES
     batch: tuple[int, int] = (0, 0)
     topics: Sequence[str] = ()
-    tombstones: Tombstones | None = None
+    remembered: RememberedDeletes | None = None
 
     @property
     def upserts(self) -> bool:
@@ -145,7 +145,7 @@ class RowEngine:
         if not self.order.columns:
             return last_per_key(rows, keys, [c for c in ORDER if c in rows.column_names]), None
         events = last_events(rows, keys, self.order)
-        return (events, None) if self.tombstones is None else self.tombstones.split(events, self.order)
+        return (events, None) if self.remembered is None else self.remembered.split(events, self.order)
 
 
 def _without(rows: pa.Table, columns: Iterable[str]) -> pa.Table:

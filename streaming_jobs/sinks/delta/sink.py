@@ -31,15 +31,12 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds, dead_letters
-from streaming_jobs.sinks.delta.commit_properties import STREAM_PROPERTY, moving, noted
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content
-from streaming_jobs.sinks.delta.durable_commits import sync_commits
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
-from streaming_jobs.sinks.delta.log import newest, walk
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, newest, noted, sync_commits, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
-from streaming_jobs.sinks.delta.quarantine import NO_TABLE_RULES, TableRules
 from streaming_jobs.sinks.delta.replace_rows import replace_rows
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.delta.writers import prepare_write
@@ -83,8 +80,9 @@ class DeltaSink:
         self.handle = handle
         self.removed_bytes = 0
         self.settings = StreamSettings()
-        self.rules = NO_TABLE_RULES
-        self.tombstone_table: DeltaSink | None = None
+        self.rules = NO_RULES
+        self.quarantine: DeltaSink | None = None
+        self.deletes_table: DeltaSink | None = None
         self._known = handle.version()
         self._synced = handle.version() - _OPEN_END
         self._sized: tuple[int, float] | None = None
@@ -286,11 +284,12 @@ class DeltaSink:
         *,
         rules: RowRules = NO_RULES,
         quarantine: StoredTable | None = None,
-        tombstone_table: StoredTable | None = None,
+        deletes_table: StoredTable | None = None,
     ) -> DeltaSink:
         self.settings = settings
-        self.rules = TableRules(rules, None if quarantine is None else delta_sink(quarantine))
-        self.tombstone_table = None if tombstone_table is None else delta_sink(tombstone_table)
+        self.rules = rules
+        self.quarantine = None if quarantine is None else delta_sink(quarantine)
+        self.deletes_table = None if deletes_table is None else delta_sink(deletes_table)
         return self
 
     def newest_entry(self) -> LedgerEntry | None:
@@ -299,8 +298,8 @@ class DeltaSink:
         return commit.entry if commit else None
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
-        """The table's columns, and the columns for ordering, deleting, refusing and judging."""
-        return fitted(self, output, topics, self.rules.rules)
+        """The table's columns, and those that ordering, deleting, refusing and judging need."""
+        return fitted(self.declared, self.schema, output, topics, self.rules)
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         driver, spark_commits = self.write_path(rows)
@@ -311,8 +310,9 @@ class DeltaSink:
             spark_commits=spark_commits,
             batch=(rows.generation, rows.batch),
             topics=rows.topics,
-            tombstone_table=self.tombstone_table,
+            deletes_table=self.deletes_table,
             rules=self.rules,
+            quarantine=self.quarantine,
         )
 
     def prepare_letters(
@@ -335,8 +335,7 @@ class DeltaSink:
         profile is committed to by delta-spark. A quarantine goes the way of its table, so its features count too.
         """
         large = self.declared.mode == "upsert" and self.megabytes > self.settings.direct_merge_max_mb
-        aside = self.rules.quarantine
-        direct = self.direct and (aside is None or aside.direct)
+        direct = self.direct and (self.quarantine is None or self.quarantine.direct)
         return rows.driver and not large, self.settings.committer == "spark" or not direct
 
     def upkeep(

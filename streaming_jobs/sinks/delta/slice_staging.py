@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -23,23 +25,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import functions as F
 
 from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.declare.slices import SliceRange
+from streaming_jobs.errors import CommitRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
-from streaming_jobs.platform.files import private_folder, sync_tree
+from streaming_jobs.platform.files import link_as_new, private_folder, sync_tree
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
-from streaming_jobs.sinks.delta.quarantine import TableRules
-from streaming_jobs.sinks.delta.replace_slice import STAGED, SliceChange, StagedFile, replace_slice
+from streaming_jobs.sinks.delta.log import noted, walk
+from streaming_jobs.sinks.delta.replace_rows import rename_unencoded
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.writers import prepare_write
-from streaming_jobs.sinks.sliced import Rebuilt
+from streaming_jobs.sinks.sliced import Rebuilt, SliceOutdated
 from streaming_jobs.text.sql import quoted
 
 if TYPE_CHECKING:
@@ -107,7 +111,7 @@ class DeltaStagedSlice:
         dropping = RowRules(
             tuple(replace(rule, on_fail="drop") if rule.on_fail == "quarantine" else rule for rule in rules.rules)
         )
-        frame = fitted(self.sink, rows, topics, dropping).where(_condition(chosen))
+        frame = fitted(self.sink.declared, self.sink.schema, rows, topics, dropping).where(_condition(chosen))
 
         def prepared(*, driver: bool) -> PendingWrite:
             return prepare_write(
@@ -117,7 +121,7 @@ class DeltaStagedSlice:
                 spark_commits=False,
                 batch=(0, 0),
                 topics=topics,
-                rules=TableRules(dropping),
+                rules=dropping,
             )
 
         try:
@@ -239,3 +243,109 @@ def _condition(chosen: SliceRange) -> Column:
     begin, end = (F.timestamp_micros(F.lit(_micros(at))) for at in (chosen.begin, chosen.end))
     moment = column.cast("timestamp")  # a time without a zone is UTC
     return (moment >= begin) & (moment < end)
+
+
+# The one commit that replaces a slice of a Delta table, relative to the version on which the slice was rebuilt.
+#
+# The files of that version that hold rows of the slice are removed; their other rows and the rebuilt ones come in files
+# that were staged below `_slices`, as hard links. Files that came later stay as they are. The commit moves no
+# transaction: for the stream, nothing has happened. It is made by the one process that may write the table: the
+# stream's driver between two batches, or the rebuild itself while it holds the stream's lease.
+
+STAGED = "_slices"
+"""The folder of a table below which slices are staged; readers skip it."""
+
+_ATTEMPTS = 20
+_MAY_COME_BETWEEN = ("batch", "upkeep")
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A staged file: where it lies and the path it gets, both below the table's folder, and its entry in the log."""
+
+    staged: str
+    path: str
+    file: TableFile
+
+
+@dataclass(frozen=True)
+class SliceChange:
+    """The change that a slice makes to a version of a table. `removes` are paths as the log has them."""
+
+    table_id: str
+    version: int
+    removes: tuple[str, ...]
+    adds: tuple[StagedFile, ...]
+
+    def encode(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any]) -> SliceChange:
+        adds = tuple(StagedFile(a["staged"], a["path"], TableFile(**a["file"])) for a in value["adds"])
+        return cls(value["table_id"], value["version"], tuple(value["removes"]), adds)
+
+
+def replace_slice(
+    sink: DeltaSink, change: SliceChange, entry: LedgerEntry, at: Callable[[str], None] = lambda _: None
+) -> int:
+    """Commit a change once, with its entry (kind `slice`, `plan` is the slice's id); returns the table's version.
+
+    `at` is called at each crash point. Raises SliceOutdated, with nothing changed, if the table is another one by now.
+    """
+    for _ in range(_ATTEMPTS):
+        sink.refresh()
+        if (done := _committed(sink, change, entry)) is not None:
+            sink.sync()
+            return done
+        actions = _actions(sink, change, entry)
+        at("slice_linked")
+        version = sink.handle.version()
+        try:
+            sink.commit_actions(actions, noted(entry, retries=0))
+        except CommitFailedError as error:
+            sink.refresh()
+            if sink.handle.version() == version:
+                raise classify(error) from error
+            continue
+        at("slice_committed")
+        return sink.committed()
+    raise CommitRefused(f"table {sink.name} was committed to by others {_ATTEMPTS} times during one commit")
+
+
+def _committed(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> int | None:
+    """The version that has the slice already; raises SliceOutdated if other commits than batches came between."""
+    if sink.table_id != change.table_id:
+        raise SliceOutdated(f"table {sink.name} was made anew since the slice was rebuilt")
+    if sink.handle.version() < change.version:
+        raise SliceOutdated(f"version {change.version} of table {sink.name} is gone: a power cut had truncated it")
+    for commit in walk(sink.path):
+        if commit.version <= change.version:
+            return None
+        there = commit.entry
+        if there is not None and (there.kind, there.plan) == ("slice", entry.plan):
+            return commit.version
+        if commit.changes_data and (
+            there is None or there.kind not in _MAY_COME_BETWEEN or there.stream != sink.stream
+        ):
+            what = commit.operation if there is None else there.kind
+            raise SliceOutdated(f"version {commit.version} of table {sink.name} ({what}) came since it was rebuilt")
+        if there is not None and there.kind in ("fence", "publish"):
+            raise SliceOutdated(f"a recovery of stream {sink.stream} has begun since the slice was rebuilt")
+    raise SliceOutdated(f"the log of table {sink.name} no longer shows what came after version {change.version}")
+
+
+def _actions(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> list[AddAction | RemoveAction]:
+    """The actions; the staged files get their names in the table."""
+    if not all(path.isascii() for path in change.removes) and rename_unencoded(sink, entry.generation):
+        raise SliceOutdated(f"files of table {sink.name} have got other names")
+    live = table_files(sink.path, sink.handle.version())
+    if gone := [path for path in change.removes if path not in live]:
+        raise SliceOutdated(f"{len(gone)} files of table {sink.name} were compacted since the slice was rebuilt")
+    for each in change.adds:
+        source, target = sink.path / each.staged, sink.path / each.path
+        if not source.exists() and not target.exists():
+            raise SliceOutdated(f"the staged file {Path(each.staged).name} of table {sink.name} is gone")
+        link_as_new(source if source.exists() else target, target)
+    now = int(time.time() * 1000)
+    return [*(live[path].remove(now) for path in change.removes), *(each.file.add(each.path) for each in change.adds)]

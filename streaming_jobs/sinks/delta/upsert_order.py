@@ -3,7 +3,7 @@
 An event of a key is a row, or a delete (`delete_when` holds). Its order is the values of the `order_by` columns, then
 its source position. Nulls are lower than every value; NaN is higher than every other number; -0.0 equals 0.0. The
 greatest event wins over the table's whole life, whatever the batches are and in whatever order events arrive: the
-table's row and the remembered delete (`tombstones.py`) take part. Of events of equal order and position the
+table's row and the remembered delete (`remembered_deletes.py`) take part. Of events of equal order and position the
 later one wins.
 
 A delete without any order value, such as a Kafka tombstone, counts by its position alone: it removes all events of its

@@ -29,6 +29,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType
 
+from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.errors import PermanentError, RuleBroken
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks.base import PendingWrite
@@ -42,7 +43,7 @@ from streaming_jobs.sinks.delta.pending_writes import (
     SparkAppend,
     SparkMerge,
 )
-from streaming_jobs.sinks.delta.quarantine import NO_TABLE_RULES, TableRules
+from streaming_jobs.sinks.delta.remembered_deletes import RememberedDeletes, notes
 from streaming_jobs.sinks.delta.row_engine import (
     FAILING,
     KIND_COLUMN,
@@ -60,7 +61,6 @@ from streaming_jobs.sinks.delta.row_engine import (
     TaskTally,
     told_schema,
 )
-from streaming_jobs.sinks.delta.tombstones import Tombstones, notes
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, FLAGS, ROW_COLUMN, order_of
 from streaming_jobs.text.spelling import counted
 
@@ -81,22 +81,29 @@ def prepare_write(
     spark_commits: bool,
     batch: tuple[int, int],
     topics: Sequence[str] = (),
-    tombstone_table: DeltaSink | None = None,
-    rules: TableRules = NO_TABLE_RULES,
+    deletes_table: DeltaSink | None = None,
+    rules: RowRules = NO_RULES,
+    quarantine: DeltaSink | None = None,
 ) -> PendingWrite:
     """Compute the rows for the table; `rows` is a frame as `fitted` makes it. Raises RuleBroken and OutputMismatch.
 
     `driver`: through the driver's memory. `spark_commits`: delta-spark makes the commit (then rows never pass
     the driver). `batch` is (generation, batch id), for the names of files. `topics` are the stream's, for positions;
-    `tombstone_table` remembers the table's deletes.
+    `deletes_table` remembers the table's deletes, `quarantine` takes the rows that its rules set aside.
     """
     order = order_of(sink.schema, sink.declared.order_by, by_position=has_place(rows))
-    tombstones = None if tombstone_table is None else Tombstones.of(tombstone_table)
-    engine = RowEngine(sink.declared, sink.schema, order, rules.rules, batch, tuple(topics), tombstones)
-    preparation = Preparation(sink, engine, rules.quarantine, tombstone_table)
+    remembered = None if deletes_table is None else remembered_in(deletes_table)
+    engine = RowEngine(sink.declared, sink.schema, order, rules, batch, tuple(topics), remembered)
+    preparation = Preparation(sink, engine, quarantine, deletes_table)
     if driver and not spark_commits:
         return preparation.in_memory(rows.toArrow())
     return preparation.by_spark(rows) if spark_commits or engine.upserts else preparation.in_files(rows)
+
+
+def remembered_in(deletes_table: DeltaSink) -> RememberedDeletes:
+    """The version of remembered deletes that the open table has loaded."""
+    handle, keys = deletes_table.handle, tuple(deletes_table.declared.keys)
+    return RememberedDeletes(deletes_table.path, int(handle.version()), keys, deletes_table.bounded, handle)
 
 
 @dataclass(frozen=True)
@@ -106,13 +113,12 @@ class Preparation:
     sink: DeltaSink
     engine: RowEngine
     quarantine: DeltaSink | None = None
-    tombstone_table: DeltaSink | None = None
+    deletes_table: DeltaSink | None = None
 
     def in_memory(self, rows: pa.Table) -> ArrowAppend | ArrowMerge:
-        """Rows in the driver's memory."""
         made = self.engine.divide(rows)
         outcome = self.engine.outcome(made.numbers, made.dropped, made.failing)
-        before: list[PendingWrite] = [*self._tombstones(made.noted)]
+        before: list[PendingWrite] = [*self._noted(made.noted)]
         if made.quarantined is not None:
             assert self.quarantine is not None
             before.append(ArrowAppend(self.quarantine, self.engine.aside(made.quarantined)))
@@ -168,7 +174,7 @@ class Preparation:
         try:
             tally, rest = _tallied(cached.where(F.col(KIND_COLUMN).isin(REJECTED, NOTED, FAILING, TALLY)).toArrow())
             outcome = self.engine.outcome(tally.numbers, tally.dropped, rest.failing)
-            before: list[PendingWrite] = [*self._tombstones(rest.noted)]
+            before: list[PendingWrite] = [*self._noted(rest.noted)]
             if tally.aside:
                 assert self.quarantine is not None
                 quarantined = cached.where(F.col(KIND_COLUMN) == QUARANTINED)
@@ -223,12 +229,12 @@ class Preparation:
         quarantine.refresh()
         return (at := quarantine.position) is not None and at >= Txn(*self.engine.batch)
 
-    def _tombstones(self, noted: pa.Table | None) -> list[ArrowMerge]:
+    def _noted(self, noted: pa.Table | None) -> list[ArrowMerge]:
         if noted is None:
             return []
-        assert self.tombstone_table is not None
+        assert self.deletes_table is not None
         order = self.engine.order
-        return [ArrowMerge(self.tombstone_table, notes(noted, self.sink.declared.keys, order), order.by_position)]
+        return [ArrowMerge(self.deletes_table, notes(noted, self.sink.declared.keys, order), order.by_position)]
 
     def _returned(self, told: Divided) -> pa.Table | None:
         return None if told.rejected is None else self.engine.returned(told.rejected)

@@ -22,7 +22,7 @@ from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.producer import BatchProducer, Header, Outgoing
-from streaming_jobs.sinks.kafka.record_columns import KEY
+from streaming_jobs.sinks.kafka.rows import KEY
 from streaming_jobs.sinks.kafka.shards import COUNTED, WRITTEN, ShardTask, ShardWriter
 from streaming_jobs.sinks.kafka.writer import TransactionWriter
 from streaming_jobs.sources.topics import TopicInfo
@@ -50,7 +50,6 @@ class ShardedWriter(TransactionWriter):
 
     @property
     def owner(self) -> str:
-        """The name of this driver in markers."""
         return self._owner
 
     def open(self, generation: int) -> None:
@@ -162,8 +161,7 @@ class ShardedWriter(TransactionWriter):
         return marker
 
     def _marker(self, entry: LedgerEntry) -> Outgoing:
-        topic = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
-        return markers.marker_record(topic, self.key, entry, self._owner, shards=self.shards)
+        return markers.marker_record(self._markers, self.key, entry, self._owner, shards=self.shards)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.clients import ClientLost
-from streaming_jobs.sinks.kafka.producer import Header, Outgoing
+from streaming_jobs.sinks.kafka.producer import Header
 from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowBlock, RowJudge
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
 from streaming_jobs.sources.connection import read_client_file
@@ -96,15 +96,6 @@ class ShardWriter(TransactionWriter):
             self.close()
             self.newest = None
 
-    def _read(self) -> markers.Marker | None:
-        client, timeout = self.clients, self.settings.transaction_timeout
-        return markers.read_marker(
-            client.config, self._markers, self.key, timeout, client.consumer, partition=self.shard
-        )
-
-    def _marker(self, entry: LedgerEntry) -> Outgoing:
-        return markers.marker_record(self._markers, self.key, entry, self._owner, partition=self.shard)
-
     def _refuse_other_driver(self, marker: markers.Marker | None) -> None:
         if marker is None and self.owner:
             raise PermanentError(
@@ -117,6 +108,10 @@ class ShardWriter(TransactionWriter):
     @property
     def _markers(self) -> str:
         return shards_topic(self.settings.prefix, self.stream, self.topic, self.shards)
+
+    @property
+    def _partition(self) -> int:
+        return self.shard
 
 
 @dataclass(frozen=True)

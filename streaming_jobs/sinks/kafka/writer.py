@@ -32,6 +32,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 _ATTEMPTS = 3
 _CLAIM = 3.0
+_TOO_LONG = "; if batches take longer than topic_sink.transaction_timeout, raise it or lower max_offsets_per_trigger"
 DEFAULT_MOST_BYTES = 1_048_588
 """Kafka's default of max.message.bytes of a topic."""
 
@@ -65,22 +66,50 @@ class Clients:
 
 
 @dataclass
-class TransactionWriter:
-    """Exactly once, for readers of committed records. Not for two threads at once."""
+class _ProducerOfBatches:
+    """A topic sink and its producer. Not for two threads at once."""
 
     stream: str
     name: str
     topic: str
     settings: TopicSinkSettings
     clients: Clients
-    before_commit: Callable[[int], None] = lambda _: None
     newest: LedgerEntry | None = field(default=None, init=False)
     """The entry of the newest batch, as of the last `open` or `write`."""
+    _producer: BatchProducer | None = field(default=None, init=False)
+    _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.leave()
+            self._producer = None
+
+    def _made(self, transactional_id: str) -> BatchProducer:
+        config = producer_config(self.clients.config, self.settings, transactional_id, self._most_bytes)
+        self._producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
+        return self._producer
+
+    def _fit_requests(self, most_bytes: int) -> None:
+        """Let go of a producer whose requests would be too large for a topic."""
+        if most_bytes < self._most_bytes:
+            self._most_bytes = most_bytes
+            self.close()
+
+    def _unwritten(self, lost: ClientLost | None, advice: str = "") -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
+            f"check the broker (`{commands.doctor()}`){advice}",
+        )
+
+
+@dataclass
+class TransactionWriter(_ProducerOfBatches):
+    """Exactly once, for readers of committed records."""
+
+    before_commit: Callable[[int], None] = lambda _: None
     _owner: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
     _owners: frozenset[str] = field(default=frozenset(), init=False)
     """Whose marker may be there: this driver's, and until it is in, also the one found first; empty: none read yet."""
-    _producer: BatchProducer | None = field(default=None, init=False)
-    _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
 
     @property
     def position(self) -> Txn | None:
@@ -91,6 +120,16 @@ class TransactionWriter:
     def key(self) -> str:
         """The transactional id."""
         return markers.transactional_id(self.settings.prefix, self.stream, self.topic)
+
+    @property
+    def _markers(self) -> str:
+        """The topic of its markers."""
+        return markers.marker_topic(self.settings.prefix, self.stream, self.topic)
+
+    @property
+    def _partition(self) -> int:
+        """The partition of its markers."""
+        return 0
 
     def open(self, generation: int) -> None:
         """Fence every older producer, and open the generation if the topic is not in it yet.
@@ -122,7 +161,8 @@ class TransactionWriter:
         """
 
         def attempt(producer: BatchProducer) -> bool:
-            producer = self._with_requests_of(records.most_bytes, producer)
+            self._fit_requests(records.most_bytes)
+            producer = self._producer or self._connected()
             self._refuse_older(entry)
             if self._has(entry):
                 return False
@@ -136,11 +176,6 @@ class TransactionWriter:
             return True
 
         return self._repeated(attempt)
-
-    def close(self) -> None:
-        if self._producer is not None:
-            self._producer.leave()
-            self._producer = None
 
     def _repeated(self, attempt: Callable[[BatchProducer], T]) -> T:
         lost: ClientLost | None = None
@@ -158,11 +193,7 @@ class TransactionWriter:
             except BaseException:
                 self._abandon()
                 raise
-        raise BrokerUnreachable(
-            f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
-            f"check the broker (`{commands.doctor()}`); if batches take longer than topic_sink.transaction_timeout, "
-            "raise it or lower max_offsets_per_trigger",
-        ) from lost
+        raise self._unwritten(lost, _TOO_LONG) from lost
 
     def _abandon(self) -> None:
         """Let go of the producer and its open transaction: no other producer follows that would end it."""
@@ -170,18 +201,8 @@ class TransactionWriter:
             self._producer.leave(abort=True)
             self._producer = None
 
-    def _with_requests_of(self, most_bytes: int, producer: BatchProducer) -> BatchProducer:
-        """The producer, or another one if its requests would be too large for a topic."""
-        if most_bytes >= self._most_bytes:
-            return producer
-        self._most_bytes = most_bytes
-        self.close()
-        return self._connected()
-
     def _connected(self) -> BatchProducer:
-        config = producer_config(self.clients.config, self.settings, self.key, self._most_bytes)
-        producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
-        self._producer = producer
+        producer = self._made(self.key)
         producer.begin(self.topic)
         marker = self._read()
         self._refuse_other_driver(marker)
@@ -190,13 +211,13 @@ class TransactionWriter:
         return producer
 
     def _read(self) -> markers.Marker | None:
-        topic = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
-        timeout = self.settings.transaction_timeout
-        return markers.read_marker(self.clients.config, topic, self.key, timeout, self.clients.consumer)
+        client, timeout = self.clients, self.settings.transaction_timeout
+        return markers.read_marker(
+            client.config, self._markers, self.key, timeout, client.consumer, partition=self._partition
+        )
 
     def _marker(self, entry: LedgerEntry) -> Outgoing:
-        topic = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
-        return markers.marker_record(topic, self.key, entry, self._owner)
+        return markers.marker_record(self._markers, self.key, entry, self._owner, partition=self._partition)
 
     def _has(self, entry: LedgerEntry) -> bool:
         """True if the newest batch is this one; raises LedgerConflict if it is a later one or has other offsets."""
@@ -238,9 +259,8 @@ class TransactionWriter:
         """Raise PermanentError if the marker is gone or older than the newest that this driver has read or written."""
         known = self.position
         if known is not None and (marker is None or marker.entry.txn < known):
-            name = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
             raise PermanentError(
-                f"topic {name} had the marker of {known}, and now "
+                f"topic {self._markers} had the marker of {known}, and now "
                 f"{'has none' if marker is None else f'that of {marker.entry.txn}'}: nobody knows which batches of "
                 f"stream {self.stream} topic {self.topic} has",
                 "find out who deleted it or its records; then start the stream: preflight says what to put back",
@@ -263,19 +283,8 @@ class TransactionWriter:
             )
 
 
-@dataclass
-class PlainWriter:
-    """At least once: a batch that is repeated after a failure is in the topic twice. Not for two threads at once."""
-
-    stream: str
-    name: str
-    topic: str
-    settings: TopicSinkSettings
-    clients: Clients
-    newest: LedgerEntry | None = field(default=None, init=False)
-    """The entry of the batch that this driver wrote last."""
-    _producer: BatchProducer | None = field(default=None, init=False)
-    _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
+class PlainWriter(_ProducerOfBatches):
+    """At least once: a batch that is repeated after a failure is in the topic twice."""
 
     @property
     def position(self) -> Txn | None:
@@ -289,14 +298,9 @@ class PlainWriter:
         """Write the batch until all of its records are acknowledged."""
         lost: ClientLost | None = None
         for _ in range(_ATTEMPTS):
-            if records.most_bytes < self._most_bytes:
-                self._most_bytes = records.most_bytes
-                self.close()
-            if self._producer is None:
-                config = producer_config(self.clients.config, self.settings, "", self._most_bytes)
-                self._producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
+            self._fit_requests(records.most_bytes)
             try:
-                ranges = self._producer.deliver(records, records.count, records.topic_ids)
+                ranges = (self._producer or self._made("")).deliver(records, records.count, records.topic_ids)
             except ClientLost as error:
                 lost = error
                 log.warning("producer replaced", stream=self.stream, topic=self.topic, reason=str(error))
@@ -304,15 +308,7 @@ class PlainWriter:
                 continue
             self.newest = replace(entry, written=ranges)
             return True
-        raise BrokerUnreachable(
-            f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
-            f"check the broker (`{commands.doctor()}`)",
-        ) from lost
-
-    def close(self) -> None:
-        if self._producer is not None:
-            self._producer.leave()
-            self._producer = None
+        raise self._unwritten(lost) from lost
 
 
 class Discarded:

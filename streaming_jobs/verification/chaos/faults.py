@@ -107,7 +107,6 @@ class Phase:
 
     @property
     def kills(self) -> int:
-        """Faults of all lanes."""
         return sum(len(lane.faults) for lane in self.lanes)
 
 
@@ -137,7 +136,6 @@ class FaultSchedule:
 
     @property
     def kills(self) -> int:
-        """Faults of all phases."""
         return sum(phase.kills for phase in self.phases)
 
     @property

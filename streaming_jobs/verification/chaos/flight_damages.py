@@ -51,8 +51,6 @@ class Scenario:
 
 @dataclass(frozen=True)
 class DamageOutcome:
-    """The reaction of a driver to one damage."""
-
     name: str
     ok: bool
     exit_code: int | None

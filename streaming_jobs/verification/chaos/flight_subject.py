@@ -28,6 +28,7 @@ from streaming_jobs.platform import table_rows
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.text.spelling import counted
+from streaming_jobs.verification.chaos.background import Background
 from streaming_jobs.verification.chaos.faults import Phase, Steps, schedule
 from streaming_jobs.verification.chaos.flight_damages import DamageOutcome, run_scenarios
 from streaming_jobs.verification.chaos.home import Home
@@ -99,7 +100,7 @@ class FlightObserver:
         self._reader = ConcurrentReader(self._watched, home.settings.tables)
         self.start, self.stop = self._reader.start, self._reader.stop
 
-    def check(self, fed: int, tell: Tell) -> TableFindings:
+    def compare(self, fed: int, tell: Tell) -> TableFindings:
         self._reader.finish()
         tell(f"{self._reader.seen:,} versions read")
         settings, with_truth = self._home.settings, {watched.table for watched in self._watched} & KEYS.keys()
@@ -156,7 +157,7 @@ _CHUNK = 50
 _LOOK_EVERY = 0.05
 
 
-class FlightFeed:
+class FlightFeed(Background):
     """Feeds real flights at a steady rate in a thread, through every restart of the broker, until it is stopped.
 
     `held` flights are in the topic, always the first ones in order of departure. A burst is fed at full speed, and the
@@ -165,34 +166,21 @@ class FlightFeed:
 
     def __init__(self, settings: Settings, *, rate: float, records: int) -> None:
         """`rate` is in records per second; `records` is the most that it sends."""
+        super().__init__("feeder")
         self.held = 0
         self._settings, self._rate = settings, rate
         self._most = min(max(records, 1), dataset.TOTAL)
-        self._ended = threading.Event()
         self._cut = threading.Event()
         self._burst_to = 0
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise the feeder's error, if it has failed."""
-        if self._error is not None:
-            raise self._error
 
     @property
     def dry(self) -> bool:
-        """True if it has sent all its records."""
         return self.held >= self._most
 
     def stop(self) -> None:
-        """End between two chunks."""
-        self._ended.set()
+        self.ended.set()
         self._cut.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        super().stop()
 
     def burst(self, records: int, seconds: float) -> int:
         """Feed this many records at once; returns the number of flights in the topic then, after `seconds` at most.
@@ -223,10 +211,10 @@ class FlightFeed:
         self.held = count
         return count
 
-    def _run(self) -> None:
-        while not self._ended.is_set() and not self.dry:
+    def work(self) -> None:
+        while not self.ended.is_set() and not self.dry:
             self._cut.clear()
-            if self._ended.is_set():  # between the two lines above
+            if self.ended.is_set():  # between the two lines above
                 return
             burst = self._burst_to > self.held
             try:
@@ -240,10 +228,7 @@ class FlightFeed:
                 )
                 self.held = report.held
             except TransientError:  # the broker is being restarted
-                self._ended.wait(_AGAIN_AFTER)
-            except Exception as error:  # noqa: BLE001 - raised by `check` in the caller's thread
-                self._error = error
-                return
+                self.ended.wait(_AGAIN_AFTER)
 
     def _progressed(self, held: int, _: int) -> None:
         self.held = held
@@ -289,7 +274,6 @@ class RuleCheck:
 
 
 def judged(flights: pd.DataFrame) -> Expected:
-    """The rows of `flights_judged`."""
     cancelled = flights["dep_delay"].isna()
     near_or_far = (flights["distance"] < 400) | (flights["distance"] > 2000)
     late = (flights["dep_delay"] > 15).fillna(False).astype(bool)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import streaming_jobs
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import Settings, nested
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.status import read_status
 from streaming_jobs.verification.chaos.version_reader import WatchedStream
@@ -59,7 +59,7 @@ class Home:
             values["jars_dir"] = str(base.jars_dir)
         if base.java_home is not None:
             values["java_home"] = str(base.java_home)
-        return cls(Settings(**_nested(values)), values, subjects, fed)
+        return cls(Settings(**nested(values)), values, subjects, fed)
 
     @property
     def folder(self) -> Path:
@@ -108,14 +108,3 @@ class Home:
     def commits(self, streams: Sequence[str]) -> int:
         """Versions of the primary tables of these streams together, a number that only rises."""
         return sum(self.newest_version(subject.table) + 1 for subject in self.subjects if subject.stream in streams)
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        level = nested
-        *parents, leaf = key.split(".")
-        for parent in parents:
-            level = level.setdefault(parent, {})
-        level[leaf] = value
-    return nested

@@ -94,8 +94,8 @@ class Observer(Protocol[F_co]):
 
     def stop(self) -> None: ...
 
-    def check(self, fed: int, tell: Tell) -> F_co:
-        """Check tables and topics once the streams have read all that was `fed`; the streams do not run."""
+    def compare(self, fed: int, tell: Tell) -> F_co:
+        """Compare tables and topics with what was `fed`, once the streams have read all of it and do not run."""
 
 
 class LoopSubject(Protocol[F_co]):
@@ -138,8 +138,6 @@ class LoopSubject(Protocol[F_co]):
 
 @dataclass(frozen=True)
 class LoopReport(Generic[F_co]):
-    """The outcome of a run."""
-
     plan: LoopPlan
     home: Path
     seconds: float
@@ -215,7 +213,7 @@ def run(
             read_to_the_end(home, tally, [stream for stream in stage if stream in plan.streams])
         tell(f"{fed:,} records fed; verifying")
         verdict = _verdict(home, plan)
-        findings = observer.check(fed, tell)
+        findings = observer.compare(fed, tell)
     return LoopReport(plan, folder, time.monotonic() - begun, tally, verdict, findings)
 
 

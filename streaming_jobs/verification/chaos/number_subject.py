@@ -7,7 +7,6 @@ compared with what was fed and with arithmetic (`numbers.py`), and with what tha
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.runtime.crash_points import POINTS, TOPIC_POINTS
 from streaming_jobs.sources.connection import client_config
+from streaming_jobs.verification.chaos.background import Background
 from streaming_jobs.verification.chaos.faults import Freeze, Lane, Phase, Steps, Then, schedule
 from streaming_jobs.verification.chaos.home import Home
 from streaming_jobs.verification.chaos.kill_loop import LoopPlan
@@ -140,7 +140,7 @@ def _with_their_writers(phase: Phase) -> Phase:
     return Phase((*lanes, *(Lane((stream,), (), runs_on=True) for stream in writers)))
 
 
-class NumberFeed:
+class NumberFeed(Background):
     """Feeds numbers at a steady rate in a thread, through every restart of the broker, each number once.
 
     `held` records are acknowledged. The producer is idempotent and lives as long as the feeder, so a request that is
@@ -152,14 +152,12 @@ class NumberFeed:
 
     def __init__(self, config: Mapping[str, Any], topic: str, *, seed: int, rate: float) -> None:
         """`config` are the properties of any client of the cluster; `rate` is in records per second."""
+        super().__init__("feeder")
         self.held = 0
         self._topic, self._rate = topic, rate
         self._waves = waves(seed)
         self._wave: Iterator[tuple[str, int]] = iter(())
         self._sent = self._burst_to = 0
-        self._failure: str | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         options = {
             "enable.idempotence": True,
             "partitioner": "murmur2_random",
@@ -168,14 +166,6 @@ class NumberFeed:
             "retry.backoff.max.ms": 200,
         }
         self._producer = Producer({**config, **options})
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise ChaosFailed if a record could not be delivered."""
-        if self._failure is not None:
-            raise ChaosFailed(f"a record could not be sent to {self._topic}: {self._failure}", "run it again")
 
     def burst(self, records: int, seconds: float) -> int:
         """Feed this many records at once; returns the number of records in the topic then, after `seconds` at most."""
@@ -188,12 +178,6 @@ class NumberFeed:
             time.sleep(_ACKNOWLEDGED_EVERY)
         return self.held
 
-    def stop(self) -> None:
-        """End between two records."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
     def finish(self) -> int:
         """Stop, and send what the keys of the last wave still lack; returns the number of records in the topic."""
         self.stop()
@@ -205,9 +189,9 @@ class NumberFeed:
             raise ChaosFailed(f"{left:,} records are not acknowledged after {_WITHIN:.0f} s", "run it again")
         return self.held
 
-    def _run(self) -> None:
+    def work(self) -> None:
         due = time.monotonic()
-        while not self._ended.is_set() and self._failure is None:
+        while not self.ended.is_set() and self.error is None:
             following = next(self._wave, None)
             if following is None:
                 self._wave = iter(next(self._waves))
@@ -219,7 +203,7 @@ class NumberFeed:
             due += 1 / self._rate
             if (pause := due - time.monotonic()) > 0:
                 self._producer.poll(0)
-                self._ended.wait(pause)
+                self.ended.wait(pause)
 
     def _send(self, key: str, number: int) -> None:
         name, value = record(key, number)
@@ -234,12 +218,13 @@ class NumberFeed:
 
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:
-            self._failure = self._failure or str(error)
+            failed = ChaosFailed(f"a record could not be sent to {self._topic}: {error}", "run it again")
+            self.error = self.error or failed
         else:
             self.held += 1
 
 
-class OutsideReader:
+class OutsideReader(Background):
     """Reads the topics in a thread until it is stopped: committed records only, as any other program would read them.
 
     `records` are the records of each topic so far, in order of arrival.
@@ -247,6 +232,7 @@ class OutsideReader:
 
     def __init__(self, home: Home, partitions: Mapping[str, int]) -> None:
         """`partitions` has the number of each topic."""
+        super().__init__("outside")
         self.records: dict[str, list[RawRecord]] = defaultdict(list)
         self._home, self._topics = home, list(partitions)
         options = {
@@ -257,20 +243,8 @@ class OutsideReader:
         }
         self._consumer = Consumer({**_client(home), **options})
         self._consumer.assign([TopicPartition(t, p, 0) for t, count in partitions.items() for p in range(count)])
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="outside", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, and let go of the consumer."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def check(self, fed: int, tell: Tell) -> TopicFindings:
+    def compare(self, fed: int, tell: Tell) -> TopicFindings:
         there = {topic: self._content(topic) for topic in self._topics}
         self._wait_for(there)
         self.stop()
@@ -297,8 +271,7 @@ class OutsideReader:
         """Wait until all that is there was seen, and not for ever: what was not seen is reported."""
         deadline = time.monotonic() + _SEEN_WITHIN
         while any(len(self.records[topic]) < len(records) for topic, records in there.items()):
-            if self._error is not None:
-                raise self._error
+            self.check()
             if time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_EVERY)
@@ -307,9 +280,9 @@ class OutsideReader:
         """The records by partition, each partition's in the order of arrival."""
         return sorted(self.records[topic], key=lambda record: record.partition)
 
-    def _run(self) -> None:
+    def work(self) -> None:
         try:
-            while not self._ended.is_set():
+            while not self.ended.is_set():
                 for message in self._consumer.consume(_AT_ONCE, timeout=0.1):
                     error = message.error()
                     if error is None:
@@ -319,7 +292,5 @@ class OutsideReader:
                         self.records[topic].append(record)
                     elif error.fatal() or error.name() == "_AUTO_OFFSET_RESET":
                         raise RuntimeError(f"the outside reader cannot continue: {error}")
-        except Exception as error:  # noqa: BLE001 - raised by `check` in the caller's thread
-            self._error = error
         finally:
             self._consumer.close()

@@ -91,7 +91,6 @@ def event_time(number: int) -> datetime:
 
 
 def record(key: str, number: int) -> tuple[bytes, bytes]:
-    """Key and value of the number's record."""
     value = {"key": key, "number": number, "at": event_time(number).strftime("%Y-%m-%dT%H:%M:%SZ")}
     return key.encode(), json.dumps(value, separators=(",", ":")).encode()
 

@@ -31,7 +31,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.platform.table_rows import plain_text
 from streaming_jobs.text.spelling import counted
+from streaming_jobs.verification.chaos.background import Background
 from streaming_jobs.verification.delta_log import LoggedCommit, commit_file, read_commit, versions
 from streaming_jobs.verification.ledger_chain import Chain, TableFault, assumed
 from streaming_jobs.verification.offset_ranges import Packed, of_spans, packed, shown, unpacked
@@ -231,13 +233,7 @@ class VersionRows:
 
     def _read(self, uri: str) -> pa.Table:
         rows = pq.ParquetFile(uri).read(columns=list(self.columns))
-        # Each writer has a string type of its own, and Arrow cannot filter by all of them.
-        return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    text = pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return pa.string() if text else kind
+        return rows.cast(pa.schema([field.with_type(plain_text(field.type)) for field in rows.schema]))
 
 
 def _all_places(tables: Path, every: Iterable[Elsewhere]) -> Packed:
@@ -342,35 +338,22 @@ class TableReader:
         return Covered(self.subject.topic, places, written, self._before, self.chain.dropped)
 
 
-class ConcurrentReader:
-    """A thread that keeps reading all tables until it is stopped; `finish` raises an error that occurred in it."""
+class ConcurrentReader(Background):
+    """Keeps reading all tables until it is stopped."""
 
     def __init__(self, subjects: Sequence[WatchedStream], tables: Path) -> None:
+        super().__init__("version-reader")
         self.readers = [TableReader(subject, tables) for subject in subjects]
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="version-reader", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def finish(self) -> None:
         """Stop the thread, then read the remaining versions in the caller's thread, so that none is left out."""
         self.stop()
-        if self._error is not None:
-            raise self._error
+        self.check()
         for reader in self.readers:
             reader.advance()
 
-    def stop(self) -> None:
-        """End the thread between two versions."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
     @property
     def seen(self) -> int:
-        """Versions read of all tables."""
         return sum(reader.seen for reader in self.readers)
 
     @property
@@ -382,11 +365,8 @@ class ConcurrentReader:
     def faults(self) -> list[TableFault]:
         return [fault for reader in self.readers for fault in reader.faults]
 
-    def _run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                advanced = [reader.advance(self._ended) for reader in self.readers]
-                if not any(advanced):
-                    self._ended.wait(_LOOK_EVERY)
-        except Exception as error:  # noqa: BLE001 - raised by `finish` in the caller's thread
-            self._error = error
+    def work(self) -> None:
+        while not self.ended.is_set():
+            advanced = [reader.advance(self.ended) for reader in self.readers]
+            if not any(advanced):
+                self.ended.wait(_LOOK_EVERY)

@@ -31,7 +31,7 @@ from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import Fenced, ForeignWrite, UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.preflight.torn_files import repair
+from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.stream_sinks import sinks_of, upkeep_of
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import begin_late, open_tables

@@ -21,8 +21,8 @@ from reprocessing.stages import stopped_streams
 from reprocessing.stages.publish import fence
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
+from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from tests.support.life import STREAM, Life, Topics, plan_one, recovery, undo_one
 
@@ -72,7 +72,7 @@ def test_a_stream_that_a_plan_has_fenced_stays_stopped(life: Life, plan: StreamR
     fence(life.settings, STREAM, plan.id, plan.generation)
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
-    request = stop_request.request(life.settings, STREAM.name)
+    request = STOP.request(life.settings, STREAM.name)
     assert request is not None and request.plan == plan.id
 
 
@@ -123,7 +123,7 @@ def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: L
 
     class Looking(Topics):
         def describe(self, _: str) -> TopicInfo:
-            seen.append(stop_request.request(life.settings, STREAM.name))
+            seen.append(STOP.request(life.settings, STREAM.name))
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError):

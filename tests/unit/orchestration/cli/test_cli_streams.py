@@ -27,9 +27,9 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.lag import lag_of
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request
 from streaming_jobs.state.health import HealthFacts, Space, state_of
 from streaming_jobs.state.lease import Owner, acquire, take
+from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import BoundTable, first, load, save
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
@@ -234,7 +234,7 @@ def test_status_shows_why_a_stream_failed(settings: Settings, run: Run) -> None:
 
 def test_status_names_the_recovery_at_work(settings: Settings, run: Run) -> None:
     write_status(settings, running(state="stopped"))
-    stop_request.ask_for(settings, "count", "count-0007")
+    STOP.ask_for(settings, "count", "count-0007")
     with take(settings, "count", purpose="recovery count-0007"):
         (status,) = json_of(run, "status", "count")
         assert (status["state"], status["verdict"]) == ("recovering", "recovering")

@@ -14,8 +14,9 @@ import pytest
 from orchestration import cli
 from orchestration.deploys import plan
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request, stream_history
+from streaming_jobs.state import stream_history
 from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.requests import START
 from streaming_jobs.state.status import Status, write_status
 from tests.support.without_spark import FLOW
 
@@ -62,7 +63,7 @@ def deploy(*arguments: str) -> int:
 
 
 def was_deployed(settings: Settings) -> bool:
-    asked = start_request.request(settings, STREAM) is not None
+    asked = START.request(settings, STREAM) is not None
     assert asked == bool(stream_history.deploys(settings, STREAM))
     return asked
 
@@ -121,4 +122,4 @@ def test_a_stream_that_does_not_run_is_recorded_where_its_next_start_needs_that(
     monkeypatch.setenv("RECOURSE_STREAM__REQUIRE_DEPLOY", "true")
     assert deploy("--yes", "--no-trial") == 0
     assert [each.before for each in stream_history.deploys(home, STREAM)] == ["2-0123456789ab"]
-    assert start_request.request(home, STREAM) is None and "its next start may run it" in capsys.readouterr().out
+    assert START.request(home, STREAM) is None and "its next start may run it" in capsys.readouterr().out

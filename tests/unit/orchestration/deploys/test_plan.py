@@ -15,8 +15,9 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request, stop_request, stream_history, stream_record
+from streaming_jobs.state import stream_history, stream_record
 from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable
@@ -79,7 +80,7 @@ def test_a_password_among_the_properties_of_spark_is_a_hash(settings: SettingsFa
 
 
 def test_streams_that_are_stopped_new_or_gone_are_not_touched(home: Settings) -> None:
-    stop_request.ask(home, "plain", "anna")
+    STOP.ask(home, "plain", "anna")
     by_name = {each.stream: each for each in make_plan(home, TOPOLOGY).streams}
     assert by_name["plain"].action == "not running"
     by_name = {each.stream: each for each in make_plan(home, Topology.of([parity])).streams}
@@ -141,7 +142,7 @@ def test_a_request_that_waits_is_not_repeated_unless_the_code_has_changed_or_a_f
     write_status(home, Status("plain", state="failed", started_at=later + 0.001))
     time.sleep(0.02)
     again = request(home, "plain", "anna", newest=0.0)
-    pending = start_request.request(home, "plain")
+    pending = START.request(home, "plain")
     assert again > later and pending is not None and pending.since == again
 
 
@@ -173,11 +174,11 @@ def test_a_deploy_is_done_when_the_new_code_has_committed(home: Settings) -> Non
 
 def test_a_start_asks_only_where_something_is_to_be_started(home: Settings) -> None:
     assert ask(home, "plain", "anna", again=False).asked is None
-    stop_request.ask_for(home, "plain", "plan-1")
+    STOP.ask_for(home, "plain", "plan-1")
     (refused,) = wait(home, [ask(home, "plain", "anna", again=True)], 1, lambda _: None)
     assert refused.outcome == "recovering" and "recourse recover resume plan-1" in refused.text
-    assert start_request.request(home, "plain") is None
-    stop_request.clear_for(home, "plain", "plan-1")
-    stop_request.ask(home, "plain", "anna")
+    assert START.request(home, "plain") is None
+    STOP.clear_for(home, "plain", "plan-1")
+    STOP.ask(home, "plain", "anna")
     begun = ask(home, "plain", "anna", again=False)
-    assert begun.asked is not None and not stop_request.asked(home, "plain")
+    assert begun.asked is not None and not STOP.asked(home, "plain")

@@ -24,7 +24,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.processes.child import ChildProcess
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request
+from streaming_jobs.state.requests import STOP
 from tests.support import ROOT
 from tests.support.life import STREAM, Life, Topics
 from tests.support.waiting import wait_for
@@ -64,7 +64,7 @@ def ended(events: list[Event]) -> Ended:
 def planned(life: Life) -> str:
     events = work(life, Launch("plan", request=SKIP))
     assert isinstance(events[0], PlanShown) and "What will happen" in events[0].text
-    assert ended(events).outcome == "planned" and not stop_request.asked(life.settings, STREAM.name)
+    assert ended(events).outcome == "planned" and not STOP.asked(life.settings, STREAM.name)
     return events[0].plan
 
 
@@ -112,7 +112,7 @@ def test_a_plan_is_given_up(life: Life) -> None:
     plan = planned(life)
     work(life, Launch("apply", plan, pause=True))
     assert ended(work(life, Launch("abort", plan))).outcome == "aborted"
-    assert not stop_request.asked(life.settings, STREAM.name)
+    assert not STOP.asked(life.settings, STREAM.name)
 
 
 def test_two_recoveries_of_one_stream_are_refused_with_the_words_of_the_command_line(life: Life) -> None:

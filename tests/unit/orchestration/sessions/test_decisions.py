@@ -7,10 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestration.sessions.decisions import (
-    FIRST_DELAY,
-    HEALTHY_AFTER,
     IN_PROGRESS,
-    LONGEST_DELAY,
     JobSeen,
     KeepWaiting,
     RunSeen,
@@ -22,6 +19,7 @@ from orchestration.sessions.decisions import (
     presumed_dead,
 )
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
+from streaming_jobs.platform.back_off import OF_SESSIONS
 from streaming_jobs.platform.failures import ErrorReport
 from streaming_jobs.state.status import Status
 
@@ -102,7 +100,7 @@ KEEPALIVE: dict[str, tuple[JobSeen, StartSession | str]] = {
         StartSession("after-r2"),
     ),
     "a failed session rests": (seen(run("FAILURE", ago=1.0)), "next try is in 4 s"),
-    "and is started again": (seen(run("FAILURE", ago=FIRST_DELAY, run_id="r")), StartSession("after-r")),
+    "and is started again": (seen(run("FAILURE", ago=OF_SESSIONS.first, run_id="r")), StartSession("after-r")),
     "an end of before the clock was set back keeps nothing waiting": (
         seen(run("FAILURE", ago=-7200, run_id="r")),
         StartSession("after-r"),
@@ -129,21 +127,21 @@ def test_a_recovery_is_named_by_every_tick_that_starts_nothing() -> None:
 
 
 FAILED, ENDED, CANCELED = run("FAILURE"), run("SUCCESS"), run("CANCELED")
-LASTED = run("FAILURE", lasted=HEALTHY_AFTER)
+LASTED = run("FAILURE", lasted=OF_SESSIONS.healthy_after)
 
 
 @pytest.mark.parametrize(
     ("ends", "delay"),
     [
-        ([FAILED], FIRST_DELAY),
-        ([FAILED] * 2, 2 * FIRST_DELAY),
-        ([FAILED] * 4, 8 * FIRST_DELAY),
-        ([ENDED, FAILED], 2 * FIRST_DELAY),
-        ([FAILED] * 12, LONGEST_DELAY),
-        ([FAILED, CANCELED, FAILED], FIRST_DELAY),
+        ([FAILED], OF_SESSIONS.first),
+        ([FAILED] * 2, 2 * OF_SESSIONS.first),
+        ([FAILED] * 4, 8 * OF_SESSIONS.first),
+        ([ENDED, FAILED], 2 * OF_SESSIONS.first),
+        ([FAILED] * 12, OF_SESSIONS.longest),
+        ([FAILED, CANCELED, FAILED], OF_SESSIONS.first),
         ([CANCELED, FAILED], 0.0),
-        ([LASTED, FAILED, FAILED, FAILED], FIRST_DELAY),
-        ([FAILED, LASTED, FAILED, FAILED], 2 * FIRST_DELAY),
+        ([LASTED, FAILED, FAILED, FAILED], OF_SESSIONS.first),
+        ([FAILED, LASTED, FAILED, FAILED], 2 * OF_SESSIONS.first),
     ],
 )
 def test_the_delay_doubles_with_each_quick_end_in_a_row_until_a_session_lasts(

@@ -32,7 +32,7 @@ from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.commit_properties import noted as noted_in
+from streaming_jobs.sinks.delta.log import noted as noted_in
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints

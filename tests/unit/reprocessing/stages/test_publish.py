@@ -22,9 +22,9 @@ from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, Prefligh
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.platform.files import hard_link
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.log import newest
+from streaming_jobs.sinks.delta.replace_rows import rename_actions
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Content
@@ -301,7 +301,7 @@ def test_files_with_unencoded_paths_go_when_others_replace_them(life: Life) -> N
         if file.partition["place"] == "über:all":
             name = f"place=über/{Path(path).name}"  # as delta-spark writes it into the log
             hard_link(on_disk(life.table, path), life.table / name)
-            actions += unencoded_paths._actions(replace(file, path=path), name, 1)
+            actions += rename_actions(replace(file, path=path), name, 1)
     (life.table / "_delta_log" / f"{handle.version() + 1:020d}.json").write_text(
         "\n".join(json.dumps(action, ensure_ascii=False) for action in actions), encoding="utf-8"
     )

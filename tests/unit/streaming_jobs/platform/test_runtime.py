@@ -1,20 +1,34 @@
-"""A runtime gives a session, and ends only what it has started. Processes that sleep stand for JVMs."""
+"""A runtime gives a session whose executors share the folders, and ends only what it has started.
+
+Processes that sleep stand for JVMs, functions for executors.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.cloudpickle import dumps, loads
 
-from streaming_jobs.errors import SetupError, TransientError
-from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime, spark_on_demand
+from streaming_jobs.errors import PermanentError, SetupError, TransientError
+from streaming_jobs.platform.runtime import (
+    Answer,
+    ExistingSpark,
+    LocalSpark,
+    Runtime,
+    Task,
+    check_shared,
+    in_this_process,
+    spark_on_demand,
+)
 from streaming_jobs.settings import Settings
 from streaming_jobs.testing import MemoryRuntime
 from tests.conftest import SettingsFactory
@@ -60,12 +74,20 @@ def started(settings: Settings, launch: Launch, launches: list[Launch]) -> Local
     return runtime
 
 
-def test_a_jvm_that_was_started_ends_with_its_session(settings: SettingsFactory, launches: list[Launch]) -> None:
+def test_a_jvm_that_was_started_or_begun_ends_with_its_session(
+    settings: SettingsFactory, launches: list[Launch]
+) -> None:
     launch = Launch()
     runtime = started(settings(), launch, launches)
     assert runtime.jvm == launch.processes[0].pid and runtime.failure() is None
     runtime.stop()
     assert (launch.stops, runtime.exit_code, runtime.jvm) == (1, 0, None)
+    launches.append(Launch())
+    runtime = LocalSpark(settings(), launch=launches[-1])
+    runtime.begin("orders")
+    runtime.start("orders")
+    runtime.stop()
+    assert (len(launches[-1].processes), launches[-1].stops, runtime.exit_code) == (1, 1, 0)
 
 
 def test_a_jvm_is_started_with_what_it_inherits_and_with_its_name(settings: SettingsFactory, tmp_path: Path) -> None:
@@ -130,15 +152,6 @@ def test_the_error_of_a_start_is_told_and_not_that_its_jvm_was_killed(settings: 
     assert launch.processes[0].returncode == -9
     assert runtime.failure() is None and runtime.jvm is None
     runtime.stop()
-
-
-def test_a_session_is_made_in_the_jvm_that_was_begun(settings: SettingsFactory, launches: list[Launch]) -> None:
-    launches.append(Launch())
-    runtime = LocalSpark(settings(), launch=launches[-1])
-    runtime.begin("orders")
-    runtime.start("orders")
-    runtime.stop()
-    assert (len(launches[-1].processes), launches[-1].stops, runtime.exit_code) == (1, 1, 0)
 
 
 def test_a_jvm_that_was_there_first_is_left(settings: SettingsFactory, launches: list[Launch]) -> None:
@@ -300,3 +313,115 @@ def test_spark_on_demand_starts_once_and_ends_with_the_block_after_an_exception_
         if fails:
             raise KeyboardInterrupt
     assert (runtime.names, runtime.ends) == (["quality"], ["kill" if fails else "stop"])
+
+
+@dataclass
+class Machines:
+    """One executor on each; `arriving` tells how many are there at each run, `on` puts a task on its machine."""
+
+    hosts: Sequence[str]
+    on: Callable[[str], Callable[[], object]] = lambda _: contextmanager(lambda: iter([None]))
+    arriving: list[int] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def count(self) -> int:
+        return len(self.hosts)
+
+    def run(self, task: Task) -> list[Answer]:
+        there = self.hosts[: self.arriving.pop(0) if self.arriving else None]
+        self.asked += there
+        return [answer for host in there for answer in self._answers(host, task)]
+
+    def _answers(self, host: str, task: Task) -> Iterator[Answer]:
+        with self.on(host)():  # type: ignore[attr-defined]
+            for _, place, files in task([]):
+                yield host, place, files
+
+
+def hidden(folder: Path, host: str) -> Callable[[str], Callable[[], object]]:
+    """The machine `host` has no such folder."""
+
+    @contextmanager
+    def without() -> Iterator[None]:
+        away = folder.rename(folder.with_name("away"))
+        yield
+        away.rename(folder)
+
+    @contextmanager
+    def unchanged() -> Iterator[None]:
+        yield
+
+    return lambda asked: without if asked == host else unchanged
+
+
+def left(settings: Settings) -> list[Path]:
+    return [file for folder in (settings.tables, settings.state) for file in folder.iterdir()]
+
+
+def test_executors_that_share_both_folders_leave_nothing_there_and_one_that_is_never_free_is_not_waited_for(
+    settings: SettingsFactory,
+) -> None:
+    machines = Machines(["a", "b"])
+    check_shared(settings(), machines, visible=0)
+    assert machines.asked == ["a", "b"] and not left(settings())
+    machines = Machines(["a", "b"], arriving=[1] * 100)
+    check_shared(settings(), machines, visible=0)
+    assert set(machines.asked) == {"a"}
+
+
+@pytest.mark.parametrize("name", ["tables", "state"])
+def test_a_folder_that_one_executor_does_not_have_is_named_with_its_host(settings: SettingsFactory, name: str) -> None:
+    folder: Path = getattr(settings(), name)
+    with pytest.raises(
+        PermanentError, match=f"executor on b does not share the folder {folder} .*No such file"
+    ) as told:
+        check_shared(settings(), Machines(["a", "b"], hidden(folder, "b")), visible=0)
+    assert "tables_dir and state_dir" in told.value.next_step and not left(settings())
+
+
+def test_a_folder_of_which_an_executor_has_only_a_copy_is_refused(settings: SettingsFactory) -> None:
+    folder = settings().tables
+
+    @contextmanager
+    def copied() -> Iterator[None]:
+        yield
+        for file in folder.glob(".probe-*-*"):
+            file.unlink()
+
+    with pytest.raises(PermanentError, match=f"{folder} .*the driver does not see the executor's file"):
+        check_shared(settings(), Machines(["a"], lambda _: copied), visible=0)
+
+
+def test_executors_that_come_one_after_the_other_are_all_asked(settings: SettingsFactory) -> None:
+    machines = Machines(["a", "b"], hidden(settings().state, "b"), arriving=[1, 1, 2])
+    with pytest.raises(PermanentError, match="executor on b "):
+        check_shared(settings(), machines, visible=0)
+    assert machines.asked == ["a", "a", "a", "b"]
+
+
+ELSEWHERE = """
+import sys
+
+sys.modules["streaming_jobs"] = None
+from pyspark.cloudpickle import loads, dumps
+sys.stdout.buffer.write(dumps([*loads(sys.stdin.buffer.read())([])]))
+"""
+
+
+def test_the_task_runs_where_this_project_is_not_installed(settings: SettingsFactory) -> None:
+    class Elsewhere(Machines):
+        def run(self, task: Task) -> list[Answer]:
+            command = [sys.executable, "-c", ELSEWHERE]
+            ran = subprocess.run(command, input=dumps(task), stdout=subprocess.PIPE, check=True)
+            answers: list[Answer] = loads(ran.stdout)
+            return answers
+
+    check_shared(settings(), Elsewhere(["a"]), visible=0)
+
+
+@pytest.mark.parametrize(
+    ("master", "alone"),
+    [("local", True), ("local[*]", True), ("local[2,4]", True), ("local-cluster[2,1,512]", False), ("yarn", False)],
+)
+def test_a_local_master_has_no_other_executors(master: str, alone: bool) -> None:
+    assert in_this_process(master) is alone

@@ -24,7 +24,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.preflight.findings import enforce
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
-from streaming_jobs.preflight.torn_files import repair
+from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink

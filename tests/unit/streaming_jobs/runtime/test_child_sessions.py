@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from streaming_jobs.platform.back_off import OF_SESSIONS
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
-from streaming_jobs.runtime.child_sessions import FIRST_DELAY, ChildSessions, command_for
+from streaming_jobs.runtime.child_sessions import ChildSessions, command_for
 from streaming_jobs.runtime.stream_restarts import TOGETHER, RestartReasons, StreamRestarts
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request
+from streaming_jobs.state.requests import START
 from tests.conftest import SettingsFactory
 
 
@@ -70,7 +71,7 @@ def test_a_child_has_the_command_line_of_its_session_with_other_streams(command:
 def test_a_child_is_started_again_after_a_failure_that_may_pass_with_growing_delay() -> None:
     family = Family()
     family.sessions.start(["b"])
-    for number, delay in enumerate((FIRST_DELAY, 2 * FIRST_DELAY), start=1):
+    for number, delay in enumerate((OF_SESSIONS.first, 2 * OF_SESSIONS.first), start=1):
         family.ends(1)
         assert family.sessions.alive and family.sessions.streams == {"b"} and len(family.children) == number
         family.now += delay - 0.1
@@ -96,21 +97,18 @@ def test_a_child_that_waits_for_its_next_try_is_started_at_once_if_somebody_asks
     assert len(family.children) == 2 and not family.sessions.waiting
 
 
-def test_a_child_that_failed_for_good_waits_for_a_start() -> None:
+def test_a_child_that_failed_for_good_waits_for_a_start_and_one_that_cannot_be_started_is_tried_again() -> None:
     family = Family()
     family.sessions.start(["b"])
     family.ends(78)
     assert not family.sessions.alive and family.sessions.failed == {"b": 78}
     family.sessions.start(["b"])
     assert family.sessions.alive and not family.sessions.failed and len(family.children) == 2
-
-
-def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     family = Family()
     family.refused = True
     family.sessions.start(["b"])
     assert family.sessions.alive and not family.children
-    family.refused, family.now = False, FIRST_DELAY + 1
+    family.refused, family.now = False, OF_SESSIONS.first + 1
     family.sessions.look()
     assert len(family.children) == 1
 
@@ -173,7 +171,7 @@ class Session:
 
     def ask(self) -> None:
         time.sleep(0.02)  # file times are coarser than the clock
-        start_request.ask(self.settings, "b", "a test")
+        START.ask(self.settings, "b", "a test")
 
 
 @pytest.fixture

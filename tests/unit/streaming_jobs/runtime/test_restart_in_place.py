@@ -17,8 +17,8 @@ from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.runtime import child_sessions
 from streaming_jobs.runtime.code_watch import CodeWatch, versions
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import holder, take
+from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import read_status
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
@@ -32,7 +32,7 @@ SESSION = """
 import os, signal, sys, threading, time
 from streaming_jobs.runtime import child_sessions
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request
+from streaming_jobs.state.requests import STOP
 stop = threading.Event()
 print(os.getpid(), sys.argv[1:], flush=True)
 if child_sessions.AGAIN in sys.argv:
@@ -227,12 +227,12 @@ def test_a_stream_that_a_recovery_had_stopped_when_the_session_began_is_started_
     flow: Path, settings: SettingsFactory
 ) -> None:
     home = settings()
-    stop_request.ask_for(home, "watched", "watched-0001")
+    STOP.ask_for(home, "watched", "watched-0001")
     process = without_spark(flow, home, "--respect-stop")
     try:
         until(lambda: (s := read_status(home, "beside")) is not None and s.state == "running", 30, "the session")
         assert read_status(home, "watched") is None
-        stop_request.clear_for(home, "watched", "watched-0001")
+        STOP.clear_for(home, "watched", "watched-0001")
         until(lambda: (s := read_status(home, "watched")) is not None and s.state == "running", 20, "the other stream")
         assert holder(home, "watched") is not None
         process.send_signal(signal.SIGTERM)

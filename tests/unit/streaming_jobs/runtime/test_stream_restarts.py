@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import start_request, stop_request
 from streaming_jobs.state.lease import holder
+from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.status import Status, read_status
 from tests.conftest import SettingsFactory
 from tests.support.driver import until
@@ -60,13 +60,13 @@ def test_a_stream_starts_again_with_the_code_on_disk_and_the_others_run_on(
     with both_run(flow, home) as process:
         before = {name: of(home, name) for name in ("watched", "beside")}
         if why == "recovery":
-            stop_request.ask_for(home, "watched", "watched-0001")
+            STOP.ask_for(home, "watched", "watched-0001")
             until(lambda: of(home, "watched").state == "stopped" and not holder(home, "watched"), 30, "the stop")
             corrected(flow)
-            stop_request.clear_for(home, "watched", "watched-0001")
+            STOP.clear_for(home, "watched", "watched-0001")
         else:
             corrected(flow)
-            start_request.ask(home, "watched", "a test")
+            START.ask(home, "watched", "a test")
 
         def new(name: str, code: str) -> bool:
             now = of(home, name)
@@ -77,19 +77,19 @@ def test_a_stream_starts_again_with_the_code_on_disk_and_the_others_run_on(
         assert there.pid != process.pid and psutil.Process(there.pid).ppid() == process.pid
         assert there.run_id == before["watched"].run_id
         assert (of(home, "beside").pid, of(home, "beside").begun_at) == (process.pid, before["beside"].begun_at)
-        assert start_request.request(home, "watched") is None, "it is done"
+        assert START.request(home, "watched") is None, "it is done"
 
         flow.write_text(FLOW)
-        start_request.ask(home, "watched", "a test")
+        START.ask(home, "watched", "a test")
         until(lambda: new("watched", there.code_version), 30, "the code of before")
         assert of(home, "watched").pid == there.pid, "alone in its process, it needs no other one"
         assert of(home, "beside").begun_at == before["beside"].begun_at
 
-        stop_request.ask(home, "watched", "a test")
+        STOP.ask(home, "watched", "a test")
         until(lambda: of(home, "watched").state == "stopped" and not psutil.pid_exists(there.pid), 30, "its end")
         assert works(home, "beside")
-        stop_request.clear(home, "watched", stop_request.request(home, "watched"))  # type: ignore[arg-type]
-        start_request.ask(home, "watched", "a test")
+        STOP.clear(home, "watched", STOP.request(home, "watched"))  # type: ignore[arg-type]
+        START.ask(home, "watched", "a test")
         until(lambda: works(home, "watched"), 30, "the third start")
         third = of(home, "watched").pid
         process.send_signal(signal.SIGTERM)
@@ -105,19 +105,19 @@ def test_streams_in_processes_of_their_own_outlive_faults_and_come_together_agai
     home = settings()
     with both_run(flow, home) as process:
         corrected(flow)
-        start_request.ask(home, "watched", "a test")
+        START.ask(home, "watched", "a test")
         until(lambda: of(home, "watched").pid not in (process.pid, 0), 30, "a process of its own")
         until(lambda: works(home, "watched"), 30, "its start")
         os.kill(killed := of(home, "watched").pid, signal.SIGKILL)
         until(lambda: of(home, "watched").pid != killed and works(home, "watched"), 30, "another one")
         assert of(home, "beside").pid == process.pid
 
-        start_request.ask(home, "beside", "a test")
+        START.ask(home, "beside", "a test")
         until(lambda: of(home, "beside").pid != process.pid and works(home, "beside"), 30, "the other")
         assert process.poll() is None
         flow.write_text(FLOW)
         for name in ("watched", "beside"):
-            start_request.ask(home, name, "a test")
+            START.ask(home, name, "a test")
         until(lambda: of(home, "beside").pid == of(home, "watched").pid == process.pid, 60, "one process again")
         until(lambda: works(home, "beside") and works(home, "watched"), 30, "both of them")
         process.kill()
@@ -132,27 +132,27 @@ def test_a_stop_and_a_start_of_one_stream_with_unchanged_code_happen_in_the_same
     home = settings()
     with both_run(flow, home) as process:
         begun = {name: of(home, name).begun_at for name in ("watched", "beside")}
-        start_request.ask(home, "watched", "a test")
+        START.ask(home, "watched", "a test")
         until(lambda: of(home, "watched").begun_at != begun["watched"], 30, "the restart")
-        until(lambda: start_request.request(home, "watched") is None, 30, "the end of the request")
+        until(lambda: START.request(home, "watched") is None, 30, "the end of the request")
         again = of(home, "watched").begun_at
-        stop_request.ask(home, "watched", "a test")
+        STOP.ask(home, "watched", "a test")
         until(lambda: of(home, "watched").state == "stopped" and not holder(home, "watched"), 30, "the stop")
-        start_request.ask(home, "watched", "a test")
+        START.ask(home, "watched", "a test")
         assert of(home, "watched").state == "stopped", "the stop request is stronger"
-        stop_request.clear(home, "watched", stop_request.request(home, "watched"))  # type: ignore[arg-type]
+        STOP.clear(home, "watched", STOP.request(home, "watched"))  # type: ignore[arg-type]
         until(lambda: of(home, "watched").begun_at != again, 30, "the start")
         assert of(home, "watched").pid == of(home, "beside").pid == process.pid
         assert of(home, "beside").begun_at == begun["beside"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
-    stop_request.ask(home, "watched", "a test")
+    STOP.ask(home, "watched", "a test")
     late = without_spark(flow, home, "--respect-stop")
     try:
         until(lambda: of(home, "beside").pid == late.pid and works(home, "beside"), 30, "the session")
-        stop_request.clear(home, "watched", stop_request.request(home, "watched"))  # type: ignore[arg-type]
-        start_request.ask(home, "watched", "a test")
+        STOP.clear(home, "watched", STOP.request(home, "watched"))  # type: ignore[arg-type]
+        START.ask(home, "watched", "a test")
         until(lambda: of(home, "watched").pid == late.pid and works(home, "watched"), 30, "the start")
         late.send_signal(signal.SIGTERM)
         assert late.wait(30) == 0 and holder(home, "watched") is None

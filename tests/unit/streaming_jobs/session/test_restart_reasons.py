@@ -18,8 +18,8 @@ from streaming_jobs.runtime.code_watch import DiskCode
 from streaming_jobs.runtime.stream_restarts import RestartReasons
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire, holder, take
+from streaming_jobs.state.requests import STOP
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryLease, MemoryLeases
 from tests.support.sessions import Queries, marker, session_of
@@ -91,10 +91,10 @@ def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(
         running.lease = acquire(home, running.stream.name, purpose="session")
         running.lease.record_jvm(os.getpid())
     session.detach(before)
-    stop_request.ask_for(home, "plain", "plain-0001")
+    STOP.ask_for(home, "plain", "plain-0001")
     look(session)
     with take(home, "plain", purpose="recovery plan plain-0001"):
-        stop_request.clear_for(home, "plain", "plain-0001")
+        STOP.clear_for(home, "plain", "plain-0001")
         look(session)
         assert not queries.launched and not session.superseded, "the recovery lets go in a moment"
     look(session)
@@ -108,9 +108,9 @@ def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(
     assert len(queries.launched) == 1
 
     session.detach(again)
-    stop_request.ask_for(home, "plain", "plain-0002")
+    STOP.ask_for(home, "plain", "plain-0002")
     look(session)
-    stop_request.clear_for(home, "plain", "plain-0002")
+    STOP.clear_for(home, "plain", "plain-0002")
     watch.same = False
     look(session)
     assert session.superseded and len(queries.launched) == 1, "corrected code needs a new process"
@@ -142,9 +142,9 @@ def test_a_recovered_stream_whose_folder_is_another_one_makes_the_session_start_
         before.lease.release()
         before.lease = OnAFullDisk("plain", owner, MemoryLeases())
     session.detach(before)
-    stop_request.ask_for(home, "plain", "plain-0001")
+    STOP.ask_for(home, "plain", "plain-0001")
     look(session)
-    stop_request.clear_for(home, "plain", "plain-0001")
+    STOP.clear_for(home, "plain", "plain-0001")
     if fault == "moved away":
         (home.state / "plain").rename(home.state / "before")
     look(session)
@@ -195,13 +195,13 @@ def test_a_session_is_told_which_of_its_streams_a_recovery_has_stopped(
 
     def left_out() -> Sequence[str]:
         options = session_options.parse(["--streams", "plain,parity", option])
-        return session_options.select(options, home, [plain, parity], stop_request.requests(home)).recovering
+        return session_options.select(options, home, [plain, parity], STOP.requests(home)).recovering
 
-    stop_request.ask_for(home, "plain", "plain-0001")
+    STOP.ask_for(home, "plain", "plain-0001")
     assert start("--streams", "plain,parity", option, make=make) == 0
     assert (made[0], left_out()) == (["parity"], ["plain"])
-    stop_request.clear_for(home, "plain", "plain-0001")
-    stop_request.ask(home, "plain", "by hand")
+    STOP.clear_for(home, "plain", "plain-0001")
+    STOP.ask(home, "plain", "by hand")
     assert start("--streams", "plain,parity", option, make=make) == 0
     assert (made[1], left_out()) == (["parity"], [])
 
@@ -262,9 +262,9 @@ def test_a_stream_that_has_moved_to_its_own_process_is_no_failure_of_this_sessio
     assert session.restarts.elsewhere == {"plain"} and not session.superseded
 
     with take(home, "plain", purpose="session"):  # by the other process, which a recovery stops
-        stop_request.ask_for(home, "plain", "plain-0001")
+        STOP.ask_for(home, "plain", "plain-0001")
         look(session)
-        stop_request.clear_for(home, "plain", "plain-0001")
+        STOP.clear_for(home, "plain", "plain-0001")
         look(session)
         assert len(commands) == 1, "it has not ended yet"
     children._children[0].process.exit_code = 0  # type: ignore[union-attr,misc]

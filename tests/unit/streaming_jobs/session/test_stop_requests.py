@@ -9,8 +9,8 @@ import pytest
 
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, TransientError
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import holder, take
+from streaming_jobs.state.requests import STOP
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryRuntime
 from tests.support.sessions import Queries, marker, session_of, state
@@ -29,7 +29,7 @@ def test_a_start_that_is_refused_leaves_a_stop_on_purpose_as_it_is(home: Setting
 @pytest.mark.parametrize("respect", [False, True])
 def test_a_start_with_intent_ends_a_stop_on_purpose(home: Settings, respect: bool) -> None:
     path = marker(home)
-    assert session_of(home, [plain], answers={} if respect else stop_request.requests(home)).run() == 0
+    assert session_of(home, [plain], answers={} if respect else STOP.requests(home)).run() == 0
     assert path.exists() == respect
 
 
@@ -37,16 +37,16 @@ def test_a_start_with_intent_ends_a_stop_on_purpose(home: Settings, respect: boo
 def test_a_stop_that_is_asked_for_while_a_session_starts_is_obeyed(home: Settings, before: str | None) -> None:
     """Be it in the same words as one that the start was made to end."""
     if before is not None:
-        stop_request.ask(home, "plain", before)
+        STOP.ask(home, "plain", before)
 
     def preflight(stream: Stream) -> None:
         if stream is plain:
-            stop_request.ask(home, "plain", "asked by recourse streams stop")
+            STOP.ask(home, "plain", "asked by recourse streams stop")
 
     queries = Queries(home, at_preflight=preflight)
-    session = session_of(home, [plain, parity], answers=stop_request.requests(home), queries=queries)
+    session = session_of(home, [plain, parity], answers=STOP.requests(home), queries=queries)
     assert session.run() == 0
-    assert stop_request.asked(home, "plain") and state(home, "plain") == "stopped"
+    assert STOP.asked(home, "plain") and state(home, "plain") == "stopped"
     assert queries.launched == ["parity"]
 
 
@@ -54,17 +54,17 @@ def test_a_stop_that_is_asked_for_while_a_session_starts_is_obeyed(home: Setting
 def test_a_stop_of_before_the_process_and_after_its_start_was_asked_for_is_obeyed(
     home: Settings, start: Callable[..., int], asked_at: float | None, obeyed: bool
 ) -> None:
-    stop_request.ask(home, "plain", "asked by recourse streams stop")
+    STOP.ask(home, "plain", "asked by recourse streams stop")
     assert start("--streams", "plain", *([] if asked_at is None else ["--asked-at", str(asked_at)])) == 0
-    assert stop_request.asked(home, "plain") == obeyed
+    assert STOP.asked(home, "plain") == obeyed
 
 
 def test_a_recovery_that_asks_while_a_session_starts_gets_the_stream(home: Settings) -> None:
     runtime = MemoryRuntime()
-    queries = Queries(home, at_preflight=lambda stream: stop_request.ask_for(home, stream.name, "p-0001"))
-    answers = stop_request.requests(home)
+    queries = Queries(home, at_preflight=lambda stream: STOP.ask_for(home, stream.name, "p-0001"))
+    answers = STOP.requests(home)
     assert session_of(home, [plain], answers=answers, runtime=runtime, queries=queries).run() == 0
-    assert stop_request.for_recovery(home, "plain") and holder(home, "plain") is None
+    assert STOP.for_recovery(home, "plain") and holder(home, "plain") is None
     assert not runtime.names, "there is nothing to start"
 
 
@@ -80,7 +80,7 @@ def test_a_start_that_preflight_refuses_leaves_the_marker(home: Settings) -> Non
                 raise error
 
         queries = Queries(home, at_preflight=preflight)
-        session = session_of(home, [plain], answers=stop_request.requests(home), queries=queries)
+        session = session_of(home, [plain], answers=STOP.requests(home), queries=queries)
         return session.run()
 
     assert run(PreflightRefused("fenced", "resume it")) == 78

@@ -18,7 +18,7 @@ from pyspark.sql.types import DateType, DoubleType, LongType, StringType, Struct
 from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, EventTime
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.formats import Json
-from streaming_jobs.sources.record_blocks import FIRST_READ, RecordBlocks, RecordDeclaration, note_used
+from streaming_jobs.sources.record_blocks import FIRST_READ, RecordBlocks, note_used
 from streaming_jobs.stream import KafkaTopic
 from tests.support.memory_consumer import record
 
@@ -36,7 +36,7 @@ MS = 1_700_000_000_000
 def rows(
     *messages: Message, what: Literal["all", "refused"] = "all", topic: KafkaTopic | None = None
 ) -> list[dict[str, Any]]:
-    declared = RecordDeclaration.of(topic or KafkaTopic("things", value=Json(SCHEMA)))
+    declared = topic or KafkaTopic("things", value=Json(SCHEMA))
     blocks = pickle.loads(pickle.dumps(RecordBlocks(declared, what)))
     batch = blocks.batch(messages)
     assert batch.schema.equals(blocks.schema)
@@ -50,20 +50,18 @@ def timed(**values: Any) -> KafkaTopic:
     return KafkaTopic("things", value=Json(SCHEMA), event_time="at", lateness="1 minute", **values)
 
 
-def test_a_good_record_has_its_values_and_its_place() -> None:
+def test_a_good_record_has_its_values_and_its_place_and_headers_if_they_are_asked_for() -> None:
     (row,) = rows(record(3, 9, b'{"n":5,"at":"2024-01-02T03:04:05Z"}', key=b"\xff", timestamp=(1, MS)))
     assert row["_record"] == {"n": 5, "name": None, "at": datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC), "day": None}
     place = {name: row[name] for name in ("topic", "partition", "offset", "key", "tombstone", "_bad")}
     assert place == {"topic": "things", "partition": 3, "offset": 9, "key": b"\xff", "tombstone": False, "_bad": False}
     assert row["timestamp_ms"] == MS
     assert "headers" not in row
-
-
-def test_headers_come_if_they_are_asked_for() -> None:
     topic = KafkaTopic("things", value=Json(SCHEMA), headers=True)
     with_some, without = rows(record(0, 0, b'{"n":1}', headers=[("a", b"1"), ("a", None)]), record(0, 1), topic=topic)
     assert with_some["headers"] == [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
     assert without["headers"] is None
+    assert rows() == [] == rows(what="refused")
 
 
 def test_a_record_is_good_or_refused_with_its_bytes_and_a_reason() -> None:
@@ -136,7 +134,7 @@ def test_what_a_replay_of_its_writer_wrote_again_is_ahead_as_it_was_the_first_ti
         0, 1, b'{"n":1,"at":"2023-11-15T22:13:20.000001Z"}', timestamp=(1, MS + 3 * 86_400_000), headers=headers
     )
     other = record(0, 0, b'{"n":1,"at":"2023-11-14T22:13:20Z"}', timestamp=(1, MS))
-    blocks = RecordBlocks(RecordDeclaration.of(timed()), "all", recovered=recovered)
+    blocks = RecordBlocks(timed(), "all", recovered=recovered)
     assert blocks.batch([other, message])["_bad"].to_pylist() == [False, bad]
     assert blocks.batch([other, message])["timestamp"].to_pylist()[1].day == 17, "its own timestamp stays"
     refused = replace(blocks, rows="refused").batch([other, message])["detail"].to_pylist()
@@ -202,7 +200,7 @@ def test_a_number_that_is_no_possible_time_is_a_dead_letter(
         assert f"'event_time' of {time.field} = " in refused["detail"]  # type: ignore[union-attr]
         assert reason in topic.records.reasons
     note_used(tmp_path / "used.json", {"_bad"})
-    blocks = RecordBlocks(RecordDeclaration.of(topic), "all", tmp_path / "used.json")
+    blocks = RecordBlocks(topic, "all", tmp_path / "used.json")
     assert blocks.batch(messages)["_bad"].to_pylist() == [False, True], "whichever columns are used"
 
 
@@ -230,11 +228,7 @@ def test_an_event_time_may_be_computed_from_fields_and_named() -> None:
 )
 def test_a_function_that_makes_no_times_is_named(function: Any, words: str) -> None:
     with pytest.raises(FunctionRaised, match=words):
-        RecordBlocks(RecordDeclaration.of(counted(ComputedTime(function))), "all").batch([of(day="2023-11-15")])
-
-
-def test_a_block_without_records_has_the_columns() -> None:
-    assert rows() == [] == rows(what="refused")
+        RecordBlocks(counted(ComputedTime(function)), "all").batch([of(day="2023-11-15")])
 
 
 @dataclass(frozen=True)
@@ -251,15 +245,19 @@ class Fragile:
         raise ValueError("no\nvalue")
 
 
-def test_a_format_that_raises_is_named() -> None:
+def test_a_format_that_raises_or_returns_another_number_of_columns_is_named() -> None:
     with pytest.raises(FunctionRaised, match=r"the format Fragile of topic things raised ValueError: no value\n"):
         rows(record(0, 0), topic=KafkaTopic("things", value=Fragile()))
+    with pytest.raises(FunctionRaised, match="returned 1 columns for 4 fields"):
+        rows(record(0, 0, b'{"n":1}'), topic=KafkaTopic("things", value=TooFew(SCHEMA)))
 
 
-def test_columns_that_nobody_looks_at_are_null_and_every_verdict_stays(tmp_path: Path) -> None:
+def test_columns_that_nobody_looks_at_are_null_and_every_verdict_stays_also_that_of_an_event_time(
+    tmp_path: Path,
+) -> None:
     values = [b'{"n":5,"name":"x","day":"2024-01-02"}', b'{"n":"wrong"}', b'{"n":1,"day":"wrong"}', b"{"]
     messages = [record(0, at, value, key=b"k") for at, value in enumerate(values)]
-    declared = RecordDeclaration.of(KafkaTopic("things", value=Json(SCHEMA)))
+    declared = KafkaTopic("things", value=Json(SCHEMA))
     whole = RecordBlocks(declared, "all", tmp_path / "there is none").batch(messages)
     assert whole.equals(RecordBlocks(declared, "all").batch(messages))
     note_used(tmp_path / "used.json", {"offset", "_record", "_record.name", "_bad"})
@@ -269,11 +267,8 @@ def test_columns_that_nobody_looks_at_are_null_and_every_verdict_stays(tmp_path:
     assert used["_record"].to_pylist()[0] == {"n": None, "name": "x", "at": None, "day": None}
     for name in ("topic", "partition", "timestamp", "key"):
         assert used[name].null_count == len(messages)
-
-
-def test_an_event_time_that_is_checked_is_read_whoever_uses_it(tmp_path: Path) -> None:
     note_used(tmp_path / "used.json", {"_bad"})
-    blocks = RecordBlocks(RecordDeclaration.of(timed(max_ahead="1 hour")), "all", tmp_path / "used.json")
+    blocks = RecordBlocks(timed(max_ahead="1 hour"), "all", tmp_path / "used.json")
     late = record(0, 0, b'{"n":1,"at":"2099-01-01T00:00:00Z"}', timestamp=(1, MS))
     assert blocks.batch([late])["_bad"].to_pylist() == [True]
 
@@ -284,8 +279,3 @@ class TooFew(Json):
 
     def reader(self, fields: Any = None) -> Any:
         return super().reader(["n"])
-
-
-def test_a_format_that_returns_another_number_of_columns_is_told() -> None:
-    with pytest.raises(FunctionRaised, match="returned 1 columns for 4 fields"):
-        rows(record(0, 0, b'{"n":1}'), topic=KafkaTopic("things", value=TooFew(SCHEMA)))

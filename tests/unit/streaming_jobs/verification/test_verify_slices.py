@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.runtime.slice_commits import carry_out
-from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.delta.log import noted
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.verification.subject import Comparison, StreamTable, Subject
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic

@@ -15,10 +15,9 @@ from streaming_jobs.errors import OutputMismatch, RuleBroken
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import dead_letters
-from streaming_jobs.sinks.delta.quarantine import TableRules
 from streaming_jobs.sinks.delta.row_engine import Files, RowEngine, RowTask, told_schema
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import ROW_COLUMN, order_of
 from streaming_jobs.sinks.delta.writers import Preparation, prepare_write
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN
@@ -80,7 +79,7 @@ def test_an_append_leaves_the_same_by_both_ways(home: Settings, verdicts: list[i
             shown(
                 sink,
                 aside,
-                prepare_write(sink, frame, **how, batch=(1, 0), topics=["t"], rules=TableRules(RULES, aside)),
+                prepare_write(sink, frame, **how, batch=(1, 0), topics=["t"], rules=RULES, quarantine=aside),
             )
         )
     assert left[0] == left[1] and len(left[0][2]) == len(verdicts) // 5
@@ -93,7 +92,7 @@ def test_a_row_that_stops_the_stream_does_so_by_both_ways_and_leaves_no_file(hom
         frame: Any = InProcess(rows(0, 8, 1, 8, 9, 8, 0), sink.schema)
         with pytest.raises(RuleBroken) as broken:
             how = {"driver": driver, "spark_commits": False}
-            prepare_write(sink, frame, **how, batch=(1, 0), rules=TableRules(RULES, aside))
+            prepare_write(sink, frame, **how, batch=(1, 0), rules=RULES, quarantine=aside)
         said.append(broken.value.found)
         assert not [*sink.path.rglob("*.parquet")] and not [*aside.path.rglob("*.parquet")]
     assert said[0].startswith("table t: 3 rows break n_not_null") and said[1].startswith("table t: 3 rows break")

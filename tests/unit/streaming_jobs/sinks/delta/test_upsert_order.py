@@ -21,12 +21,13 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
-from streaming_jobs.sinks.delta import maintenance, tombstones
+from streaming_jobs.sinks.delta import maintenance
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowMerge
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
+from streaming_jobs.sinks.delta.writers import remembered_in
 from streaming_jobs.sinks.schemas import POSITION_FIELD, is_position
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
@@ -164,9 +165,9 @@ def test_a_delete_is_remembered_until_its_time_is_over_and_no_longer(settings: S
     tables.upsert(arrow(one(1, 4.0, place=1), by_position=True), by_position=True)
     assert tables.shown() == {}
     version = tables.kept.handle.version()
-    assert tombstones.forget(tables.kept, timedelta(hours=1), 1) == 0
+    assert maintenance.forget(tables.kept, timedelta(hours=1), 1) == 0
     assert tables.kept.handle.version() == version, "nothing to remove is no commit"
-    assert tombstones.forget(tables.kept, timedelta(0), 1) == 1
+    assert maintenance.forget(tables.kept, timedelta(0), 1) == 1
     commit, foreign = newest(tables.kept.path, STREAM)
     assert commit is not None and commit.entry is not None and commit.entry.batch == 0 and foreign == []
     tables.upsert(arrow(one(1, 4.0, place=2), by_position=True), by_position=True)
@@ -223,13 +224,20 @@ def test_the_position_is_no_part_of_what_the_function_returns(settings: Settings
     assert ensure_sink(settings(), Declared("plain"), STREAM, taken, generation=1).schema == taken
 
 
-def test_rows_without_a_key_stay_as_the_function_returned_them(settings: SettingsFactory) -> None:
+def test_rows_without_a_key_stay_as_returned_and_a_batch_without_rows_reads_no_remembered_deletes(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = Tables.make(settings())
     rows = arrow(one(1, 1.0), by_position=True)
     rows = rows.set_column(0, "k", pa.array([None], pa.int64()))
     staged = merged(tables.sink, rows, tables.kept, by_position=True)
     assert staged.rows == 0 and staged.rejected is not None
     assert set(staged.rejected.column_names) == {*COLUMNS, "__topic", "__partition", "__offset", DELETE_COLUMN}
+    rows = arrow([(0, Event(1, 5.0, None, True, 0))], by_position=True)
+    tables.upsert(rows, by_position=True)
+    monkeypatch.setattr(DeltaTable, "to_pyarrow_dataset", None)
+    staged = merged(tables.sink, rows.slice(0, 0), tables.kept, by_position=True)
+    assert staged.rows == 0 and staged.before == []
 
 
 def not_null(rows: pa.Table) -> pa.Table:
@@ -247,17 +255,6 @@ def test_a_column_that_is_no_longer_nullable_meets_the_deletes_remembered_of_it(
     assert len(tables.shown()) == 2
 
 
-def test_a_batch_without_rows_reads_no_remembered_deletes(
-    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = Tables.make(settings())
-    rows = arrow([(0, Event(1, 5.0, None, True, 0))], by_position=True)
-    tables.upsert(rows, by_position=True)
-    monkeypatch.setattr(DeltaTable, "to_pyarrow_dataset", None)
-    staged = merged(tables.sink, rows.slice(0, 0), tables.kept, by_position=True)
-    assert staged.rows == 0 and staged.before == []
-
-
 def test_only_files_that_may_hold_a_key_of_the_batch_are_read(settings: SettingsFactory) -> None:
     tables = Tables.make(settings())
 
@@ -269,9 +266,9 @@ def test_only_files_that_may_hold_a_key_of_the_batch_are_read(settings: Settings
     (away,) = (file for file in tables.kept.handle.file_uris() if pq.read_table(file)["k"].to_pylist() == [1, 3])
     Path(away).unlink()
     late = events(1003, 2500, delete=False)
-    assert tombstones.Tombstones.of(tables.kept).of_keys(late, ["k"])["k"].to_pylist() == [1003]
+    assert remembered_in(tables.kept).of_keys(late, ["k"])["k"].to_pylist() == [1003]
     with pytest.raises(FileNotFoundError):
-        tombstones.Tombstones.of(tables.kept).of_keys(events(2, 1003), ["k"])
+        remembered_in(tables.kept).of_keys(events(2, 1003), ["k"])
 
 
 def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFactory) -> None:
@@ -282,7 +279,7 @@ def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFa
     )
     sink = ensure_sink(settings(), declared, STREAM, output, generation=1)
     assert declared.deletes is not None
-    kept = ensure_sink(settings(), declared.deletes, STREAM, schemas.tombstones(declared, output), generation=1)
+    kept = ensure_sink(settings(), declared.deletes, STREAM, schemas.deletes_of(declared, output), generation=1)
     tables = Tables(sink, kept)
 
     def events(*rows: tuple[int, str, int, bool]) -> pa.Table:

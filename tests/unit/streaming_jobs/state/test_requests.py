@@ -1,0 +1,85 @@
+"""Requests to stop and to start: who asks, for which plan, also in the words of an earlier version or by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import cast
+
+import pytest
+
+from streaming_jobs.runtime.stream_restarts import RestartReasons, StreamRestarts, Streams
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.requests import START, STOP
+from tests.conftest import SettingsFactory
+
+
+@pytest.fixture
+def home(settings: SettingsFactory) -> Settings:
+    return settings()
+
+
+def test_who_asks_and_for_which_plan_is_in_the_file(home: Settings) -> None:
+    STOP.ask(home, "count", 'asked by "me"')
+    by_hand = STOP.request(home, "count")
+    assert by_hand is not None and (by_hand.who, by_hand.plan) == ('asked by "me"', None)
+    assert not STOP.for_recovery(home, "count")
+    STOP.ask_for(home, "total", "total-0001")
+    assert json.loads(STOP.path(home, "total").read_text())["plan"] == "total-0001"
+    pending = STOP.request(home, "total")
+    assert pending is not None and pending.who == "stopped for recovery plan total-0001"
+    assert STOP.for_recovery(home, "total")
+
+
+@pytest.mark.parametrize(
+    ("text", "who", "plan"),
+    [
+        ("", "", None),
+        ("by hand\n", "by hand", None),
+        ("stopped for recovery plan total-0001\n", "stopped for recovery plan total-0001", "total-0001"),
+        ("17", "17", None),
+        ('{"who": "me"}', "me", None),
+    ],
+)
+def test_a_file_that_is_no_json_names_who(home: Settings, text: str, who: str, plan: str | None) -> None:
+    path = START.path(home, "count")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    pending = START.request(home, "count")
+    assert pending is not None and (pending.who, pending.plan) == (who, plan)
+
+
+def test_a_request_is_ended_by_whoever_has_seen_it_and_no_other_one(home: Settings) -> None:
+    STOP.ask(home, "plain", "somebody")
+    first = STOP.request(home, "plain")
+    STOP.ask(home, "plain", "somebody")
+    assert first is not None
+    STOP.clear(home, "plain", first)
+    assert STOP.asked(home, "plain")
+    STOP.ask_for(home, "plain", "p-0001")
+    STOP.clear_for(home, "plain", "p-0001")
+    second = STOP.requests(home)["plain"]
+    assert second.who == "somebody" and second != first
+    STOP.clear(home, "plain", second)
+    assert STOP.requests(home) == {}
+
+
+def test_a_stop_file_that_cannot_be_read_stops_its_stream_and_no_other_one(home: Settings) -> None:
+    (home.state / "plain" / "stop").mkdir(parents=True)
+    with pytest.raises(OSError):
+        STOP.request(home, "plain")
+    assert STOP.asked(home, "plain") and not STOP.for_recovery(home, "plain")
+
+
+def test_a_start_ends_the_requests_from_before_it_and_no_newer_one(home: Settings) -> None:
+    def started(began: float) -> None:
+        StreamRestarts(home, cast("Streams", None), RestartReasons(home, began=began)).started("orders")
+
+    started(time.time())
+    assert START.request(home, "orders") is None
+    asked = START.ask(home, "orders", "anna")
+    assert asked.who == "anna"
+    started(asked.since - 1)
+    assert START.request(home, "orders") == asked
+    started(asked.since)
+    assert START.request(home, "orders") is None
