@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -56,14 +56,6 @@ class Graph:
     def after(self, node: Node) -> list[Node]:
         """The nodes that its records reach directly."""
         return [end for begin, end in self.edges if begin == node]
-
-    def downstream(self, streams: Collection[str]) -> list[str]:
-        """The streams that read, directly or through others, what these streams write; in the order of records."""
-        reached = {Node("stream", name) for name in streams}
-        for node in self.in_order:
-            if any(each in reached for each in self.before(node)):
-                reached.add(node)
-        return [node.name for node in self.in_order if node in reached and node.kind == "stream"]
 
     @cached_property
     def ranks(self) -> dict[Node, int]:

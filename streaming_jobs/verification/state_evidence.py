@@ -69,15 +69,9 @@ class PlanOutput:
         """True if no record makes two rows."""
         return set(self.nodes) <= _ROW_BY_ROW | _FEWER
 
-    @property
-    def stateful(self) -> bool:
-        """True if rows depend on more than their own record."""
-        return not self.one_row_at_most or bool(set(self.nodes) & _DEDUPLICATES)
-
 
 _ROW_BY_ROW = {"Project", "SubqueryAlias", "EventTimeWatermark", "View"}
-_DEDUPLICATES = {"Deduplicate", "DeduplicateWithinWatermark"}
-_FEWER = {"Filter"} | _DEDUPLICATES
+_FEWER = {"Filter", "Deduplicate", "DeduplicateWithinWatermark"}
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,6 @@ def chain() -> Graph:
     return Graph((topic, a, of_a, b, of_b, c, of_c), edges)
 
 
-def test_downstream_is_everything_that_reads_what_a_stream_writes_in_order() -> None:
-    assert chain().downstream(["a"]) == ["a", "b", "c"]
-    assert chain().downstream(["b"]) == ["b", "c"]
-    assert chain().downstream(["c"]) == ["c"]
-    assert Graph.of([*SHOP, LONE]).downstream(["orders"]) == ["orders"]
-
-
 def test_mermaid_has_a_shape_per_kind_and_no_name_is_read_as_its_own_word() -> None:
     assert mermaid(Graph.of([made("end", ["in.v1"], ["end"])])) == (
         "flowchart LR\n"
