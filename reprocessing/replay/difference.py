@@ -22,6 +22,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import StructField
 
 from reprocessing.plan.conditions import quoted
+from reprocessing.replay.words import RowCounts
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.platform.table_rows import failed, opened, rows_of
 from streaming_jobs.settings import Settings
@@ -271,17 +272,13 @@ class Difference:
         return cls(**{**value, **nested})
 
     @property
-    def corrected(self) -> int:
-        """Rows with other values; without keys, pairs of a row that vanishes and one that appears."""
-        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[0]
+    def counts(self) -> RowCounts:
+        return RowCounts.of(self.only_old, self.only_new, self.changed, keyed=self.keyed)
 
     @property
-    def new(self) -> int:
-        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[1]
-
-    @property
-    def gone(self) -> int:
-        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[2]
+    def figures(self) -> dict[str, int]:
+        """The numbers of rows by their names, in the order in which they are shown."""
+        return {"published_rows": self.old_rows, "rebuilt_rows": self.new_rows, **self.counts._asdict()}
 
     def read_words(self) -> str:
         """The rows over which the sums are made, in words."""
@@ -292,12 +289,6 @@ class Difference:
     def share(self) -> float:
         """Rows that change, vanish or appear, as a share of the published rows."""
         return (self.only_old + self.only_new + self.changed) / max(self.old_rows, 1)
-
-
-def paired(gone: int, came: int, changed: int, *, keyed: bool) -> tuple[int, int, int]:
-    """(corrected, new, gone): without keys, a row that vanishes and one that appears count as one corrected row."""
-    both = 0 if keyed else min(gone, came)
-    return changed + both, came - both, gone - both
 
 
 def for_journal(differences: Sequence[Difference]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ A kill at any moment leaves the table with the old slice or with the new one; th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -299,6 +299,16 @@ class SliceReport:
     seconds: float
     difference: Difference
 
+    @property
+    def figures(self) -> dict[str, int]:
+        """The numbers of the slice's rows by their names."""
+        difference = self.difference
+        return {
+            "rows_before": difference.old_rows,
+            "rows_after": difference.new_rows,
+            **difference.counts._asdict(),
+        }
+
 
 def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_run: bool = False) -> SliceReport:
     """Rebuild the slice between two days or times; raises the refusal's error if it cannot be, or is not, rebuilt."""
@@ -494,15 +504,3 @@ def nothing_committed(made: Difference, dry_run: bool) -> str:
     if not (made.old_rows or made.new_rows or made.unknown):
         return f"{'dry run' if dry_run else 'unchanged'}: no row is in the slice, before or after"
     return "dry run" if dry_run else "unchanged"
-
-
-def difference_rows(report: SliceReport) -> Sequence[tuple[str, int]]:
-    """The numbers of a report by their names, as people read them."""
-    made = report.difference
-    return (
-        ("rows before", made.old_rows),
-        ("rows after", made.new_rows),
-        ("corrected", made.corrected),
-        ("new", made.new),
-        ("gone", made.gone),
-    )

@@ -298,7 +298,7 @@ def test_nobody_agrees_then_nothing_is_published_and_yes_publishes_both(both: li
     assert shown == [["things", "things_dead_letters", "others", "others_dead_letters"]]
     assert journal_of(settings, plan).outcome == "waits for confirmation"
     noted = facts_of(load(settings, plan), journal_of(settings, plan)).differences
-    assert [each.table for each in noted] == shown[0] and noted[0].corrected == 30
+    assert [each.table for each in noted] == shown[0] and noted[0].counts.corrected == 30
     assert [life.rows() for life in both] == [WRONG, WRONG]
     executor.apply(recovery(settings, plan))
     assert [life.rows() for life in both] == [RIGHT, RIGHT]

@@ -109,10 +109,10 @@ def test_other_rows_are_different_and_named(life: Life) -> None:
     made = run(life, wrong=True)
     assert (made.verdict, made.verdict.exit_code) == (PreviewVerdict.different, 10)
     table = made.tables[0]
-    assert (table.difference.corrected, table.difference.new, table.difference.gone) == (30, 0, 0)
+    assert table.difference.counts == (30, 0, 0)
     assert table.difference.totals["id"] == ("1335", "-1335") or table.difference.totals["id"] == (1335, -1335)
     shown = text(made, "/somewhere/report.html")
-    assert shown.startswith("stream things: different: things rows: 30 changed")
+    assert shown.startswith("stream things: different: things rows: 30 corrected")
     assert "things/0: offsets 30 to 59" in shown and "report: /somewhere/report.html" in shown
     assert f"savepoint g0001-b{SAVED:09d}" in shown and "to g0001 batch 5" in shown
     assert "id 1335 -> -1335" in shown
@@ -158,7 +158,7 @@ def test_a_change_by_another_program_is_named_as_such(tmp_path: Path) -> None:
     rows = life.stored().readable().to_pyarrow_table().slice(0, 1)
     write_deltalake(life.table, rows, mode="append")
     made = run(life)
-    assert made.verdict is PreviewVerdict.different and made.tables[0].difference.gone == 1
+    assert made.verdict is PreviewVerdict.different and made.tables[0].difference.counts.gone == 1
     assert "was written by another program" in made.notes[0]
 
 
