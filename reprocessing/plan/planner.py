@@ -19,7 +19,6 @@ from reprocessing.plan.affected_streams import (
     changed_by,
     further_back,
     goes_back_to,
-    never_ran,
     refuse_in_first_batch,
     refuse_others,
     refuse_undeclared,
@@ -39,19 +38,17 @@ from reprocessing.plan.snapshot import (
     PlanningSnapshot,
     only_the_broker,
     planning_snapshot,
-    refuse_fenced,
 )
 from reprocessing.plan.targets import Resolved, Target, named_code, resolve
 from reprocessing.plan.void_records import (
     NOTHING_WRITTEN,
     CommittedOffsets,
     check_topic_sinks,
-    start_of,
     written_topics,
 )
 from streaming_jobs.catalog.topology import Topology, path_between
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger.positions import TopicOffsets
+from streaming_jobs.ledger.positions import TopicOffsets, offsets_between
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table
@@ -159,7 +156,7 @@ def _drafts(
             topics = {source.name for source in streams[name].topics}
             if not topics.intersection(changed):
                 continue
-            if never_ran(settings, name):
+            if stream_record.load(settings, name) is None:  # it begins after the recovery, and reads no void range
                 refuse_in_first_batch(settings, streams[name])
                 continue
             snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
@@ -238,7 +235,7 @@ def _draft(
 ) -> StreamRecoveryPlan:
     """The plan of one stream, without the name of the recovery; `before` are those recovered before it."""
     snapshot, target, checks = request.snapshot, request.target, request.checks
-    refuse_fenced(snapshot)
+    snapshot.refuse_under_way()
     saw = snapshot.planned_against
     asked = [target, *([request.until] if request.until is not None else [])]
     if snapshot.unreachable is not None and any(each.kind not in OF_THE_STREAM for each in asked):
@@ -345,7 +342,7 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
     for rule in checks.rules:
         table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
         try:
-            broken(table.readable(), [rule])
+            broken(table.readable(), rule)
         except UnknownColumn as error:
             if not changed:
                 raise
@@ -399,8 +396,7 @@ def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:
 def _rate(snapshot: PlanningSnapshot, base: Base) -> float | None:
     """Expected records per second of a replay from `base`; None if the ledger does not show it."""
     pace = snapshot.history.pace()
-    latest = {(t.name, p): end for t in snapshot.preflight.topics for p, end in t.latest.items()}
-    records = sum(max(end - base.ends.get(t, {}).get(p, 0), 0) for (t, p), end in latest.items())
+    records = offsets_between(base.ends, {topic.name: topic.latest for topic in snapshot.preflight.topics})
     largest = snapshot.settings.for_stream(snapshot.stream.name).max_offsets_per_trigger
     return round(pace.rate(records, largest), 1) if pace is not None and records else None
 
@@ -458,7 +454,7 @@ def same_deploy(settings: Settings, plans: Sequence[StreamRecoveryPlan]) -> Iter
         for plan in plans
         if not plan.skips
         for code in _new_code(settings, plan.stream)
-        if code.since > start_of(plan.base)
+        if code.since > plan.base.after
     ]
     for name in Topology.load(settings.flows).streams if changed else ():
         near = [

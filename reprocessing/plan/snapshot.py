@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from reprocessing.plan.history import CommittedBatch, History, lineage
-from reprocessing.plan.journal import next_step
+from reprocessing.plan.journal import refuse_under_way
 from reprocessing.plan.plan import PlannedAgainst, SawTable, SawTopic
 from reprocessing.plan.targets import View, no_batch
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
@@ -63,6 +63,12 @@ class PlanningSnapshot:
             tables=tuple(self._tables()),
             topics=tuple(_saw(topic) for topic in self.preflight.topics),
         )
+
+    def refuse_under_way(self) -> None:
+        """Raise RecoveryUnderWay if a recovery of the stream is not over."""
+        for table in self.preflight.tables:
+            if table.entry is not None:
+                refuse_under_way(table.name, table.entry, self.record.generation)
 
     def view(self) -> View:
         return View(
@@ -119,19 +125,6 @@ def planning_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -
     return PlanningSnapshot(
         settings, stream, topics, record, around, history, savepoints.savepoints(settings, stream.name)
     )
-
-
-def refuse_fenced(snapshot: PlanningSnapshot) -> None:
-    """Raise PreflightRefused if another recovery has fenced a table and is not over."""
-    for table in snapshot.preflight.tables:
-        if table.entry is not None and (
-            table.entry.kind == "fence"
-            or (table.entry.kind == "publish" and table.entry.generation > snapshot.record.generation)
-        ):
-            raise PreflightRefused(
-                f"the recovery plan {table.entry.plan} of table {table.name} is under way",
-                next_step(table.entry.plan or "PLAN", "applying"),
-            )
 
 
 def _saw(topic: TopicSnapshot) -> SawTopic:

@@ -396,6 +396,12 @@ def write_offsets(offsets: TopicOffsets) -> str:
     return "".join(f"{t},{p},{o}\n" for t, each in sorted(offsets.items()) for p, o in sorted(each.items()))
 
 
+def offsets_target(offsets: TopicOffsets) -> Target:
+    """The target of these offsets, as `parse_offsets` reads them."""
+    each = (f"{t}/{p}:{o}" for t, partitions in offsets.items() for p, o in sorted(partitions.items()))
+    return Target("offsets", ",".join(each))
+
+
 def parse_offsets(text: str, topics: Sequence[str]) -> dict[str, dict[int, int]]:
     """Parse `0:120,1:98` for a stream with one topic, `orders/0:120,...` for several; raises UsageError."""
     offsets: dict[str, dict[int, int]] = {}

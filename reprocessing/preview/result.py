@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -65,7 +65,7 @@ class Counts:
     """Figures of the batches of one side: batches, and by name rows written, dead letters, rows that broke a rule."""
 
     batches: int = 0
-    named: Mapping[str, int] | None = None
+    named: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Preview:
     suites: tuple[tuple[str, tuple[str, ...]], ...] = ()
     failure: ReplayFailure | None = None
     notes: tuple[str, ...] = ()
-    seconds: Mapping[str, float] | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> PreviewVerdict:
@@ -112,7 +112,7 @@ class Preview:
 
     def counted(self) -> list[tuple[str, int, int]]:
         """Figures of both sides, by name: published, then rebuilt."""
-        before, after = self.before.named or {}, self.after.named or {}
+        before, after = self.before.named, self.after.named
         return [(name, before.get(name, 0), after.get(name, 0)) for name in sorted({*before, *after})]
 
     def ranges(self) -> list[tuple[str, int, int, int]]:
@@ -146,7 +146,7 @@ class Preview:
             "suites": {name: list(failing) for name, failing in self.suites},
             "failure": failure,
             "notes": list(self.notes),
-            "seconds": dict(self.seconds or {}),
+            "seconds": dict(self.seconds),
         }
 
 

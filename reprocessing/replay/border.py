@@ -119,8 +119,7 @@ class RowByRow:
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:  # noqa: ARG002 - of any batch
         """False: no batch is planned anew. Raises PreflightRefused if rows may depend on earlier records."""
-        record = stream_record.load(self.replay_settings, self.stream.name)
-        assert record is not None
+        record = stream_record.existing(self.replay_settings, self.stream.name)
         nodes = output_plans.nodes(
             StreamFolder.of(self.replay_settings, self.stream.name).output_plans,
             {code.hash for code in record.code[-1:]},

@@ -27,8 +27,9 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.platform.table_rows import failed, opened, rows_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.schemas import is_position
-from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.sinks.tables import store_of
+from streaming_jobs.sinks.stored import LATE, StoredTable
+from streaming_jobs.sinks.tables import all_tables, copied_table
+from streaming_jobs.stream import Stream
 
 DIFFERING = "differing"
 """The table of the rows whose counts differ: the columns, and `__net`."""
@@ -296,6 +297,11 @@ def for_journal(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     return [asdict(replace(each, sample=())) for each in differences]
 
 
+def compared_tables(stream: Stream) -> list[DeclaredTable]:
+    """The tables with rows of their own; the others follow from these, and depend on the batches that noted them."""
+    return [declared for declared, role in all_tables(stream) if role not in LATE]
+
+
 def compare_stored(
     settings: Settings, folder: Path, declared: DeclaredTable, stream: str, published: StoredTable, rebuilt: StoredTable
 ) -> Difference:
@@ -304,11 +310,11 @@ def compare_stored(
     A piece of both has the same rows on both sides, so they cancel out as multisets; and in a table with keys, a key of
     a shared piece is in no other piece of either side. `folder` is for tables of those pieces; it is gone afterwards.
     """
-    store, here, there = store_of(declared), published.content(), rebuilt.content()
+    here, there = published.content(), rebuilt.content()
     shutil.rmtree(folder, ignore_errors=True)
     try:
         differing = [
-            store.create(settings.model_copy(update={"tables_dir": folder / side}), declared, stream, content, None)
+            copied_table(settings, folder / side, declared, stream, content)
             for side, content in (("published", here.without(there)), ("rebuilt", there.without(here)))
         ]
         before, after = (table.readable() for table in differing)

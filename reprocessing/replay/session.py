@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.errors import OutputMismatch, PermanentError, PreflightRefused, RecourseError
+from streaming_jobs.errors import OutputMismatch, PermanentError, PreflightRefused, RecourseError, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of
 from streaming_jobs.platform import spark
@@ -51,6 +51,10 @@ class ReplayFailure:
     permanent: bool = True
     starts: bool = True
 
+    def error(self, next_step: str) -> RecourseError:
+        kind = PermanentError if self.permanent else TransientError
+        return kind(f"the replay failed: {self.code} {self.found}", next_step)
+
 
 @dataclass(frozen=True)
 class ReplayResult:
@@ -68,22 +72,24 @@ class ReplayResult:
 class ReplaySession:
     """A replay of `stream` under `settings`, whose state and tables must exist and belong to the replay alone.
 
-    `replan` checks each batch before it runs. With `until`, sources read nothing past these offsets; otherwise the
-    replay runs to its topics' ends. `topic_sinks` None: corrected records are written. `name` is the name of Spark's
-    log file, if it is not the stream's.
+    `ends` are the offsets that the replay has to reach on its way to its topics' ends; if it is `bounded`, sources read
+    nothing past them. `replan` checks each batch before it runs. `topic_sinks` None: corrected records are written.
+    `name` is the name of Spark's log file, if it is not the stream's.
     """
 
     settings: Settings
     stream: Stream
     archives: Archives
+    ends: TopicOffsets
+    bounded: bool = False
     replan: Replan | None = None
-    until: TopicOffsets | None = None
     topic_sinks: TopicSinks | None = None
     name: str | None = None
 
     def run(self, watch: Watch) -> ReplayResult:
+        until = self.ends if self.bounded else None
         queries = SparkQueries(
-            self.settings, self.replan, archives=self.archives, until=self.until, topic_sinks=self.topic_sinks
+            self.settings, self.replan, archives=self.archives, until=until, topic_sinks=self.topic_sinks
         )
         runtime = None if self.name is None else LocalSpark(self.settings, launch=partial(_launch, self.name))
         session = Session(self.settings, [self.stream], trigger="available-now", queries=queries, runtime=runtime)
@@ -99,7 +105,8 @@ class ReplaySession:
             raise raised[0]
         if code:
             return ReplayResult(None, failure_of(session.running[0] if session.running else None))
-        return ReplayResult(last_entry(self.settings, self.stream))
+        last = last_entry(self.settings, self.stream)
+        return ReplayResult(last, missed_end(ends_of(last.offsets), self.ends, exactly=self.bounded))
 
 
 def _watch(session: Session, watch: Watch, over: threading.Event, raised: list[RecourseError]) -> None:
@@ -140,27 +147,29 @@ def last_entry(settings: Settings, stream: Stream) -> LedgerEntry:
     return newest[0][1]
 
 
-def missed_end(reached: TopicOffsets, wanted: TopicOffsets, *, exactly: bool) -> str:
-    """The first partition in which a replay ended before (`exactly`: or after) its end, in words; empty if none."""
+def missed_end(reached: TopicOffsets, wanted: TopicOffsets, *, exactly: bool) -> ReplayFailure | None:
+    """The failure of a replay that ended before (`exactly`: or after) its end in a partition; None if none did.
+
+    A bounded replay has to end exactly at its end: a later record would be in the tables twice.
+    """
     at, ends = by_place(reached), by_place(wanted)
     short = [place for place, end in ends.items() if at.get(place, 0) < end]
     beyond = [place for place, end in ends.items() if exactly and at.get(place, 0) > end]
     for place in (*short, *beyond):
         (topic, partition), how = place, "before" if short else "after"
-        return (
+        return ReplayFailure(
+            PreflightRefused.code,
             f"the replay ended at {at.get(place, 0)} of topic {topic}, partition {partition}, {how} where it was to "
-            f"end, {ends[place]}"
+            f"end, {ends[place]}{': records are missing from the topic' if short else ''}",
+            "see whether the topic still has these records",
         )
-    return ""
+    return None
 
 
 def replay_settings(settings: Settings, stream: str, state: Path, tables: Path, **stream_options: Any) -> Settings:
     """The settings of a replay: those of the stream, on folders of its own, without periodic savepoints."""
     every = settings.savepoint.every * 0
-    return settings.with_stream(stream, require_deploy=False, **stream_options).model_copy(
-        update={
-            "state_dir": state,
-            "tables_dir": tables,
-            "savepoint": settings.savepoint.model_copy(update={"every": every}),
-        }
+    own = settings.with_stream(stream, require_deploy=False, **stream_options).with_tables(tables)
+    return own.model_copy(
+        update={"state_dir": state, "savepoint": settings.savepoint.model_copy(update={"every": every})}
     )

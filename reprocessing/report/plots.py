@@ -8,7 +8,7 @@ from reprocessing.replay.difference import ByKey, Difference, minute
 from reprocessing.replay.words import RowCounts
 from reprocessing.report.facts import BatchColumn, BatchSeries, PartitionRanges, Span, StreamFacts
 from streaming_jobs.text.spelling import counted, instant_words
-from streaming_jobs.text.svg import VerticalScale, element, line, picture, rect, text, ticks
+from streaming_jobs.text.svg import VerticalScale, axis_notes, line, picture, polygon, rect, text, ticks
 
 WIDTH = 960
 _LEFT, _RIGHT = 190, 90
@@ -75,8 +75,7 @@ def _bar(span: Span, y: float, shift: float, scale: float, kind: str, words: str
     if end > begin:
         yield rect(begin, y, max(end - begin, 1.5), _BAR, hover=hover, class_=kind)
     if cut:
-        points = f"{_LEFT - 9},{y + _BAR / 2} {_LEFT - 1},{y} {_LEFT - 1},{y + _BAR}"
-        yield element("polygon", points=points, class_=kind)
+        yield polygon((_LEFT - 9, y + _BAR / 2), (_LEFT - 1, y), (_LEFT - 1, y + _BAR), class_=kind)
 
 
 def batches(stream: StreamFacts) -> str:
@@ -128,18 +127,9 @@ def _panel(words: str, series: BatchSeries, kind: str, top: float, largest: floa
         if column.batches > 1:
             yield line(x, scale.y(column.largest), x + bar, scale.y(column.largest), class_="most")
     yield line(_PANEL_LEFT, bottom, WIDTH - 10, bottom, class_="axis")
-    yield from _times(series, bottom + 18)
-
-
-def _times(series: BatchSeries, y: float) -> Iterator[str]:
-    """The times of the first and the last batch, and of the one in the middle if there is room between them."""
     columns = series.columns
-    yield text(_PANEL_LEFT, y, instant_words(columns[0].since), class_="note")
-    if len(columns) > 2:
-        middle = columns[len(columns) // 2]
-        yield text((_PANEL_LEFT + WIDTH) / 2, y, instant_words(middle.since), class_="note", text_anchor="middle")
-    if len(columns) > 1:
-        yield text(WIDTH - 10, y, instant_words(columns[-1].until), class_="note", text_anchor="end")
+    times = [columns[0].since, columns[len(columns) // 2].since, columns[-1].until]
+    yield from axis_notes(_PANEL_LEFT, WIDTH - 10, bottom + 18, list(map(instant_words, times)), len(columns))
 
 
 def _column_words(column: BatchColumn) -> str:
@@ -178,20 +168,13 @@ def by_time(difference: Difference) -> str:
                 parts += scale.column(x, bar, count, hover=hover, class_=kind, base=base)
             base += count
     parts.append(line(_TIME_LEFT, bottom, WIDTH - 10, bottom, class_="axis"))
-    parts += _ends(first, last + seconds, slots, bottom + 18)
+    ends = [first, (first + last + seconds) // 2, last + seconds]
+    parts += axis_notes(_TIME_LEFT, WIDTH - 10, bottom + 18, list(map(minute, ends)), slots)
     label = (
         f"Differing rows of table {difference.table} by {difference.time_column}, from {minute(first)} to "
         f"{minute(last + seconds)}: {difference.counts.words()}"
     )
     return picture(WIDTH, bottom + 26, parts, label=label)
-
-
-def _ends(first: int, end: int, slots: int, y: float) -> Iterator[str]:
-    yield text(_TIME_LEFT, y, minute(first), class_="note")
-    if slots > 2:
-        yield text((_TIME_LEFT + WIDTH - 10) / 2, y, minute((first + end) // 2), class_="note", text_anchor="middle")
-    if slots > 1:
-        yield text(WIDTH - 10, y, minute(end), class_="note", text_anchor="end")
 
 
 def counts_rows(keys: ByKey) -> bool:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from reprocessing.plan.history import in_lineage
+from reprocessing.plan.journal import refuse_under_way
 from reprocessing.plan.sliceable import Sliceable, check_plan
 from reprocessing.replay.difference import Difference, compare
 from streaming_jobs.declare.slices import SliceRange, slice_range
@@ -149,14 +150,8 @@ def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
                 f"undo it, or accept it: {commands.accept(record.stream, table.name, other.version)}",
             )
     entry = commit.entry if commit is not None else None
-    if entry is None:
-        return None
-    if entry.kind == "fence" or entry.generation != record.generation:
-        raise PreflightRefused(
-            f"table {table.name} is in generation {entry.generation}, stream {record.stream} in {record.generation}: "
-            f"a recovery is under way{f' (plan {entry.plan})' if entry.plan else ''}",
-            f"finish it, or give it up: {commands.plans()}",
-        )
+    if entry is not None:
+        refuse_under_way(table.name, entry, record.generation)
     return entry
 
 

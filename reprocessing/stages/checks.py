@@ -12,18 +12,16 @@ from typing import Protocol
 
 from reprocessing.plan.conditions import broken
 from reprocessing.plan.plan import StreamRecoveryPlan, Until
-from reprocessing.replay.difference import Difference, compare_stored, not_compared
-from reprocessing.stages.bounded import combined, combined_settings, compared_folder, rows_until, unequal_later_rows
+from reprocessing.replay.difference import Difference, compare_stored, compared_tables, not_compared
+from reprocessing.stages.bounded import combined_settings, compared_folder, rows_until, unequal_later_rows
 from reprocessing.stages.publish import incompatible, misfit
-from reprocessing.stages.recovery import RecoveryContext, RunSuite, no_suites
+from reprocessing.stages.recovery import RebuiltTables, RecoveryContext, RunSuite, no_suites
 from reprocessing.stages.replay import kept_table
 from reprocessing.stages.topic_difference import topic_differences
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.platform.table_rows import QueryFailed
-from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import LATE, StoredTable
+from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.stream import Stream
 from streaming_jobs.text.spelling import counted
 
 
@@ -31,45 +29,31 @@ from streaming_jobs.text.spelling import counted
 class RebuiltStream:
     """One stream that was rebuilt: its published and its staging tables by name, opened once.
 
-    `combined` are the tables to publish: of a bounded recovery not the staging tables, which end with the last batch to
-    correct.
+    The staging tables of a bounded recovery are not those to publish: they end with the last batch to correct.
     """
 
     context: RecoveryContext
     published: Mapping[str, StoredTable]
     staged: Mapping[str, StoredTable]
-    combined: Mapping[str, StoredTable]
 
     @classmethod
     def of(cls, context: RecoveryContext) -> RebuiltStream:
-        return cls(context, context.published(), context.staged(), combined(context))
-
-    @property
-    def replay_settings(self) -> Settings:
-        """The settings under which the tables to publish are ordinary tables, for suites."""
-        return combined_settings(self.context)
-
-    @property
-    def stream(self) -> Stream:
-        return self.context.stream
+        return cls(context, context.published(), context.staged())
 
     @cached_property
     def differences(self) -> list[Difference]:
         """The differences of every topic, and of every table with rows of its own; computed when first asked for."""
-        differences = []
-        for declared, role in all_tables(self.context.stream):
-            if self.context.stream.topics_only and role == "primary":
-                continue  # its rows are the batches themselves
-            if role not in LATE:  # they follow from the rows, and depend on the batches that noted them
-                differences.append(self._difference(declared))
-        return [*topic_differences(self.context), *differences]
+        stream = self.context.stream
+        batches = stream.primary.name if stream.topics_only else None  # its rows are the batches themselves
+        compared = [declared for declared in compared_tables(stream) if declared.name != batches]
+        return [*topic_differences(self.context), *map(self._difference, compared)]
 
     def _difference(self, declared: DeclaredTable) -> Difference:
         """The difference of a table; a lack of memory or disk does not end the recovery."""
         folder = compared_folder(self.context)
         try:
             return compare_stored(
-                self.context.replay_settings, folder, declared, self.stream.name, *self._compared(declared)
+                self.context.replay_settings, folder, declared, self.context.stream.name, *self._compared(declared)
             )
         except QueryFailed as error:
             return not_compared(declared.name, error.found)
@@ -101,9 +85,9 @@ class EveryRow:
 
     def refusals(self, rebuilt: RebuiltStream) -> Iterator[str]:
         staged = rebuilt.staged[rebuilt.context.stream.primary.name]
-        for rule, rows in broken(staged.readable(), [self.rule]).items():
-            if rows.rows:
-                yield rows.words(rule)
+        rows = broken(staged.readable(), self.rule)
+        if rows.rows:
+            yield rows.words(self.rule)
 
 
 @dataclass(frozen=True)
@@ -152,7 +136,8 @@ class SuitePasses:
         return f"suite {self.suite}"
 
     def refusals(self, rebuilt: RebuiltStream) -> Iterator[str]:
-        for words in self.run(rebuilt, self.suite):
+        published = RebuiltTables(combined_settings(rebuilt.context), rebuilt.context.stream)
+        for words in self.run(published, self.suite):
             yield f"suite {self.suite}: {words}"
 
 
@@ -166,7 +151,7 @@ class LaterRowsUnchanged:
         return f"the rows after batch {self.until.batch} are the same as before"
 
     def refusals(self, rebuilt: RebuiltStream) -> Iterator[str]:
-        for declared, _ in all_tables(rebuilt.stream):
+        for declared, _ in all_tables(rebuilt.context.stream):
             if rows := unequal_later_rows(rebuilt.context, declared):
                 yield (
                     f"{counted(rows, 'row')} of table {declared.name} after batch {self.until.batch} would not be the "

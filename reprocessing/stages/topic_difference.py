@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.plan.conditions import quoted
-from reprocessing.plan.plan_file import staging_folder
 from reprocessing.plan.void_records import first_changed, path_of
 from reprocessing.replay.difference import Difference, compare
 from reprocessing.stages.recovery import RecoveryContext
@@ -46,7 +45,7 @@ def _difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
     begins = first_changed(decode_partitions(settled["begins"][sink.name]), before, after)
     ends = decode_partitions(settled["ends"][sink.name])
     appended = decode(context.result("replay")["appended"])[sink.name]
-    folder = staging_folder(context.settings, context.plan) / "_topics" / sink.name
+    folder = context.beside("_topics") / sink.name
     keyed = sink.emit == "update" and sink.key is not None
     counted = {
         "published": _table(context, sink, folder / "published", _spans(begins, ends), before, keyed=keyed),

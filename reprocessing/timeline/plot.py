@@ -17,7 +17,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.page import colours, macros, render_page
 from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.text.spelling import counted, instant_words
-from streaming_jobs.text.svg import VerticalScale, element, line, rect, text, title
+from streaming_jobs.text.svg import VerticalScale, element, line, polygon, rect, text, title
 
 COLUMNS = 220
 """Columns at most."""
@@ -270,7 +270,7 @@ class _Picture:
             for mark, end in zip(marks, ends, strict=True):
                 x = self.x(mark.at)
                 words = f"{instant_words(mark.at)}: {mark.text}"
-                yield element("g", title(words), *_sign(mark, x, y), class_="sign")
+                yield element("g", title(words), _sign(mark, x, y), class_="sign")
                 label = _label(mark)
                 if label and x + 9 + len(label) * _LETTER < end - 8:
                     yield text(x + 9, y + 4, label, class_="note")
@@ -295,22 +295,17 @@ def _class(mark: Mark) -> str:
     return "failed" if mark.kind == "session" and mark.what in ("failed", "restarted") else mark.kind
 
 
-def _sign(mark: Mark, x: float, y: float) -> Sequence[str]:
+def _sign(mark: Mark, x: float, y: float) -> str:
     name = _class(mark)
     if mark.kind in ("deploy", "code"):
-        return [
-            element(
-                "polygon", points=f"{x:.1f},{y - 6:.1f} {x + 6:.1f},{y + 5:.1f} {x - 6:.1f},{y + 5:.1f}", class_=name
-            )
-        ]
+        return polygon((x, y - 6), (x + 6, y + 5), (x - 6, y + 5), class_=name)
     if mark.kind == "recovery":
-        around = f"{x:.1f},{y - 6:.1f} {x + 6:.1f},{y:.1f} {x:.1f},{y + 6:.1f} {x - 6:.1f},{y:.1f}"
-        return [element("polygon", points=around, class_=name)]
+        return polygon((x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y), class_=name)
     if mark.kind == "session":
         if mark.what == "stopped":
-            return [rect(x - 4, y - 4, 8, 8, class_=name)]
-        return [element("circle", cx=x, cy=y, r=4.5, class_=name)]
-    return [line(x, y - 6, x, y + 6, class_=name)]
+            return rect(x - 4, y - 4, 8, 8, class_=name)
+        return element("circle", cx=x, cy=y, r=4.5, class_=name)
+    return line(x, y - 6, x, y + 6, class_=name)
 
 
 def _label(mark: Mark) -> str:

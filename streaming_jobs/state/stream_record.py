@@ -163,6 +163,14 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
     return read(StreamFolder.of(settings, stream).record)
 
 
+def existing(settings: Settings, stream: str) -> StreamRecord:
+    """The record of a stream that has run; raises PreflightRefused if it is gone."""
+    record = load(settings, stream)
+    if record is None:
+        raise PreflightRefused(f"the record of stream {stream} is gone", "put it back from a copy")
+    return record
+
+
 def read(path: Path) -> StreamRecord | None:
     """The record in a file, or None if there is none; raises as `load` does."""
     try:

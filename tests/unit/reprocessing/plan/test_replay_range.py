@@ -22,6 +22,7 @@ from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
@@ -44,16 +45,14 @@ pytestmark = pytest.mark.slow
     ],
 )
 def test_a_replay_begins_with_the_whole_table_or_where_its_versions_are_left(begin: int, words: str) -> None:
-    found = lost({"numbers": {0: begin}}, {"numbers": {0: 0}}, {}, {"numbers": {0: 10}})
+    found = lost({"numbers": {0: begin}}, {"numbers": OffsetBounds({0: 0}, {}, continues={0: 10})})
     assert found.startswith(words) and bool(found) is bool(words)
 
 
 def test_of_a_topic_only_its_first_offset_counts() -> None:
-    earliest = {"things": {0: 5, 1: 0}}
-    assert lost({"things": {0: 4, 1: 0}}, earliest, {"things": None}, {"things": {}}).startswith(
-        "offsets 4 to 4 of topic"
-    )
-    assert lost({"things": {0: 5, 1: 0}}, earliest, {"things": None}, {"things": {}}) == ""
+    topics = {"things": OffsetBounds({0: 5, 1: 0}, {})}
+    assert lost({"things": {0: 4, 1: 0}}, topics).startswith("offsets 4 to 4 of topic")
+    assert lost({"things": {0: 5, 1: 0}}, topics) == ""
 
 
 SUM = {"0": "Aggregate [k], [k, sum(value) AS s]"}

@@ -87,7 +87,7 @@ def test_a_recovery_under_way_and_a_change_of_somebody_else_are_refused(life: Da
 
 def test_a_fenced_table_is_refused(life: Days) -> None:
     life.sink().commit(LedgerEntry("fence", "days", "days", 2, -1, plan="p1"), lambda *_: None)
-    with pytest.raises(PreflightRefused, match="recovery is under way"):
+    with pytest.raises(PreflightRefused, match="the recovery plan p1 of table days is under way"):
         base(life)
 
 

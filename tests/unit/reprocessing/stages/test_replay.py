@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from reprocessing.plan.plan import Until
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.replay import staging
@@ -21,7 +20,7 @@ from reprocessing.stages import replay
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.replay import ReplayProgress
 from reprocessing.stages.stages import TakeSavepoint
-from streaming_jobs.errors import PermanentError, PreflightRefused
+from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.formats import Json
 from streaming_jobs.platform.files import sync_tree
 from streaming_jobs.runtime import output_plans
@@ -259,19 +258,6 @@ def test_an_entry_that_is_written_anew_keeps_what_else_is_in_it(tmp_path: Path) 
     (spark.log / "0").write_text('v1\n{"batchWatermarkMs":17}\n' + json.dumps({TOPIC: {"0": 95}}))
     assert Border((of({0: 40}),), False, 1_000, lambda: None)(spark.checkpoint, 0)
     assert spark.checkpoint.metadata(0) == {"batchWatermarkMs": 17} and spark.checkpoint.end(0) == of({0: 40})
-
-
-def test_a_replay_ends_at_or_after_the_stream_and_a_bounded_one_exactly_at_its_end(life: Life) -> None:
-    plan = replaying(life).plan
-    bounded = replace(plan, until=Until("g0001-b000000005", 1, 5, of({0: 60}), "batch 5"))
-    for ended, each in ((90, plan), (95, plan), (60, bounded)):
-        replay.check_end(each, of({0: ended}), of({0: 90}))
-    for ended, each, how in ((89, plan, "before"), (59, bounded, "before"), (61, bounded, "after")):
-        with pytest.raises(
-            PermanentError, match=f"the replay ended at {ended} of topic things, partition 0, {how} where"
-        ):
-            replay.check_end(each, of({0: ended}), of({0: 90}))
-    replay.check_end(bounded, of({0: 60, 1: 0}), of({0: 90, 1: 5}))
 
 
 @pytest.mark.parametrize("node", ["Aggregate", "TransformWithState", "Mystery"])
