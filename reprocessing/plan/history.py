@@ -102,12 +102,9 @@ class History:
         """The last batch after which the table had at most that version; replayed batches have no version."""
         return next((b for b in self.newest_first() if b.versions.get(table, 1 << 62) <= version), None)
 
-    def up_to(self, txn: Txn) -> CommittedBatch | None:
-        return self._last(lambda at: self._known[at].txn <= txn)
-
     def find(self, txn: Txn) -> CommittedBatch | None:
         """The batch at a position, if it is on the path."""
-        batch = self.up_to(txn)
+        batch = self._last(lambda at: self._known[at].txn <= txn)
         return batch if batch is not None and batch.txn == txn else None
 
     def before(self, txn: Txn) -> CommittedBatch | None:

@@ -19,7 +19,6 @@ from reprocessing.replay.words import RowCounts
 from reprocessing.report import plots
 from reprocessing.report.facts import READ, BatchSeries, ReportFacts, Span, StreamFacts, facts_of
 from streaming_jobs.page import macros, render_page
-from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.settings import Settings
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
@@ -35,12 +34,6 @@ FIGURES = ["published", "rebuilt", *RowCounts._fields]
 def report_of(settings: Settings, plan: str) -> Path:
     """The path of a plan's report, which is written when a stage fails or the plan is over."""
     return folder(settings, plan) / "report.html"
-
-
-def write_report(
-    path: Path, plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference], explained: str
-) -> None:
-    write_atomic(path, page(plan, journal, differences, explained))
 
 
 def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference], explained: str) -> str:

@@ -214,12 +214,9 @@ def _border_line(context: RecoveryContext, kept: Savepoint) -> LedgerEntry:
 def _corrected(context: RecoveryContext, kept: Savepoint) -> CorrectedBatches:
     """What the replay has read and written, in place of the batches that it has corrected."""
     base, until = context.plan.base, _until(context)
-    days = ledger_file(context.replay_settings, context.stream.name).days(context.stream.name)
-    # A batch that a kill has repeated has two lines, perhaps of two days.
-    lines = {line.txn: line for day in reversed(list(days)) for line in day}
     rows = Counter[str]()
-    for line in lines.values():
-        rows.update(line.read().entry.rows)
+    for entry in {entry.txn: entry for entry in context.replayed()}.values():  # a repeated batch counts once
+        rows.update(entry.rows)
     offsets = (
         OffsetRange(topic, kept.topic_ids[topic], dict(base.ends.get(topic, {})), dict(ends))
         for topic, ends in until.ends.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,9 @@ from reprocessing.replay import staging
 from reprocessing.replay.difference import Difference
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import TopicOffsets, decode
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
@@ -153,6 +156,21 @@ class RecoveryContext:
     def base(self) -> Savepoint | None:
         """The savepoint at which the replay starts; raises PreflightRefused if it was dropped."""
         return None if self.plan.base.savepoint is None else self.savepoint(self.plan.base.savepoint)
+
+    @property
+    def position(self) -> TopicOffsets:
+        """Where the stream was when it was stopped, with a batch that is in the tables and not in `commits`."""
+        return decode(self.result("take_savepoint")["position"])
+
+    @property
+    def stopped_at(self) -> Txn:
+        """The last batch in the tables when the stream was stopped."""
+        return Txn(self.plan.saw.generation, self.result("take_savepoint")["batch"])
+
+    def replayed(self) -> Iterator[LedgerEntry]:
+        """Yields the entries of the replay's batches, oldest first; one that a kill has repeated comes twice."""
+        days = list(ledger_file(self.replay_settings, self.stream.name).days(self.stream.name))
+        return (line.read().entry for day in reversed(days) for line in day)
 
     def kept(self) -> Savepoint:
         return self.savepoint(self.result("take_savepoint")["savepoint"])
