@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType
 
 from reprocessing import executor
@@ -64,9 +62,7 @@ class Cut(Journal):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("made")
     for stream in BOTH:
-        life = Life.begin(home, stream)
-        for number in range(6):
-            life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
+        Life.begin(home, stream).run(*range(6), wrong=range(3, 6), bug=range(3, 6))
     return home
 
 
@@ -169,7 +165,7 @@ def test_a_skip_that_is_refused_is_refused_before_the_other_stream_has_published
     whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
     with pytest.raises(Killed):
         resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, after=("replay", "things"))))
-    write_deltalake(both[1].table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+    both[1].meddle()
     with pytest.raises(ForeignWrite, match="of table others"):
         resume(whole)
     assert both[0].rows() == WRONG, "nothing is published"

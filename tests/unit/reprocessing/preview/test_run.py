@@ -38,12 +38,9 @@ BATCHES, SAVED = 6, 2
 @pytest.fixture(params=[lambda: STREAM, in_memory])
 def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
     """Six batches of ten rows; a savepoint after the third."""
-    life = Life.begin(tmp_path, request.param())
-    for number in range(BATCHES):
-        life.batch(number)
-        if number == SAVED:
-            savepoints.take(life.settings, life.stream, life.record, number, "purpose")
-    return life
+    life = Life.begin(tmp_path, request.param()).run(*range(SAVED + 1))
+    life.savepoint(SAVED, "purpose")
+    return life.run(*range(SAVED + 1, BATCHES))
 
 
 def replaying(
@@ -129,8 +126,7 @@ def test_without_a_savepoint_it_begins_at_the_streams_start_with_todays_columns(
 
 def test_what_the_stream_writes_meanwhile_is_no_difference(life: Life) -> None:
     def runs_on(_: Life) -> None:
-        for number in range(BATCHES, BATCHES + 2):
-            life.batch(number, wrong=True)
+        life.run(BATCHES, BATCHES + 1, wrong=range(BATCHES, BATCHES + 2))
 
     made = run(life, then=runs_on)
     assert made.verdict is PreviewVerdict.equal and made.end.txn == Txn(1, BATCHES - 1)
@@ -153,7 +149,7 @@ def test_a_batch_that_comes_while_the_tables_are_looked_at_is_no_difference(
 
 def test_a_change_by_another_program_is_named_as_such(tmp_path: Path) -> None:
     life = Life.of_batches(tmp_path, BATCHES)
-    savepoints.take(life.settings, life.stream, life.record, SAVED, "purpose")
+    life.savepoint(SAVED, "purpose")
     # A row that somebody else has appended is published and not rebuilt.
     rows = life.stored().readable().to_pyarrow_table().slice(0, 1)
     write_deltalake(life.table, rows, mode="append")
@@ -215,8 +211,7 @@ def test_a_table_that_is_no_longer_declared_cannot_start(tmp_path: Path) -> None
         run(life)
     two = replace(STREAM, sinks={**STREAM.sinks, "copies": DeltaTable("copies")})
     life = Life.begin(tmp_path / "two", two)
-    for number in range(BATCHES):
-        life.batch(number)
+    life.run(*range(BATCHES))
     life.stream = STREAM
     made = run(life)
     assert made.verdict is PreviewVerdict.cannot_start and "no longer writes table copies" in headline(made)
@@ -269,7 +264,7 @@ def test_a_savepoint_that_the_running_stream_drops_meanwhile_is_a_reason_to_try_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = Life.of_batches(tmp_path, BATCHES)
-    savepoints.take(life.settings, life.stream, life.record, SAVED, "purpose")
+    life.savepoint(SAVED, "purpose")
 
     def choose_and_drop(*given: Any) -> PreviewStart:
         start = choose(*given)

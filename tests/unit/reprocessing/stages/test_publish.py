@@ -30,7 +30,6 @@ from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Content
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Accepted
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.rewind import planned, replay
 
@@ -161,7 +160,7 @@ def test_a_table_that_somebody_else_changes_meanwhile_is_not_published_over(life
 
     def meddle(table: str) -> None:
         if table == "things_dead_letters":
-            write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+            life.meddle()
 
     old = life.rows()
     with pytest.raises(ForeignWrite):
@@ -219,12 +218,11 @@ def test_files_count_as_new_when_they_enter_a_table(life: Life) -> None:
 def test_what_somebody_else_did_before_a_publish_that_goes_on_is_not_written_over(life: Life) -> None:
     plan = planned(life)
     rebuilt(life, plan)
-    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
-    version = DeltaTable(life.table).version()
+    version = life.meddle()
     with pytest.raises(ForeignWrite, match="was not written by stream things"):
         published(life, plan)
     assert DeltaTable(life.table).version() == version
-    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    life.accept(version)
     published(life, plan)
     assert life.rows() == list(range(60)), "an accepted change is not repeated, as the plan says"
 
@@ -251,7 +249,7 @@ def test_a_publish_brings_a_new_column_along(life: Life) -> None:
 def test_an_abort_leaves_the_tables_as_they_were_one_generation_later(life: Life) -> None:
     plan = planned(life)
     old = life.rows()
-    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
+    savepoint = life.savepoint(5, "recovery")
     fence(life.settings, STREAM, plan.id, plan.generation)
     published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, savepoint), generation=3)
     assert life.rows() == old and life.at() == Txn(3, 5)
@@ -263,7 +261,7 @@ def test_an_abort_that_was_killed_in_the_middle_goes_on(life: Life) -> None:
     """Its secondary table is a generation further than the fence already."""
     plan = planned(life)
     old = life.rows()
-    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
+    savepoint = life.savepoint(5, "recovery")
     contents = savepoints.contents_of(life.settings, STREAM, savepoint)
 
     def killed(table: str) -> None:
@@ -286,11 +284,10 @@ def test_the_fence_of_another_plan_is_not_taken_for_ones_own(life: Life) -> None
 
 def test_a_change_by_somebody_else_is_seen_until_it_is_accepted(life: Life) -> None:
     refuse_foreign(life.settings, STREAM, life.record)
-    write_deltalake(life.table, pa.table({"id": [7], "place": ["plain"]}), mode="append")
-    version = DeltaTable(life.table).version()
+    version = life.meddle()
     with pytest.raises(ForeignWrite, match=f"version {version} of table things"):
         refuse_foreign(life.settings, STREAM, life.record)
-    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    life.accept(version)
     refuse_foreign(life.settings, STREAM, life.record)
 
 
@@ -363,8 +360,7 @@ def test_a_publish_that_goes_on_after_an_accepted_change_is_compared_as_it_was_p
     plan = planned(life)
     rebuilt(life, plan)
     published(life, plan)
-    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
-    version = DeltaTable(life.table).version()
-    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    version = life.meddle()
+    life.accept(version)
     published(life, plan)
     assert DeltaTable(life.table).version() == version
