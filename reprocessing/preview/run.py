@@ -25,6 +25,7 @@ from reprocessing.replay.border import Border
 from reprocessing.replay.difference import compare_stored, compared_tables
 from reprocessing.replay.session import ReplayFailure, ReplaySession
 from reprocessing.replay.staging import fill, make_empty_tables
+from reprocessing.report.facts import READ
 from reprocessing.stages.publish import misfit
 from reprocessing.stages.recovery import RebuiltTables, RunSuite, no_suites
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
@@ -47,10 +48,6 @@ from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
-
-READ = 50_000
-"""Batches at most whose figures are read from a ledger, the newest ones."""
-
 
 RunReplay = Callable[[Folders, Stream, StreamRecord, NewestBatch, Callable[[int], None]], ReplayFailure | None]
 """Runs the stream's code on the preview's folders up to the border; reports batches, returns why it failed."""

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import StructField
 
@@ -125,7 +126,7 @@ class ByTime:
     periods: Sequence[Period] = ()
 
     def rough(self) -> list[tuple[str, int, int, int]]:
-        """The same in at most `PERIODS` periods, the start as text."""
+        """The same in at most `PERIODS` longer periods, the start as text."""
         if not self.periods:
             return []
         width = _width(self.periods[-1][0] - self.periods[0][0], _ROUGH, PERIODS)
@@ -243,8 +244,6 @@ def dated_by_row(when: str) -> str:
 class Difference:
     """The difference of a rebuilt table from the published one. `totals` by numeric column: (published, rebuilt).
 
-    `by_time`: start of the period (text), then the numbers of rows that vanish, appear and change; the periods are
-    equally long, in order, and only those with differences are listed. `timeline` has the same in shorter periods.
     `keyed` is True if the table has keys; only then the differences are known by key. The sums are made over the rows
     `read` (published, rebuilt) of files that only one of the tables has; None: of all files. `unknown` is the reason
     why the tables could not be compared; then all numbers are zero.
@@ -259,7 +258,6 @@ class Difference:
     totals: Mapping[str, tuple[Any, Any]]
     sample: Sequence[Mapping[str, Any]]
     time_column: str = ""
-    by_time: Sequence[tuple[str, int, int, int]] = ()
     keyed: bool = False
     timeline: ByTime = NO_TIMES
     by_key: ByKey = NO_KEYS
@@ -269,8 +267,12 @@ class Difference:
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Difference:
         """The difference from the fields in a journal; journals of earlier versions lack some."""
-        nested = {"timeline": ByTime(**value.get("timeline", {})), "by_key": ByKey(**value.get("by_key", {}))}
-        return cls(**{**value, **nested})
+        return msgspec.convert(value, cls)
+
+    @property
+    def by_time(self) -> list[tuple[str, int, int, int]]:
+        """By start of a period, as text, the numbers of rows that vanish, appear and change, as a text lists them."""
+        return self.timeline.rough()
 
     @property
     def counts(self) -> RowCounts:
@@ -371,7 +373,7 @@ def _compare(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Seque
     if not times:
         return difference
     timeline = by_time(data, table, dated_by_key(rows, keys, times[0]) if keys else dated_by_row(times[0]))
-    return replace(difference, time_column=times[0], by_time=timeline.rough(), timeline=timeline)
+    return replace(difference, time_column=times[0], timeline=timeline)
 
 
 def _find(data: QueryBuilder, table: str, names: Sequence[str], path: Path) -> None:

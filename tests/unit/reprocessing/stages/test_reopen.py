@@ -19,7 +19,7 @@ from reprocessing.plan.plan_file import folder, load, staging_folder
 from reprocessing.plan.replay_range import until_target
 from reprocessing.plan.targets import Target
 from reprocessing.replay import staging
-from reprocessing.replay.difference import Difference
+from reprocessing.replay.difference import ByTime, Difference
 from reprocessing.report.page import page
 from reprocessing.stages.publish import PublishPosition, fence, publish
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
@@ -395,7 +395,7 @@ def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -
     text = page(whole_plan, journal, [], explain(whole_plan))
     assert "<script>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "refused" in text
     assert "Rebuilt rows" not in text
-    compared = Difference("things", 60, 61, 1, 2, 3, {"id": (4, 5)}, (), "at", (("2026-03-02 06:00", 1, 2, 3),))
+    compared = Difference("things", 60, 61, 1, 2, 3, {"id": (4, 5)}, (), "at", timeline=ByTime(600, [(0, 1, 2, 3)]))
     journal.write("audit", "done", {"differences": [dataclasses.asdict(compared)]})
     published = {"table": "things", "version": 7, "came": 1, "went": 2, "stayed": 3, "seconds": 0.1}
     journal.write("publish", "done", {"tables": [published]})
