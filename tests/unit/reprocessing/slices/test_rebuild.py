@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,15 +80,21 @@ def test_offsets_that_a_recovery_skipped_are_named(life: Days) -> None:
     assert base(life)
 
 
-def test_a_recovery_under_way_and_a_change_of_somebody_else_are_refused(life: Days) -> None:
-    write_deltalake(life.sink().path, rows_of(9), mode="append")
-    with pytest.raises(PreflightRefused, match="not written by stream days"):
-        base(life)
-
-
-def test_a_fenced_table_is_refused(life: Days) -> None:
-    life.sink().commit(LedgerEntry("fence", "days", "days", 2, -1, plan="p1"), lambda *_: None)
-    with pytest.raises(PreflightRefused, match="the recovery plan p1 of table days is under way"):
+@pytest.mark.parametrize(
+    ("happens", "words"),
+    [
+        (lambda life: write_deltalake(life.sink().path, rows_of(9), mode="append"), "not written by stream days"),
+        (
+            lambda life: life.stored().mark(LedgerEntry("fence", "days", "days", 2, -1, plan="p1")),
+            "the recovery plan p1 of table days is under way",
+        ),
+    ],
+)
+def test_a_recovery_under_way_and_a_change_of_somebody_else_are_refused(
+    life: Days, happens: Callable[[Days], object], words: str
+) -> None:
+    happens(life)
+    with pytest.raises(PreflightRefused, match=words):
         base(life)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -170,32 +171,32 @@ def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -
         life.plan_to(Target("latest"))
 
 
-def test_a_stream_that_has_come_past_the_target_has_nothing_to_skip(life: Life) -> None:
-    plan = life.plan_to(Target("offsets", "0:100"))
-    life.batch(9)
-    with pytest.raises(UsageError, match="has read past the plan's offsets"):
+@pytest.mark.parametrize(
+    ("target", "done", "keeps_state", "words"),
+    [
+        (Target("offsets", "0:100"), True, False, "has read past the plan's offsets"),
+        (Target("offsets", "0:95"), False, False, "has read past the plan's offsets"),
+        (Target("latest"), False, True, "the state does not know it yet"),
+    ],
+)
+def test_a_skip_is_refused_once_the_stream_is_past_it_or_has_a_batch_that_its_state_lacks(
+    life: Life, target: Target, done: bool, keeps_state: bool, words: str
+) -> None:
+    """Killed between the table's commit and Spark's: with the checkpoint at 8, batch 9 is in the table."""
+    if keeps_state:
+        stateful(life)
+    plan = life.plan_to(target)
+    life.batch(9, commit=done)
+    with pytest.raises(UsageError, match=words):
         run_stage(working(life, plan), TakeSavepoint)
 
 
 def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_has_to_know_it(life: Life) -> None:
-    """Killed between the table's commit and Spark's: with the checkpoint at 8, batch 9 is in the table."""
-    plan = life.plan_to(Target("offsets", "0:95"))
     life.batch(9, commit=False)
-    with pytest.raises(UsageError, match="read past the plan's offsets"):
-        run_stage(working(life, plan), TakeSavepoint)
-    context = begun(life, Target("offsets", "0:110"))
-    skip(context)
+    skip(begun(life, Target("offsets", "0:110")))
     assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and life.refused() == []
     assert StreamFolder.of(life.settings, STREAM.name).checkpoint(2).end(8) == {TOPIC: {0: 110}}
     assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
-
-
-def test_state_has_to_know_a_batch_before_anything_behind_it_is_skipped(life: Life) -> None:
-    stateful(life)
-    plan = life.plan_to(Target("latest"))
-    life.batch(9, commit=False)
-    with pytest.raises(UsageError, match="the state does not know it yet"):
-        run_stage(working(life, plan), TakeSavepoint)
 
 
 def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None:
@@ -419,12 +420,22 @@ def publishing(life: Life) -> RecoveryContext:
     return context
 
 
-def test_a_publish_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
-    rows = life.rows()
-    context = publishing(life)
+def skipping(life: Life) -> RecoveryContext:
+    """A plan that skips ahead, whose skip is begun."""
+    context = begun(life, Target("offsets", "0:110"))
+    context.journal.write("fence", "done")
+    context.journal.write("skip", "begun")
+    return context
+
+
+@pytest.mark.parametrize("reached", [publishing, skipping])
+def test_what_has_begun_and_committed_nothing_can_be_given_up(
+    life: Life, reached: Callable[[Life], RecoveryContext]
+) -> None:
+    rows, context = life.rows(), reached(life)
     executor.give_up(recovery(life, context.plan.id, context.topics))
     assert context.journal.outcome == "aborted" and context.record.generation == 3
-    assert life.rows() == rows and not life.refused()
+    assert life.rows() == rows and not life.refused() and not context.record.void_ranges
 
 
 def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> None:
@@ -457,13 +468,3 @@ def test_a_publish_that_the_primary_table_has_is_finished_and_not_given_up(life:
         executor.give_up(recovery(life, context.plan.id, context.topics))
     assert f"recover resume {context.plan.id}" in refused.value.next_step
     assert f"recover undo {context.plan.id}" in refused.value.next_step
-
-
-def test_a_skip_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
-    rows = life.rows()
-    context = begun(life, Target("offsets", "0:110"))
-    context.journal.write("fence", "done")
-    context.journal.write("skip", "begun")
-    executor.give_up(recovery(life, context.plan.id, context.topics))
-    assert context.journal.outcome == "aborted" and life.rows() == rows and not life.refused()
-    assert context.record.generation == 3 and not context.record.void_ranges
