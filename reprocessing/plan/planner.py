@@ -1,7 +1,8 @@
 """From the requests for one or more streams to a plan: check each, choose the start of its replay, write the plan.
 
 With a target ahead of the stream nothing is replayed: the records in between are skipped. The plan's notes name what
-the replay does not repeat, and the streams that the plan leaves alone.
+the replay does not repeat, and the streams that the plan leaves alone. The plan that takes a published one back
+(`plan_undo`) is such a plan too, to the savepoints from before it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from reprocessing.plan.affected_streams import (
 from reprocessing.plan.conditions import UnknownColumn, broken
 from reprocessing.plan.first_bad_row import refuse_same_code
 from reprocessing.plan.history import generation_spans
+from reprocessing.plan.journal import journal_of, next_step
 from reprocessing.plan.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamRecoveryPlan, Until, opened_by
 from reprocessing.plan.plan_file import next_id, save, sealed
-from reprocessing.plan.registry import prune_plans
+from reprocessing.plan.registry import prune_plans, refuse_if_held, undone_by
 from reprocessing.plan.replay_range import replay_start, until_border, until_of
 from reprocessing.plan.snapshot import (
     OF_THE_STREAM,
@@ -48,10 +50,11 @@ from reprocessing.plan.void_records import (
 )
 from streaming_jobs.catalog.topology import Topology, path_between
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger.positions import TopicOffsets, offsets_between
+from streaming_jobs.ledger.positions import TopicOffsets, decode, offsets_between
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceRequests
@@ -516,3 +519,52 @@ def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
         for each in SliceRequests.of(snapshot.settings, snapshot.stream.name).history()
         if each.version is not None and each.version > versions.get(each.table, -1)
     ]
+
+
+def plan_undo(
+    settings: Settings, streams: Mapping[str, Stream], topics: TopicReader, plan: RecoveryPlan
+) -> RecoveryPlan:
+    """The plan that takes a published one back: to the savepoints from before it, then a replay of the records since.
+
+    Raises UsageError if it was not published, was undone already, or a savepoint is gone.
+    """
+    journal = journal_of(settings, plan.id)
+    if journal.outcome != "published":
+        refuse_if_held(settings, plan)
+        raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", next_step(plan.id, journal.outcome))
+    if (undo := undone_by(settings, plan)) is not None:
+        raise UsageError(f"plan {plan.id} was undone by {undo} already", f"to have it again: {commands.undo(undo)}")
+    requests = []
+    for name in plan.names:
+        before = _savepoint_before(settings, plan, name)
+        snapshot = planning_snapshot(settings, streams[name], topics)
+        _refuse_later(snapshot, plan)
+        back_to = Resolved(before.txn, before.ends, (f"everything as it was on {instant_words(before.taken_at)}",))
+        target = Target("savepoint", f"from before {plan.id}")
+        voided = journal.done("void_records", name)
+        wrong_from = None if voided is None else decode(voided["kept"])
+        requests.append(RecoveryRequest(snapshot, target, resolved=back_to, base=before, wrong_from=wrong_from))
+    return make_plan(settings, requests, undoes=plan.id, along=Along(leave=frozenset(plan.left)))
+
+
+def _savepoint_before(settings: Settings, plan: RecoveryPlan, stream: str) -> Savepoint:
+    findings = journal_of(settings, plan.id).done("take_savepoint", stream)
+    before = savepoints.find(settings, stream, findings["savepoint"]) if findings else None
+    if before is None:
+        raise UsageError(f"the savepoint from before plan {plan.id} was dropped", "it can no longer be undone")
+    return before
+
+
+def _refuse_later(snapshot: PlanningSnapshot, plan: RecoveryPlan) -> None:
+    """Raise UsageError if a later recovery has opened a generation; one that was aborted does not count."""
+    generations = {each.number: each for each in snapshot.record.generations}
+    number: int | None = snapshot.record.generation
+    while number is not None and generations[number].aborts:
+        number = generations[number].from_generation
+    opened = plan.of(snapshot.stream.name).generation
+    if number != opened:
+        raise UsageError(
+            f"stream {snapshot.stream.name} is in generation {snapshot.record.generation}; plan {plan.id} opened "
+            f"{opened}",
+            "undo the later recovery first",
+        )

@@ -21,9 +21,8 @@ from reprocessing.plan.history import in_lineage
 from reprocessing.preview.folders import Folders, hold_previews
 from reprocessing.preview.result import Counts, Edge, Preview, TableChange
 from reprocessing.preview.start import NewestBatch, PreviewStart, StartView, Wanted, choose, newest_batch
-from reprocessing.replay.border import Border
 from reprocessing.replay.difference import compare_stored, compared_tables
-from reprocessing.replay.session import ReplayFailure, ReplaySession
+from reprocessing.replay.session import Border, ReplayFailure, ReplaySession
 from reprocessing.replay.staging import fill, make_empty_tables
 from reprocessing.report.facts import READ
 from reprocessing.stages.publish import misfit

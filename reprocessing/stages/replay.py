@@ -18,8 +18,7 @@ import structlog
 from reprocessing.plan.conditions import refuse_unaskable
 from reprocessing.plan.history import lineage
 from reprocessing.plan.plan import StreamRecoveryPlan
-from reprocessing.replay.border import Border, RowByRow
-from reprocessing.replay.session import ReplaySession
+from reprocessing.replay.session import Border, ReplaySession, RowByRow
 from reprocessing.report.facts import READ, BatchRows, BatchSeries
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.void_ranges import border_offsets, lagged, void_for

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reprocessing.timeline.marks import KINDS, Mark, MarkKind
-from reprocessing.timeline.timeline import BatchPoint, Timeline
+from reprocessing.timeline.timeline import BatchPoint, Timeline, group
 from streaming_jobs.errors import UsageError
 from streaming_jobs.page import colours, macros, render_page
 from streaming_jobs.platform.files import write_atomic
@@ -70,21 +70,16 @@ MOST = 500
 """Marks at most that a page lists, the newest ones."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Bin:
-    """The batches that ended in one part of the time, from `since` on; those of a replay are counted apart."""
+    """The batches that ended in one part of the time, from `since` on; those of a replay count apart in `replayed`."""
 
     since: float
-    batches: int = 0
-    rows: int = 0
-    replayed: int = 0
-    timed: int = 0
-    seconds: float = 0.0
-    slowest: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        return self.seconds / self.timed if self.timed else 0.0
+    batches: int
+    rows: int
+    replayed: int
+    mean: float
+    slowest: float
 
 
 def width_of(since: float, until: float) -> int:
@@ -95,22 +90,15 @@ def width_of(since: float, until: float) -> int:
 def bins_of(batches: Sequence[BatchPoint], since: float, until: float) -> list[Bin]:
     width = width_of(since, until)
     last = int((until - since) // width)
-    bins: dict[int, Bin] = {}
-    for each in batches:
-        place = min(int((each.at - since) // width), last)  # a clock that was set back gives times after the end
-        found = bins.get(place)
-        if found is None:
-            found = bins[place] = Bin(since + place * width)
-        found.batches += 1
-        if each.replay:
-            found.replayed += each.rows
-        else:
-            found.rows += each.rows
-        if each.seconds is not None:
-            found.timed += 1
-            found.seconds += each.seconds
-            found.slowest = max(found.slowest, each.seconds)
-    return [bins[place] for place in sorted(bins)]
+    bins: dict[int, list[BatchPoint]] = {}
+    for each in batches:  # a clock that was set back gives times after the end
+        bins.setdefault(min(int((each.at - since) // width), last), []).append(each)
+    return [_bin(since + place * width, bins[place]) for place in sorted(bins)]
+
+
+def _bin(since: float, batches: Sequence[BatchPoint]) -> Bin:
+    joined, replayed = group(batches), sum(each.rows for each in batches if each.replay)
+    return Bin(since, len(batches), joined.rows - replayed, replayed, joined.seconds or 0.0, joined.slowest or 0.0)
 
 
 def draw(timeline: Timeline) -> str:

@@ -17,10 +17,9 @@ from deltalake import DeltaTable, write_deltalake
 from reprocessing.executor import recovery_of
 from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import RecoveryRequest, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan, plan_undo
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import OfOneStream, Result, stages_of
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry

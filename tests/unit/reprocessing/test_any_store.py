@@ -19,9 +19,8 @@ from reprocessing.explainer import explain
 from reprocessing.plan.first_bad_row import before_first_bad
 from reprocessing.plan.plan import Checks, RecoveryPlan
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import RecoveryRequest, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan, plan_undo
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.replay.session import last_entry
 from reprocessing.stages.publish import PublishPosition, has_published, publish
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents

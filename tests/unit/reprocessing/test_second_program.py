@@ -24,8 +24,8 @@ from deltalake import DeltaTable, write_deltalake
 from reprocessing.executor import apply, give_up, recovery_of, resume
 from reprocessing.plan.journal import Journal, journal_of
 from reprocessing.plan.plan_file import load
+from reprocessing.plan.planner import plan_undo
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from streaming_jobs.errors import LedgerConflict, RecourseError
 from streaming_jobs.settings import Settings

@@ -21,10 +21,9 @@ from reprocessing.plan import registry
 from reprocessing.plan.journal import Journal, journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.plan_file import load, names_of
-from reprocessing.plan.planner import RecoveryRequest, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan, plan_undo
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
 from reprocessing.stages.recovery import Recovery, RecoveryEvents

@@ -14,10 +14,9 @@ import pytest
 from reprocessing.plan.journal import journal_of
 from reprocessing.plan.plan import Base, RecoveryPlan
 from reprocessing.plan.plan_file import names, next_id, save, sealed
-from reprocessing.plan.planner import reminders
+from reprocessing.plan.planner import plan_undo, reminders
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Resolved
-from reprocessing.plan.undo import plan_undo
 from reprocessing.plan.void_records import (
     CommittedOffsets,
     WrittenAtPlanning,

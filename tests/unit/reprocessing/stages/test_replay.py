@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from reprocessing.plan.targets import Target
 from reprocessing.replay import staging
-from reprocessing.replay.border import Border, RowByRow
+from reprocessing.replay.session import Border, RowByRow
 from reprocessing.stages import replay
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.replay import ReplayProgress
