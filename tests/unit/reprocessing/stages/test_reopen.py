@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,14 +13,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.plan.journal import Journal
 from reprocessing.plan.plan import Checks, StreamRecoveryPlan
-from reprocessing.plan.plan_file import folder, load, staging_folder
+from reprocessing.plan.plan_file import load, staging_folder
 from reprocessing.plan.replay_range import until_target
 from reprocessing.plan.targets import Target
 from reprocessing.replay import staging
-from reprocessing.replay.difference import ByTime, Difference
-from reprocessing.report.page import page
 from reprocessing.stages.publish import PublishPosition, fence, publish
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.reopen import abort, skip
@@ -382,31 +378,6 @@ def test_state_is_discarded_where_there_is_any_and_it_matters(life: Life) -> Non
         life.plan_to(Target("batch", "3"), discard_state=True)
     stateful(life)
     assert not life.plan_to(Target("batch", "-1"), discard_state=True).discards_state
-
-
-def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -> None:
-    plan = life.plan_to(Target("batch", "3"), Checks(("place <> '<script>alert(1)</script>'",)))
-    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    journal.write("take_savepoint", "begun")
-    journal.write("take_savepoint", "begun")
-    journal.write("take_savepoint", "done", {"savepoint": "g0001-b000000003"})
-    journal.write("audit", "begun")
-    journal.write("audit", "failed", {"error": "<b>no</b>"})
-    whole_plan = load(life.settings, plan.id)
-    text = page(whole_plan, journal, [], explain(whole_plan))
-    assert "<script>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "refused" in text
-    assert "Rebuilt rows" not in text
-    compared = Difference("things", 60, 61, 1, 2, 3, {"id": (4, 5)}, (), "at", timeline=ByTime(600, [(0, 1, 2, 3)]))
-    journal.write("audit", "done", {"differences": [dataclasses.asdict(compared)]})
-    published = {"table": "things", "version": 7, "came": 1, "went": 2, "stayed": 3, "seconds": 0.1}
-    journal.write("publish", "done", {"tables": [published]})
-    whole = page(whole_plan, journal, [], explain(whole_plan))
-    assert "Rebuilt rows" in whole and "at from" in whole and "things: version 7, 1 files came" in whole
-    assert (
-        text.count("<td>take_savepoint</td>") == 2
-        and text.count("cut off") == 1
-        and "savepoint: g0001-b000000003" in text
-    )
 
 
 def publishing(life: Life) -> RecoveryContext:
