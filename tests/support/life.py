@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -110,6 +110,19 @@ class Life(StreamOnDisk):
         for number in numbers:
             code = {"code": "bug"} if number in bug else {}
             self.batch(number, wrong=number in wrong, **{**options, **code})
+        return self
+
+    def run_three_codes(self, then: Callable[[int], None] = lambda _: None) -> Life:
+        """Nine batches, which the record knows too: 0 to 2 by code `a`, 3 to 5 wrong by `bug`, 6 to 8 by `b`."""
+        for number in range(9):
+            self.batch(number, wrong=number in range(3, 6), code=("a", "bug", "b")[number // 3])
+            then(number)
+        return self.know_codes()
+
+    def know_codes(self) -> Life:
+        now = time.time()
+        codes = (CodeSince("bug", "1", 1, 3, now), CodeSince("b", "1", 1, 6, now))
+        self.change(code=(*self.record.code, *codes))
         return self
 
     def change(self, **fields: Any) -> None:

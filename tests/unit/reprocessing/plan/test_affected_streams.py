@@ -249,14 +249,6 @@ def test_an_undeclared_reader_that_has_begun_since_the_plan_ends_it(
 NAME = "before-release"
 
 
-@pytest.fixture
-def behind(tmp_path: Path) -> Life:
-    """Six batches of ten records from the topic, which stream `others` is said to write."""
-    writer = Life.begin(tmp_path, OTHERS)
-    writer.run(*range(6))
-    return Life.of_batches(tmp_path, 6)
-
-
 def recovered(life: Life, begin: int, end: int, *, number: int = 2, origin: int = 1, path: tuple[int, ...]) -> None:
     """A recovery of the writer declares offsets void, and opens a generation."""
     writer, now = Life(life.settings, OTHERS), time.time()
@@ -274,61 +266,59 @@ def moved(life: Life, target: Target, before: StreamRecoveryPlan | None = None) 
     return "stays" if result is None else result[1].batch
 
 
-def test_a_savepoint_that_has_read_records_which_are_void_since(behind: Life) -> None:
-    taken = behind.savepoint(3)
-    recovered(behind, 25, 60, path=(1, 2))
-    assert moved(behind, Target("savepoint", taken.id)) == Txn(1, 1)
-    assert moved(behind, Target("batch", "3")) == "stays", "what is on the path has read past it"
+FIRST, SECOND = {"begin": 25, "end": 35, "path": (1, 2)}, {"begin": 60, "end": 90, "number": 3, "path": (1, 3)}
 
 
-def test_the_plan_says_why_it_goes_back_further(behind: Life) -> None:
-    taken = behind.savepoint(3)
-    recovered(behind, 25, 60, path=(1, 2))
-    plan = behind.plan_to(Target("savepoint", taken.id))
+@pytest.mark.parametrize(
+    ("earlier", "batch", "later", "back_to"),
+    [
+        ((), 3, [{**FIRST, "end": 60}], Txn(1, 1)),  # it has read records that are void since
+        ((), 1, [{**FIRST, "end": 60}], "stays"),  # it is from before the first of them
+        ([FIRST], 3, (), "stays"),  # it was taken past the void range
+        ([FIRST], 3, [SECOND], Txn(1, 1)),  # it lacks records that count again
+    ],
+)
+def test_a_savepoint_is_gone_back_to_if_it_has_read_what_counts_and_nothing_else(
+    reader: Life, earlier: Any, batch: int, later: Any, back_to: Txn | str
+) -> None:
+    for each in earlier:
+        recovered(reader, **each)
+    taken = reader.savepoint(batch)
+    for each in later:
+        recovered(reader, **each)
+    assert moved(reader, Target("savepoint", taken.id)) == back_to
+    assert moved(reader, Target("batch", str(batch))) == "stays", "what is on the path has read past it"
+
+
+def test_the_plan_says_why_it_goes_back_further(reader: Life) -> None:
+    taken = reader.savepoint(3)
+    recovered(reader, 25, 60, path=(1, 2))
+    plan = reader.plan_to(Target("savepoint", taken.id))
     assert plan.base.batch == 1 and any("are void after this plan" in note for note in plan.notes)
 
 
-def test_a_savepoint_from_before_the_first_void_record_is_gone_back_to(behind: Life) -> None:
-    taken = behind.savepoint(1)
-    recovered(behind, 25, 60, path=(1, 2))
-    assert moved(behind, Target("savepoint", taken.id)) == "stays"
-
-
-def test_a_savepoint_that_was_taken_past_the_void_range_is_gone_back_to(behind: Life) -> None:
-    recovered(behind, 25, 35, path=(1, 2))
-    taken = behind.savepoint(3)
-    assert moved(behind, Target("savepoint", taken.id)) == "stays"
-
-
-def test_a_savepoint_that_lacks_records_which_count_again(behind: Life) -> None:
-    recovered(behind, 25, 35, path=(1, 2))
-    taken = behind.savepoint(3)
-    recovered(behind, 60, 90, number=3, origin=1, path=(1, 3))
-    assert moved(behind, Target("savepoint", taken.id)) == Txn(1, 1)
-
-
-def test_a_reader_ahead_of_the_writers_savepoint_is_taken_back_to_it(behind: Life) -> None:
-    made = take_named(behind.settings, [STREAM, OTHERS], NAME)
+def test_a_reader_ahead_of_the_writers_savepoint_is_taken_back_to_it(reader: Life) -> None:
+    made = take_named(reader.settings, [STREAM, OTHERS], NAME)
     assert made.streams[STREAM.name] == "g0001-b000000005"
-    writer = plan_one(planning_snapshot(behind.settings, OTHERS, Topics()), Target("batch", "2"))
+    writer = plan_one(planning_snapshot(reader.settings, OTHERS, Topics()), Target("batch", "2"))
     for wrong, expected in ((60, "stays"), (45, Txn(1, 3))):
         writer = replace(writer, wrong_from={TOPIC: {0: wrong}})
-        assert moved(behind, Target("savepoint", NAME), writer) == expected
+        assert moved(reader, Target("savepoint", NAME), writer) == expected
 
 
-def test_a_batch_after_the_first_wrong_record_is_moved_back_too(behind: Life) -> None:
-    writer = plan_one(planning_snapshot(behind.settings, OTHERS, Topics()), Target("batch", "2"))
+def test_a_batch_after_the_first_wrong_record_is_moved_back_too(reader: Life) -> None:
+    writer = plan_one(planning_snapshot(reader.settings, OTHERS, Topics()), Target("batch", "2"))
     writer = replace(writer, wrong_from={TOPIC: {0: 30}})
-    assert moved(behind, Target("batch", "3"), writer) == Txn(1, 2)
-    assert moved(behind, Target("batch", "2"), writer) == "stays"
+    assert moved(reader, Target("batch", "3"), writer) == Txn(1, 2)
+    assert moved(reader, Target("batch", "2"), writer) == "stays"
 
 
-def test_void_offsets_that_the_plan_makes_count_again_are_replayed(behind: Life) -> None:
-    recovered(behind, 25, 35, path=(1, 2))
-    snapshot, today = behind.snapshot(), VoidRanges.of([(0, 25, 35)])
+def test_void_offsets_that_the_plan_makes_count_again_are_replayed(reader: Life) -> None:
+    recovered(reader, 25, 35, path=(1, 2))
+    snapshot, today = reader.snapshot(), VoidRanges.of([(0, 25, 35)])
     (topic,) = snapshot.planned_against.topics
     assert still_void(snapshot, topic, today, {}) == today
-    writer = plan_one(planning_snapshot(behind.settings, OTHERS, Topics()), Target("batch", "1"))
+    writer = plan_one(planning_snapshot(reader.settings, OTHERS, Topics()), Target("batch", "1"))
     undoing = replace(writer, wrong_from={TOPIC: {0: 50}})  # it leaves generation 2, which declared them void
     assert still_void(snapshot, topic, today, {"others": undoing}) == VoidRanges()
     assert still_void(snapshot, replace(topic, topic_id="another"), today, {"others": undoing}) == today
@@ -342,9 +332,9 @@ def test_the_first_difference_of_two_sets_of_ranges() -> None:
     assert VoidRanges().first_difference(mine) == {0: 5, 1: 3}
 
 
-def test_a_name_is_the_streams_own_savepoint_in_a_plan(behind: Life) -> None:
-    take_named(behind.settings, [STREAM], NAME)
-    behind.batch(6)
-    plan = behind.plan_to(Target("savepoint", NAME))
+def test_a_name_is_the_streams_own_savepoint_in_a_plan(reader: Life) -> None:
+    take_named(reader.settings, [STREAM], NAME)
+    reader.batch(6)
+    plan = reader.plan_to(Target("savepoint", NAME))
     assert plan.base.savepoint == "g0001-b000000005" and plan.target == f"savepoint {NAME}"
     assert f"{NAME} is savepoint g0001-b000000005 of stream things" in plan.notes

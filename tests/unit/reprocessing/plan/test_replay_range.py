@@ -27,9 +27,9 @@ from streaming_jobs.runtime import output_plans
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import CodeSince, CorrectedBatches, Generation
+from streaming_jobs.state.stream_record import CorrectedBatches, Generation
 from streaming_jobs.stream import DeltaTable as Declared
-from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.stream import KafkaTopic
 from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one
 
 pytestmark = pytest.mark.slow
@@ -61,21 +61,7 @@ SUM = {"0": "Aggregate [k], [k, sum(value) AS s]"}
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Nine batches; 3 to 5 are of wrong code."""
-    return coded(Life.of_batches(tmp_path, 9, wrong=range(3, 6), code="aaaxxxbbb"))
-
-
-def lived(home: Path, stream: Stream) -> Life:
-    life = Life.begin(home, stream)
-    for number in range(9):
-        life.batch(number, wrong=3 <= number <= 5, code="bug" if 3 <= number <= 5 else "a" if number < 3 else "b")
-    return coded(life)
-
-
-def coded(life: Life) -> Life:
-    """The codes of the batches, in the stream's record too."""
-    codes = (CodeSince("bug", "1", 1, 3, time.time()), CodeSince("b", "1", 1, 6, time.time()))
-    life.change(code=(*life.record.code, *codes))
-    return life
+    return Life.of_batches(tmp_path, 9, wrong=range(3, 6), code="aaaxxxbbb").know_codes()
 
 
 def plan(
@@ -143,7 +129,7 @@ def test_an_end_that_cannot_be_is_refused(life: Life, until: str, target: Target
 
 
 def test_upserts_are_refused(tmp_path: Path) -> None:
-    life = lived(tmp_path, replace(STREAM, sinks={"things": Declared("things", keys=["id"])}))
+    life = Life.begin(tmp_path, replace(STREAM, sinks={"things": Declared("things", keys=["id"])})).run_three_codes()
     with pytest.raises(UsageError, match="things is an upsert: a row depends on all records of its key") as refused:
         plan(life, "batch 5")
     assert "leave --until out" in refused.value.next_step
@@ -167,7 +153,7 @@ def windowed(tmp_path: Path) -> Life:
     times = StructType([StructField("seen", TimestampType())])
     table = Declared("things", partition_by=["place"], slices=Slices("seen", reach="1 hour", zone="America/New_York"))
     topic = KafkaTopic(TOPIC, Json(times), event_time="seen", lateness="30 minutes")
-    life = lived(tmp_path, replace(STREAM, sources={"value": topic}, sinks={"things": table}))
+    life = Life.begin(tmp_path, replace(STREAM, sources={"value": topic}, sinks={"things": table})).run_three_codes()
     life.change(state_fingerprint=SUM)
     return life
 

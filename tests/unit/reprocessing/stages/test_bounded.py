@@ -62,7 +62,7 @@ def in_delta() -> Stream:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home of a stream of Delta tables, which each test gets a copy of."""
-    return lived(Life.begin(tmp_path_factory.mktemp("made"), in_delta(), TOPICS)).settings.home
+    return Life.begin(tmp_path_factory.mktemp("made"), in_delta(), TOPICS).run_three_codes().settings.home
 
 
 IN_BOTH_STORES = pytest.mark.parametrize("life", [in_delta, in_memory], indirect=True)
@@ -72,7 +72,11 @@ IN_BOTH_STORES = pytest.mark.parametrize("life", [in_delta, in_memory], indirect
 @pytest.fixture(params=[in_memory, pytest.param(in_delta, marks=pytest.mark.long)])
 def life(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    return copied(made, tmp_path) if request.param is in_delta else lived(Life.begin(tmp_path, in_memory(), TOPICS))
+    return (
+        copied(made, tmp_path)
+        if request.param is in_delta
+        else Life.begin(tmp_path, in_memory(), TOPICS).run_three_codes()
+    )
 
 
 @pytest.fixture
@@ -93,15 +97,6 @@ def in_each_store(short: Mapping[str, Callable[[], Stream]], *names: str) -> Any
     return [
         pytest.param(store, name, marks=marked.get(short.get(name, in_memory) is store, ())) for name, store in stores
     ]
-
-
-def lived(life: Life, *, then: Callable[[int], None] = lambda _: None) -> Life:
-    for number in range(BATCHES):
-        life.batch(number, wrong=number in WRONG, code="bug" if number in WRONG else "b" if number > 5 else "a")
-        then(number)
-    codes = (CodeSince("bug", "1", 1, 3, 1.0), CodeSince("b", "1", 1, 6, 2.0))
-    life.change(code=(*life.record.code, *codes))
-    return life
 
 
 def planned(
@@ -182,13 +177,13 @@ def compacted(life: Life) -> Life:
         if number == 7:
             compact(life, "things")
 
-    return lived(life, then=then)
+    return life.run_three_codes(then)
 
 
 @pytest.mark.parametrize("with_compaction", [False, True])
 def test_later_rows_keep_their_files_and_files_of_both_are_split(tmp_path: Path, with_compaction: bool) -> None:
     life = Life.begin(tmp_path, in_delta(), TOPICS)
-    compacted(life) if with_compaction else lived(life)
+    compacted(life) if with_compaction else life.run_three_codes()
     then = files(life)
     whole = recovery(life, planned(life))
     context = run_stages(whole)
@@ -533,7 +528,10 @@ def test_a_quarantine_that_is_younger_than_its_savepoints_begins_empty(life: Lif
 
 def test_two_streams_are_corrected_by_one_plan(tmp_path: Path) -> None:
     """The second one as a whole: its replay goes to the topic's end."""
-    lives = [lived(Life.begin(tmp_path, in_delta(), TOPICS)), lived(Life.begin(tmp_path, OTHERS, TOPICS))]
+    lives = [
+        Life.begin(tmp_path, in_delta(), TOPICS).run_three_codes(),
+        Life.begin(tmp_path, OTHERS, TOPICS).run_three_codes(),
+    ]
     snapshots = [planning_snapshot(each.settings, each.stream, TOPICS) for each in lives]
     ends = (UNTIL, None)
     requests = [
