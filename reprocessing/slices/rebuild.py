@@ -24,7 +24,7 @@ from reprocessing.plan.history import in_lineage
 from reprocessing.plan.journal import refuse_under_way
 from reprocessing.plan.sliceable import Sliceable, check_plan
 from reprocessing.replay.difference import Difference, compare
-from streaming_jobs.declare.slices import SliceRange, slice_range
+from streaming_jobs.declare.slices import COLUMN_TYPES, SliceRange, slice_range
 from streaming_jobs.errors import CommitRefused, LeaseBusy, OffsetsLost, PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
@@ -72,10 +72,6 @@ class SliceBase:
     entry: LedgerEntry
     offsets: OffsetRange
 
-    @property
-    def version(self) -> int:
-        return self.table.version
-
 
 def take_base(
     settings: Settings, made: Sliceable, chosen: SliceRange, topics: TopicReader, *, despite_accepted: bool = False
@@ -111,8 +107,6 @@ def take_base(
 
 def column_kind(settings: Settings, made: Sliceable) -> str:
     """The type of the column of slices in the table; raises UsageError for one that it cannot have."""
-    from streaming_jobs.declare.slices import COLUMN_TYPES
-
     table = existing_table(settings, made.table, made.stream.name)
     kinds = {field.name: field.dataType.typeName() for field in table.schema.fields}
     kind = kinds.get(made.slices.column, "missing")
@@ -353,7 +347,7 @@ class _Attempt:
             table=self.made.table.name,
             words=self.chosen.words,
             outcome=outcome,
-            base=self.base.version,
+            base=self.base.table.version,
             version=version,
             records=self.base.offsets.records,
             taken_out=rebuilt.taken_out,
@@ -370,7 +364,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     try:
         staged.split(at.chosen)  # first: links keep the version's files while the function runs
     except PreflightRefused as error:
-        return f"version {at.base.version} is gone: {error.found}"
+        return f"version {at.base.table.version} is gone: {error.found}"
     rebuilt = _compute(at, staged)
     difference = compare(at.made.table.name, staged.before(), staged.after(), (), staged.folder / "compared")
     if dry_run or not (difference.only_old or difference.only_new):

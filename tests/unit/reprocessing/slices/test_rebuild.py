@@ -37,7 +37,7 @@ def test_the_records_are_those_from_the_lower_bound_to_the_ledger_s_end(life: Da
     """An event time is at most a day after its record's timestamp, so the day before belongs to it."""
     made = base(life)
     assert (dict(made.offsets.start), dict(made.offsets.end)) == ({0: (DAY - 1) * HOURS}, {0: 5 * HOURS})
-    assert made.version == life.stored().version and made.entry.batch == 4
+    assert made.table.version == life.stored().version and made.entry.batch == 4
 
 
 def test_reach_comes_on_top_of_it(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_batch_that_comes_while_the_table_is_looked_at_is_the_stream_s_own(
     monkeypatch.setattr("reprocessing.slices.rebuild.existing_table", opened_before_a_batch)
     made = base(life)
     assert (made.entry.batch, dict(made.offsets.end)) == (4, {0: 5 * HOURS})
-    assert made.version == life.stored().version - 1
+    assert made.table.version == life.stored().version - 1
 
 
 def test_what_was_accepted_is_not_taken_back_unless_somebody_says_so(life: Days) -> None:
