@@ -18,7 +18,7 @@ from reprocessing.plan.registry import refuse_if_held, under_way
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.replay.difference import for_journal
-from reprocessing.report.page import report_of, write_report
+from reprocessing.report.page import page, report_of
 from reprocessing.stages.publish import has_published
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents, RunSuite, StageBegun, no_suites
 from reprocessing.stages.reopen import abort
@@ -26,6 +26,7 @@ from reprocessing.stages.replay import replay
 from reprocessing.stages.stages import Audit, Result, Stage, stages_of
 from reprocessing.stages.stopped_streams import let_start, stopped_streams
 from streaming_jobs.errors import UsageError
+from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -185,9 +186,10 @@ def _refuse_other_code(context: RecoveryContext) -> None:
 
 def _report(recovery: Recovery) -> None:
     """Write the report; a failure is only reported to the operator, and does not change the outcome."""
-    path = report_of(recovery.settings, recovery.plan.id)
+    plan = recovery.plan
     try:
-        write_report(path, recovery.plan, recovery.journal, recovery.differences, explain(recovery.plan))
+        content = page(plan, recovery.journal, recovery.differences, explain(plan))
+        write_atomic(report_of(recovery.settings, plan.id), content)
     except OSError as error:
         recovery.events.tell(f"the report could not be written: {error}")
 

@@ -198,6 +198,10 @@ class Settings(BaseSettings):
         stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
         return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
 
+    def with_tables(self, folder: Path) -> Settings:
+        """These settings, with the tables in another folder."""
+        return self.model_copy(update={"tables_dir": folder})
+
 
 @dataclass(frozen=True)
 class SettingOrigin:

@@ -70,10 +70,10 @@ def preview(
 
 def _written(folders: Folders, result: Preview) -> Path:
     """Write the report as a page and as JSON; returns the page's path."""
-    from reprocessing.preview.result import write_page
+    from reprocessing.preview.result import page
     from streaming_jobs.platform.files import write_atomic
 
     folder = folders.new_report()
     write_atomic(folder / "preview.json", json.dumps(result.value(), indent=1, default=str))
-    write_page(folder / "report.html", result)
+    write_atomic(folder / "report.html", page(result))
     return folder / "report.html"

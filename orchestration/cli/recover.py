@@ -14,7 +14,7 @@ import typer
 
 from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, say, show, show_table
-from orchestration.recoveries.progress_text import ReplayPace, difference_lines
+from orchestration.recoveries.progress_text import ReplayPace
 from orchestration.recoveries.request import (
     OPTIONS,
     PlanRequest,
@@ -255,7 +255,8 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
 
 
 def recovery_events(yes: bool) -> RecoveryEvents:
-    """Prints progress on stderr; `yes` skips the confirmation."""
+    """Progress is printed on stderr; with `yes`, nothing is asked."""
+    from reprocessing.replay.words import difference_lines
     from reprocessing.stages.recovery import RecoveryEvents
 
     def confirm(recovery: Recovery) -> bool:

@@ -342,7 +342,7 @@ def carry_out(
 def make_undo(settings: Settings, topology: Topology, name: str) -> RecoveryPlan:
     """The plan that takes the published plan `name` back; raises UsageError if that cannot be done."""
     from reprocessing.plan.plan_file import load
-    from reprocessing.plan.undo import plan_undo
+    from reprocessing.plan.planner import plan_undo
 
     plan = load(settings, name)
     streams = {stream.name: stream for stream in topology.select(plan.names)}

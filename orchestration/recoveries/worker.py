@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from orchestration.recoveries.events import ChangedTable, Ended, Event, OffsetSpan, PlanShown, Progress, Said
-from orchestration.recoveries.progress_text import difference_lines
 from orchestration.recoveries.request import Launch, carry_out, generations, make_requested, make_undo, topics_of
 from reprocessing import executor
 from reprocessing.explainer import explain
 from reprocessing.plan.journal import journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.plan_file import folder, load, undos_of
+from reprocessing.replay.words import difference_lines
 from reprocessing.stages.recovery import Recovery, RecoveryEvents, StageBegun
 from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.catalog.topology import Topology
@@ -102,9 +102,7 @@ class Worker:
             self._compared = True
             for each in recovery.differences:
                 lines = [line.strip() for line in difference_lines(each)]
-                self.emit(
-                    ChangedTable(each.table, each.old_rows, each.new_rows, each.corrected, each.new, each.gone, lines)
-                )
+                self.emit(ChangedTable(each.table, each.old_rows, each.new_rows, *each.counts, lines))
         return True
 
 

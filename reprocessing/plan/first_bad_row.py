@@ -25,7 +25,7 @@ from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
-from streaming_jobs.sinks.tables import existing_table, store_of
+from streaming_jobs.sinks.tables import copied_table, existing_table
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.stream import Stream
@@ -155,7 +155,6 @@ def as_table(settings: Settings, stream: Stream, savepoint: Savepoint, content: 
     place = private_folder(settings.tables / "_staging") / f"look-{stream.name}-{savepoint.id}-{declared.name}"
     shutil.rmtree(place, ignore_errors=True)
     try:
-        looking = settings.model_copy(update={"tables_dir": private_folder(place)})
-        yield store_of(declared).create(looking, declared, stream.name, content, None).readable()
+        yield copied_table(settings, private_folder(place), declared, stream.name, content).readable()
     finally:
         shutil.rmtree(place, ignore_errors=True)

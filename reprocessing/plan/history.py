@@ -14,9 +14,9 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, ends_of, starts_of
-from streaming_jobs.state.ledger_file import LedgerLine, RawLine
+from streaming_jobs.state.ledger_file import RawLine
 from streaming_jobs.state.stream_record import CorrectedBatches, Generation
 
 _PACE_OF, _PAIRED = 500, 200
@@ -39,6 +39,22 @@ class CommittedBatch:
     records: int
     seconds: float | None = None
     rows: int = 0
+
+    @classmethod
+    def of(
+        cls, entry: LedgerEntry, at: float, versions: Mapping[str, int], seconds: float | None = None
+    ) -> CommittedBatch:
+        return cls(
+            txn=entry.txn,
+            at=at,
+            starts=starts_of(entry.offsets),
+            ends=ends_of(entry.offsets),
+            code=entry.code,
+            versions=versions,
+            records=entry.records,
+            seconds=seconds,
+            rows=entry.rows.get("written", 0),
+        )
 
 
 @dataclass(frozen=True)
@@ -102,12 +118,9 @@ class History:
         """The last batch after which the table had at most that version; replayed batches have no version."""
         return next((b for b in self.newest_first() if b.versions.get(table, 1 << 62) <= version), None)
 
-    def up_to(self, txn: Txn) -> CommittedBatch | None:
-        return self._last(lambda at: self._known[at].txn <= txn)
-
     def find(self, txn: Txn) -> CommittedBatch | None:
         """The batch at a position, if it is on the path."""
-        batch = self.up_to(txn)
+        batch = self._last(lambda at: self._known[at].txn <= txn)
         return batch if batch is not None and batch.txn == txn else None
 
     def before(self, txn: Txn) -> CommittedBatch | None:
@@ -186,8 +199,9 @@ class History:
     def _batch(self, at: int) -> CommittedBatch:
         known = self._known[at]
         if isinstance(known, RawLine):
-            known = _from(known.read())
-            if at == len(self._known) - 1:  # the only one worth a cache: all of them would not fit the memory
+            line = known.read()
+            known = CommittedBatch.of(line.entry, line.at, line.versions, line.seconds)
+            if at == len(self._known) - 1:  # asked for again and again; all of them would not fit the memory
                 self._known[at] = known
         return known
 
@@ -209,21 +223,6 @@ def lineage(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]
             yield [by_txn[txn] for txn in sorted(by_txn)]
 
     return History(older=on_the_path())
-
-
-def _from(line: LedgerLine) -> CommittedBatch:
-    entry = line.entry
-    return CommittedBatch(
-        txn=entry.txn,
-        at=line.at,
-        starts=starts_of(entry.offsets),
-        ends=ends_of(entry.offsets),
-        code=entry.code,
-        versions=line.versions,
-        records=entry.records,
-        seconds=line.seconds,
-        rows=entry.rows.get("written", 0),
-    )
 
 
 def generation_spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:

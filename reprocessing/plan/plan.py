@@ -17,6 +17,9 @@ from streaming_jobs.state.stream_record import Generation
 
 PlanKind = Literal["rewind", "skip"]
 
+BEFORE_ALL = Txn(0, -1)
+"""The position before a stream's first batch."""
+
 
 @dataclass(frozen=True)
 class SawTable:
@@ -74,6 +77,11 @@ class Base:
     generation: int
     batch: int
     ends: TopicOffsets
+
+    @property
+    def after(self) -> Txn:
+        """The last batch whose rows and records stay; without a savepoint everything is written anew."""
+        return BEFORE_ALL if self.savepoint is None else Txn(self.generation, self.batch)
 
 
 @dataclass(frozen=True)

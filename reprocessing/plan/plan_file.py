@@ -10,26 +10,17 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from reprocessing.plan.plan import (
-    Base,
-    Checks,
-    PlannedAgainst,
-    RecoveryPlan,
-    SawTable,
-    SawTopic,
-    StreamRecoveryPlan,
-    Until,
-)
+import msgspec
+
+from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, UsageError
-from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.ledger.positions import decode, decode_partitions
 from streaming_jobs.platform.files import private_folder, remove_files, sync, write_json
 from streaming_jobs.platform.locks import locked
 from streaming_jobs.settings import Settings
@@ -98,8 +89,7 @@ def load(settings: Settings, name: str) -> RecoveryPlan:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value.pop("format") != _FORMAT:
             raise UsageError(f"{path} was written by another version", "use the version that wrote it, or plan anew")
-        streams = tuple(_stream_plan(each) for each in value["streams"])
-        plan = RecoveryPlan(**{**value, "streams": streams, "left": tuple(value.get("left", ()))})
+        plan = msgspec.convert(value, RecoveryPlan, str_keys=True)
     except FileNotFoundError:
         raise UsageError(f"there is no plan {name}", f"see `{commands.plans()}`") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -111,8 +101,7 @@ def load(settings: Settings, name: str) -> RecoveryPlan:
 
 def names(settings: Settings) -> list[str]:
     """All plans, oldest first."""
-    place = settings.state / "recoveries"
-    paths = [p for p in place.glob("*/plan.json") if _ID.fullmatch(p.parent.name)] if place.is_dir() else []
+    paths = [p for p in (settings.state / "recoveries").glob("*/plan.json") if _ID.fullmatch(p.parent.name)]
     return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
 
 
@@ -127,8 +116,7 @@ def forget(settings: Settings, plan: str) -> None:
 
 def unfinished(settings: Settings) -> list[str]:
     """Folders without a plan that are an hour old: their making, or their removal, was killed."""
-    place = settings.state / "recoveries"
-    folders = [p for p in place.iterdir() if _ID.fullmatch(p.name)] if place.is_dir() else []
+    folders = [p for p in (settings.state / "recoveries").glob("*") if _ID.fullmatch(p.name)]
     old = time.time() - _HOUR
     return [p.name for p in folders if not (p / "plan.json").exists() and p.stat().st_mtime < old]
 
@@ -177,37 +165,3 @@ def _fingerprint(plan: RecoveryPlan) -> str:
 
 def _without_empty(value: dict[str, Any], *later: str) -> dict[str, Any]:
     return {key: each for key, each in value.items() if each or key not in later}
-
-
-def _stream_plan(value: Mapping[str, Any]) -> StreamRecoveryPlan:
-    saw, base, checks, until = value["saw"], value["base"], value["checks"], value.get("until")
-    return StreamRecoveryPlan(
-        **{
-            **value,
-            "notes": tuple(value["notes"]),
-            "wanted": decode(value["wanted"]),
-            "wrong_from": decode(value.get("wrong_from", {})),
-            "ends_written": decode(value.get("ends_written", {})),
-            "saw": PlannedAgainst(
-                generation=saw["generation"],
-                batch=saw["batch"],
-                code=CodeVersion(*saw["code"]),
-                tables=tuple(SawTable(**table) for table in saw["tables"]),
-                topics=tuple(
-                    SawTopic(
-                        t["name"],
-                        t["topic_id"],
-                        decode_partitions(t["earliest"]),
-                        decode_partitions(t["latest"]),
-                        t.get("archive", ""),
-                        decode_partitions(t.get("first", {})),
-                        decode_partitions(t.get("continues", {})),
-                    )
-                    for t in saw["topics"]
-                ),
-            ),
-            "base": Base(**{**base, "ends": decode(base["ends"])}),
-            "until": None if until is None else Until(**{**until, "ends": decode(until["ends"])}),
-            "checks": Checks(tuple(checks["rules"]), checks["max_changed"], tuple(checks.get("suites", ()))),
-        }
-    )

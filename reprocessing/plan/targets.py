@@ -103,11 +103,6 @@ class View:
             raise no_batch(self.record.stream)
         return self.history.position
 
-    @property
-    def starts(self) -> TopicOffsets:
-        """The offsets of the stream's first start."""
-        return self.record.starts
-
 
 def no_batch(stream: str) -> UsageError:
     """The error for a stream that has finished no batch, so that a recovery has nothing to go back to or to skip."""
@@ -143,7 +138,7 @@ def at_or_before(wanted: TopicOffsets, view: View) -> Resolved:
     ):
         notes.append(f"moved back to the border of {border.txn}, which ended at {_words(border.ends)}")
     if border is None:
-        notes.append(f"moved back to the stream's very start, {_words(view.starts)}")
+        notes.append(f"moved back to the stream's very start, {_words(view.record.starts)}")
     return Resolved(border.txn if border else None, wanted, tuple(notes))
 
 
@@ -269,7 +264,7 @@ def _batch(target: Target, view: View) -> Resolved:
         ]
         return Resolved(*before(min([since.since, *(Txn(at.generation, at.batch + 1) for at in wrote)]), view))
     if target.kind == "batch" and integer(target, _NUMBER) == -1:
-        return Resolved(None, view.starts)
+        return Resolved(None, view.record.starts)
     batch = named_batch(target, view)
     if batch.ends == position:
         raise UsageError(f"{batch.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
@@ -309,7 +304,7 @@ def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
     number, first, _ = next(generation_spans(generations))
     if txn > Txn(number, first):
         raise UsageError(f"what came before {txn} is no longer in the ledger", "choose a savepoint, or --to-batch -1")
-    return None, view.starts
+    return None, view.record.starts
 
 
 def named_code(text: str, record: StreamRecord) -> CodeSince:
@@ -394,6 +389,12 @@ def read_offsets(path: Path) -> dict[str, dict[int, int]]:
 
 def write_offsets(offsets: TopicOffsets) -> str:
     return "".join(f"{t},{p},{o}\n" for t, each in sorted(offsets.items()) for p, o in sorted(each.items()))
+
+
+def offsets_target(offsets: TopicOffsets) -> Target:
+    """The target of these offsets, as `parse_offsets` reads them."""
+    each = (f"{t}/{p}:{o}" for t, partitions in offsets.items() for p, o in sorted(partitions.items()))
+    return Target("offsets", ",".join(each))
 
 
 def parse_offsets(text: str, topics: Sequence[str]) -> dict[str, dict[int, int]]:

@@ -124,13 +124,15 @@ class WrittenTopics:
         key = transactional_id(prefix, stream.name, sink.name)
         try:
             marker = read_marker(self._config, name, key, self.settings.kafka.timeout)
+            count, shards = 0 if marker is None else marker.shards, dict[int, LedgerEntry | None]()
+            if count:
+                shards |= read_shards(self._config, stream.name, sink.name, self.settings.topic_sink, count)
         except ClientLost as lost:
             raise TransientError(
-                f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker"
+                f"the markers of topic {sink.name} cannot be read: {lost}", "check the broker"
             ) from lost
         if marker is None:
             return None
-        shards = self._shards(stream, sink, marker.shards) if marker.shards else {}
         ahead = [
             replace(each, note=IN_SHARDS)
             for each in shards.values()
@@ -243,14 +245,6 @@ class WrittenTopics:
             return writer.mark_all(entry)
         finally:
             writer.close()
-
-    def _shards(self, stream: Stream, sink: KafkaSink, count: int) -> Mapping[int, LedgerEntry | None]:
-        try:
-            return read_shards(self._config, stream.name, sink.name, self.settings.topic_sink, count)
-        except ClientLost as lost:
-            raise TransientError(
-                f"the markers of the shards of topic {sink.name} cannot be read: {lost}", "check the broker"
-            ) from lost
 
     @cached_property
     def _bootstrap(self) -> str:

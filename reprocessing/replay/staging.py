@@ -95,9 +95,7 @@ def make_empty_tables(settings: Settings, target: Settings, stream: Stream, open
             entry = LedgerEntry("publish", stream.name, declared.name, opened.number, -1, plan=plan)
             made = store_of(declared).create(target, declared, stream.name, live.no_rows(), entry)
             bound.append(BoundTable(declared.name, made.table_id, role))
-    begun = stream_record.load(target, stream.name)
-    assert begun is not None
-    stream_record.save(target, replace(begun, tables=tuple(bound)))
+    stream_record.save(target, replace(stream_record.existing(target, stream.name), tables=tuple(bound)))
 
 
 def sync_all(settings: Settings, plan: StreamRecoveryPlan) -> None:

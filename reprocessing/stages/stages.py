@@ -462,8 +462,7 @@ class SwitchGeneration(OfOneStream):
         release(context)
         ledger_file(context.settings, self.stream).adopt(ledger_file(context.replay_settings, self.stream))
         output_plans.adopt(stream_folder.output_plans, rebuilt.output_plans)
-        replayed = stream_record.load(context.replay_settings, self.stream)
-        assert replayed is not None
+        replayed = stream_record.existing(context.replay_settings, self.stream)
         stream_record.save(
             context.settings,
             replace(

@@ -317,19 +317,13 @@ def item_json(item: Item) -> dict[str, Any]:
 
 
 def batch_json(batch: BatchPoint) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(batch)
+    del fields["line"]
     return {
         "kind": "batch",
         "at": batch.at,
         "time": instant_words(batch.at),
-        "generation": batch.generation,
-        "batch": batch.batch,
-        "records": batch.records,
-        "rows": batch.rows,
-        "dead_letters": batch.dead_letters,
-        "quarantined": batch.quarantined,
-        "seconds": batch.seconds,
-        "version": batch.version,
-        "code": batch.code,
+        **fields,
         "replay": batch.replay,
         "offsets": batch.offsets,
     }

@@ -103,6 +103,12 @@ def ends_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:
     return {each.topic: dict(each.end) for each in ranges}
 
 
+def offsets_between(begin: TopicOffsets, end: TopicOffsets) -> int:
+    """The number of offsets from one position to another; a partition that only the second one has counts whole."""
+    begins = by_place(begin)
+    return sum(max(offset - begins.get(place, 0), 0) for place, offset in by_place(end).items())
+
+
 def by_place(offsets: TopicOffsets) -> dict[Place, int]:
     return {(topic, partition): offset for topic, each in offsets.items() for partition, offset in each.items()}
 
