@@ -58,8 +58,8 @@ _OURS = _of_a_start(os.environ)
 
 def main() -> None:
     """Import, and serve at the listening socket that was inherited, until the standard input ends."""
-    listening = socket.socket(fileno=os.dup(int(sys.argv[1])))  # a small number, for select
-    os.close(int(sys.argv[1]))
+    listening = socket.socket(fileno=os.dup(int(sys.argv[-1])))  # a small number, for select
+    os.close(int(sys.argv[-1]))
     if sys.stdout is None or sys.stderr is None:
         sys.exit(1)  # descriptors 0 to 2 may be others than the standard streams
     os.close(os.pidfd_open(os.getpid()))  # raises OSError where it cannot be done
