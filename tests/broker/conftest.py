@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from orchestration.cli.demo import Demonstration
 from streaming_jobs.platform.broker import Broker
-from tests.conftest import QUICK_START, SettingsFactory
 from streaming_jobs.settings import Settings
+from tests.conftest import QUICK_START, SettingsFactory
 from tests.support import driver
 from tests.support.driver import Bench
 from tests.support.warm import Warm
