@@ -84,7 +84,7 @@ def test_a_topic_has_one_writer_and_streams_that_read_their_own_records_by_way_o
     topology = Topology.of([priced, clean])
     graph = Graph.of(topology.streams.values())
     assert graph.before(Node("topic", "orders")) == [Node("stream", "clean")]
-    assert (graph.downstream(["clean"]), graph.downstream(["priced"])) == (["clean", "priced"], ["priced"])
+    assert graph.after(Node("topic", "orders")) == [Node("stream", "priced")]
     with pytest.raises(UsageError, match="topic orders is written by clean and again"):
         Topology.of([clean, flow("again", RAW, out=SINK)])
     prices = KafkaTopic("prices", value=Json(ORDER))
