@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -26,7 +26,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince
 from streaming_jobs.stream import DeltaTable, Stream
 
-ROWS = StructType([StructField("id", LongType()), StructField("place", StringType())])
+ROWS = schema_of({"id": "bigint", "place": "string"})
 """The columns of every topic and table; no batch is run, so every stream's function is `unchanged`."""
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.feeds import YearByYear
-from benchmarks.plots import panels
 from benchmarks.processes import Child
-from benchmarks.run import Report, Row, progress, verdict
+from benchmarks.run import Report, Row, panels, progress, verdict
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status, read_status
 

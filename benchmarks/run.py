@@ -24,7 +24,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -142,6 +143,29 @@ def wait_until(
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {seconds:.0f} s")
         time.sleep(every)
+
+
+@contextmanager
+def panels(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[list[Any]]:
+    """Axes in a grid, by matplotlib, which is not among the packages of `make setup`; written after the block.
+
+    The file's ending says the format.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    yield [*axes.flat]
+    for panel in axes.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", alpha=0.3)
+        panel.legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,9 +2,9 @@
 
     python docs/architecture.py
 
-A room is a package with modules in it; the modules at the root of streaming_jobs are four rooms.
-A test compares picture and table with the code. The steps of the two walks are checked too: each names a function or
-class that is there, and every step's module is imported by one of the steps before it, or imports one of them.
+A room is a package that has modules; the modules at the root of streaming_jobs form four rooms.
+A test compares diagram and table with the code, and checks the steps of the two walks: each names a function or
+class, and each step's module imports the module of an earlier step or is imported by it.
 """
 
 from __future__ import annotations
@@ -29,55 +29,63 @@ _OF_THE_ROOT = {
     "streaming_jobs.settings": "streaming_jobs.settings",
     "streaming_jobs.settings_sections": "streaming_jobs.settings",
 }
-"""The rooms of the modules at the root of streaming_jobs; what is not here is in the room `streaming_jobs`."""
+"""The rooms of the modules at the root of streaming_jobs; all other modules there are in the room `streaming_jobs`."""
 
 RECORD = (
-    ("streaming_jobs.session", "Session", "takes the leases, starts Spark, starts a stream, looks after it"),
-    ("streaming_jobs.runtime.stream_runner", "StreamRunner", "one stream: checks, starts, tries again"),
+    ("streaming_jobs.session", "Session", "takes the leases, starts Spark, starts and supervises the streams"),
+    ("streaming_jobs.runtime.stream_runner", "StreamRunner", "runs one stream: checks, starts, retries"),
     (
         "streaming_jobs.runtime.stream_queries",
         "SparkQueries",
-        "its query over Kafka: checked, started, its topics' ends",
+        "the stream's query over Kafka: checks and starts it, reads the topics' ends",
     ),
     ("streaming_jobs.preflight.rules", "check_start", "checks that checkpoint, tables and topics agree"),
-    ("streaming_jobs.runtime.query_builder", "QueryBuilder", "topics, the stream's function and tables become a query"),
-    ("streaming_jobs.sources.kafka", "KafkaSource", "records of a range of offsets, decoded; bad ones are counted"),
-    ("streaming_jobs.runtime.batch", "BatchPipeline", "called by Spark for each batch, with the range already fixed"),
+    (
+        "streaming_jobs.runtime.query_builder",
+        "QueryBuilder",
+        "builds a query from topics, the stream's function and tables",
+    ),
+    (
+        "streaming_jobs.sources.kafka",
+        "KafkaSource",
+        "reads and decodes the records of a range of offsets, of which `FrameSource` counts the bad ones",
+    ),
+    ("streaming_jobs.runtime.batch", "BatchPipeline", "Spark calls it for each batch, whose range is already fixed"),
     ("streaming_jobs.sinks.base", "Sink", "the methods that a batch needs of any output"),
-    ("streaming_jobs.sinks.delta.writers", "prepare_write", "its rows are computed; nobody sees them yet"),
+    ("streaming_jobs.sinks.delta.writers", "prepare_write", "computes and stages the rows, still invisible to readers"),
     ("streaming_jobs.sinks.delta.row_engine", "RowEngine", "what each row must satisfy before it is written"),
-    ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
-    ("streaming_jobs.runtime.batch_hooks", "BatchFiles", "what a batch leaves beside its tables"),
-    ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),
+    ("streaming_jobs.sinks.delta.sink", "DeltaSink", "commits rows and ledger entry together, once"),
+    ("streaming_jobs.runtime.batch_hooks", "BatchFiles", "the files that a batch writes beside its tables"),
+    ("streaming_jobs.state.ledger_file", "LedgerFile", "appends a line for the batch beside the state"),
 )
 RECOVERY = (
     (
         "orchestration.cli.recover",
         "plan",
-        "the command; the job of Dagster is in `orchestration.recoveries.definitions`",
+        "the command; Dagster's job is in `orchestration.recoveries.definitions`",
     ),
-    ("orchestration.recoveries.request", "make_requested", "the request for a plan, for each of its streams"),
-    ("reprocessing.plan.planner", "make_plan", "where the replay starts, what it costs: a frozen plan"),
+    ("orchestration.recoveries.request", "make_requested", "turns the request into a plan over its streams"),
+    ("reprocessing.plan.planner", "make_plan", "decides where the replay starts, estimates its cost, freezes the plan"),
     (
         "reprocessing.plan.snapshot",
         "planning_snapshot",
-        "record, tables, topics, history as they are now",
+        "reads the present record, tables, topics and history",
     ),
-    ("reprocessing.plan.targets", "resolve", "the target becomes offsets and the end of a batch"),
-    ("orchestration.recoveries.request", "carry_out", "a plan and what shall be done with it, in one process"),
-    ("reprocessing.executor", "apply", "walks the stages; a journal says how far it came"),
+    ("reprocessing.plan.targets", "resolve", "turns the target into offsets and the end of a batch"),
+    ("orchestration.recoveries.request", "carry_out", "applies, resumes, aborts or undoes a plan in one process"),
+    ("reprocessing.executor", "apply", "runs the stages and records each in the journal"),
     (
         "reprocessing.stages.stages",
         "TakeSavepoint",
-        "the stream as it is, so that abort and undo can bring it back",
+        "saves the stream as it is, so that abort and undo can restore it",
     ),
-    ("reprocessing.stages.publish", "fence", "from here on only this plan may start the stream"),
-    ("reprocessing.stages.stages", "Prepare", "tables and state of the savepoint, beside the published ones"),
-    ("reprocessing.stages.replay", "replay", "an ordinary session on them, with the corrected code"),
-    ("reprocessing.stages.stages", "Audit", "rebuilt rows against published ones, and the rules"),
-    ("reprocessing.stages.publish", "publish", "one commit per table: old rows out, rebuilt rows in"),
+    ("reprocessing.stages.publish", "fence", "from now on only this plan may start the stream"),
+    ("reprocessing.stages.stages", "Prepare", "creates staging tables and state from the savepoint"),
+    ("reprocessing.stages.replay", "replay", "runs an ordinary session on staging, with the corrected code"),
+    ("reprocessing.stages.stages", "Audit", "compares rebuilt with published rows, and checks the rules"),
+    ("reprocessing.stages.publish", "publish", "replaces the old rows by the rebuilt ones, in one commit per table"),
     ("streaming_jobs.sinks.stored", "StoredTable", "the methods that a recovery needs of a table, in any store"),
-    ("streaming_jobs.sinks.delta.sink", "DeltaSink", "a Delta table as such a stored table"),
+    ("streaming_jobs.sinks.delta.sink", "DeltaSink", "implements it for Delta tables"),
 )
 
 

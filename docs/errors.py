@@ -13,15 +13,15 @@ PACKAGES = ("streaming_jobs", "reprocessing", "quality", "orchestration")
 BASE = "RecourseError"
 _OPENING = """# Errors
 
-<!-- Written by docs/errors.py from the docstrings of the classes. Change them there, then: python docs/errors.py -->
+<!-- Written by docs/errors.py from the docstrings of the classes. Change those, then: python docs/errors.py -->
 
-Every error that Recourse raises on purpose has a code, says what was found, and what to do next. The codes stay what
-they are; the texts may change.
+Every error that Recourse raises on purpose has a code and says what was found and what to do next. Codes never change;
+texts may.
 
-*Tried again* means: by a session whose stream meets it, soon at first and then every ten minutes. An error that is not
-needs a person. Exit codes are in cli.md and operate.md.
+*Retried: yes* means that the session retries a stream with this error, soon at first and then every ten minutes. The
+other errors need a person. [cli.md](cli.md) and [operate.md](operate.md) list the exit codes.
 
-| code | name | tried again | meaning |
+| code | name | retried | meaning |
 |---|---|---|---|
 """
 

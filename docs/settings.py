@@ -19,26 +19,26 @@ PAGE = Path(__file__).with_suffix(".md")
 FIRST = "0.1"
 _OPENING = """# Settings
 
-<!-- Written by docs/settings.py from streaming_jobs/settings_sections.py. To change it: there, then run that script -->
+<!-- Written by docs/settings.py. Change streaming_jobs/settings_sections.py, then run: python docs/settings.py -->
 
-Every setting, with what it may be. A value is taken from the last of these that has it:
+Every setting, with its allowed values. The last of these sources that sets a value wins:
 
 1. the default;
 2. `recourse.toml` in the working directory or the nearest folder above: `[stream]` and below it
-   `trigger = "every 10 seconds"`. Relative paths in it, and the default home, lie in its folder. `--config FILE` or the
-   variable `RECOURSE_CONFIG` name another file, which has to exist;
+   `trigger = "every 10 seconds"`. Relative paths in the file, and the default home, are relative to its folder.
+   `--config FILE` or the variable `RECOURSE_CONFIG` names another file, which has to exist;
 3. the environment: `RECOURSE_` and the key in capitals, two underscores for a dot: `RECOURSE_STREAM__TRIGGER`;
 4. the command line: `recourse --set stream.trigger='every 10 seconds' ...`.
 
-`recourse config show` prints what holds and where each value came from. A name that is no setting is refused, with the
-nearest one that is. A duration is a number and a unit, or several: `500 ms`, `90 seconds`, `1 hour 30 minutes`,
-`2 days`. A list from the environment or the command line is JSON; a text without brackets is its only item. Variables
-that Kubernetes sets for a service named `recourse` (`RECOURSE_PORT`, `RECOURSE_SERVICE_HOST`) are left alone. *Since*
-is the first version that has the setting.
+`recourse config show` prints every setting, its value, and the source of the value. An unknown name is an error, which
+suggests the nearest setting. A duration is one or more numbers with units: `500 ms`, `90 seconds`, `1 hour 30 minutes`,
+`2 days`. A list from the environment or the command line is JSON; a text without brackets is its only item. Recourse
+ignores the variables that Kubernetes sets for a service named `recourse` (`RECOURSE_PORT`, `RECOURSE_SERVICE_HOST`).
+*Since* is the first version that has the setting.
 """
 _OWN_SECTION = """
-The section `[streams.NAME]` takes the same keys as `[stream]` for one stream: `streams.airport_hours.trigger`. What is
-not set there comes from `[stream]`. A `NAME` that no stream has is refused.
+The section `[streams.NAME]` takes the same keys as `[stream]` for one stream: `streams.airport_hours.trigger`. Keys
+that it leaves out come from `[stream]`. `NAME` has to be the name of a declared stream.
 """
 _TEXT_VALUES = {
     "start": "`earliest`, `latest`, a time with its zone",

@@ -8,7 +8,6 @@ import dagster as dg
 
 from orchestration import preview, topic_sensor
 from orchestration.bundle.job import Bundle
-from orchestration.bundle.last_good import JobYamlFault
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
 from orchestration.sessions import definitions as sessions
@@ -18,6 +17,7 @@ from orchestration.sessions.retention import Owned
 from orchestration.sessions.supervisor import Command
 from orchestration.slices import definitions as slices
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 
@@ -27,13 +27,13 @@ def location(
     topology: Topology,
     settings: Settings,
     command: Command = session_command,
-    fault: Callable[[], JobYamlFault | None] = lambda: None,
+    fault: Callable[[], ConfigurationError | None] = lambda: None,
     suites_and_rules: quality.QualityDeclarations | None = None,
 ) -> dg.Definitions:
     """The definitions of a bundle; raises ConfigurationError, or Dagster's own error for what Dagster refuses.
 
     `fault` returns what is wrong with the job YAML now; the sensors that report it call it at each tick.
-    `suites_and_rules` are by default those of the settings' modules.
+    `suites_and_rules` defaults to the declarations in the settings' modules.
     """
     specs = sessions.sessions(bundle, topology, settings, command)
     health = HealthChecks(list(topology.streams.values()), specs, settings, fault)

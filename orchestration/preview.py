@@ -32,7 +32,7 @@ RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "21600"}
 """Sessions go first in the queue; a preview that hangs is ended after six hours."""
 
 _DEPLOYABLE = (0, 10)
-"""Exit codes of a preview that came to its end, with code that may be deployed."""
+"""Exit codes of a finished preview of code that may be deployed."""
 _PATIENCE = 40.0
 """Seconds for a preview that was asked to end to remove its folders."""
 _ROWS = 50

@@ -1,6 +1,6 @@
 """Figures of topics as events of their assets in Dagster, each minute; the only sensor that asks the broker.
 
-The event is a materialisation if records came or were read since the last look, because an asset's overview shows the
+The event is a materialisation if records arrived or were read since the last tick: an asset's overview shows the
 figures of the newest materialisation and nothing else; otherwise an observation. Topics are external assets, whose
 events make no table stale.
 """
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from orchestration.sessions.reporting import topic_key
+from orchestration.sessions.reporting import shown, topic_key
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, RecourseError
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
-from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:
     from streaming_jobs.sources.topics import TopicFigures
@@ -64,7 +63,7 @@ def definitions(topology: Topology, settings: Settings) -> dg.Definitions:
 
 
 def has_changed(seen: Mapping[str, Any] | None, now: TopicFigures, lag: Mapping[str, int]) -> bool:
-    """True if records came or were read since the last look, or if the topic was made anew."""
+    """True if records arrived or were read since the last tick, or if the topic was recreated."""
     return seen is None or (seen["id"], seen["end"], seen.get("lag")) != (now.id, now.end, lag)
 
 
@@ -79,18 +78,20 @@ def topic_metadata(
     now: TopicFigures, seen: Mapping[str, Any] | None, lag: Mapping[str, int]
 ) -> dict[str, dg.MetadataValue]:
     """A topic's figures; records per second since the last look, if it was at the same topic."""
-    kept = "for ever" if now.retention_ms < 0 else format_duration(timedelta(milliseconds=now.retention_ms))
-    metadata: dict[str, dg.MetadataValue] = {
-        "end_offset": dg.MetadataValue.int(now.end),
-        "records": dg.MetadataValue.int(now.records),
-        "partitions": dg.MetadataValue.int(now.partitions),
-        "retention": dg.MetadataValue.text(kept),
-        "cleanup_policy": dg.MetadataValue.text(now.cleanup_policy),
-    }
+    rate = None
     if seen is not None and seen["id"] == now.id and now.at > seen["at"]:
-        rate = max(now.end - seen["end"], 0) / (now.at - seen["at"])
-        metadata["records_per_s"] = dg.MetadataValue.float(round(rate, 1))
-    return metadata | {f"lag_of_{stream}": dg.MetadataValue.int(records) for stream, records in lag.items()}
+        rate = round(max(now.end - seen["end"], 0) / (now.at - seen["at"]), 1)
+    return shown(
+        {
+            "end_offset": now.end,
+            "records": now.records,
+            "partitions": now.partitions,
+            "retention": now.retention,
+            "cleanup_policy": now.cleanup_policy,
+            "records_per_s": rate,
+            **{f"lag_of_{stream}": records for stream, records in lag.items()},
+        }
+    )
 
 
 def lags(settings: Settings, readers: Iterable[Stream], topic: TopicFigures) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Whether an output is right: suites of expectations on tables, their runs, their history. Read `suites.py` first.
+"""Checks outputs: suites of expectations on tables, their runs, their history. Read `suites.py` first.
 
     from quality import suite
 
@@ -9,7 +9,7 @@
         return [gxe.ExpectColumnValuesToNotBeNull(column="customer")]
 
 Great Expectations takes five seconds to import, so it is imported inside the function, which runs only in a check.
-Row rules, which are judged in the batches themselves, are declared with the stream (`streaming_jobs/declare/rules.py`).
+Row rules, which each batch evaluates, belong to the declaration of the stream (`streaming_jobs/declare/rules.py`).
 """
 
 from __future__ import annotations

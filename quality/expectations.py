@@ -13,7 +13,7 @@ from quality.validation import Severity
 from streaming_jobs.platform.main_module import seen_with_a_file
 
 ORDER = "recourse"
-"""The key in an expectation's `meta` under which a run finds it among the results, which come in another order."""
+"""The key in an expectation's `meta` by which a run finds it among the results, whose order differs."""
 
 SQL_ONLY = "unexpected_rows_expectation"
 """The kind that only Spark evaluates."""
@@ -25,7 +25,7 @@ _COLUMNS = ("column", "column_A", "column_B", "column_list")
 
 @dataclass(frozen=True)
 class NamedExpectation:
-    """An expectation at its place in the suite; `columns` are those that it is about."""
+    """An expectation with its position in the suite and its columns."""
 
     number: int
     name: str

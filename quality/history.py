@@ -233,7 +233,7 @@ def _opened_or_made(settings: Settings) -> DeltaTable:
 
 
 def _of(**values: str | bool | None) -> ds.Expression | None:
-    """The rows with these values; None stands for any value."""
+    """The rows with these values; None matches any value."""
     import pyarrow.dataset as ds
 
     wanted: ds.Expression | None = None
@@ -257,7 +257,7 @@ def _newest(validations: pa.ChunkedArray, started_at: pa.ChunkedArray) -> ds.Exp
 
 
 def _read(settings: Settings, wanted: ds.Expression | None, columns: Sequence[str] | None = None) -> pa.Table | None:
-    """The wanted rows of the history; None if there is no history. A reader that meets a clean-up reads again."""
+    """The matching rows of the history; None if there is no history. Reads again after a concurrent clean-up."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 

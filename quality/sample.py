@@ -1,4 +1,4 @@
-"""The rows that a run of a suite reads: those that are new, or all; of a partition, or of a range of times.
+"""The rows that a run of a suite reads: new rows, or all; of a partition, or of a range of times.
 
 A sample has the files of one fixed version of the table.
 
@@ -23,6 +23,7 @@ from urllib.parse import unquote
 
 from quality.suites import SampleKind
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.platform.delta_log import names_on_disk
 from streaming_jobs.state.provenance import Change, changes
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instead
@@ -64,7 +65,7 @@ class TimeRange:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """The rows that a run is asked to look at; a partition and a range of times leave others out.
+    """The requested rows of a run; a partition and a range of times exclude others.
 
     `since`: the version after which rows are new, None for the first run.
     """
@@ -272,9 +273,8 @@ def _file(table: Path, add: Mapping[str, Any]) -> SampleFile:
 
 
 def _on_disk(table: Path, path: str) -> Path:
-    """The path of a file of the log; writers differ in how often they percent-encode it."""
-    names = (path, unquote(path), unquote(unquote(path)))
-    return next((table / name for name in names if (table / name).exists()), table / unquote(path))
+    """The path of a file of the log."""
+    return next((table / name for name in names_on_disk(path) if (table / name).exists()), table / unquote(path))
 
 
 def _stats(text: str | None) -> Mapping[str, Any]:
@@ -316,7 +316,7 @@ def _may_hold(file: SampleFile, times: TimeRange) -> bool:
 
 
 def _bound(bound: object) -> datetime | None:
-    """A bound of the statistics; None for one that is missing or not a time of Python's years."""
+    """A bound of the statistics; None if it is missing or outside of Python's years."""
     try:
         at = datetime.fromisoformat(str(bound)) if isinstance(bound, str) else None
         return None if at is None else at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)

@@ -56,7 +56,7 @@ def expectations_of(rules: Iterable[Rule]) -> list[Any]:
 
 
 def condition_of(named: NamedExpectation) -> str | None:
-    """SQL of DataFusion that is true for a row that keeps an expectation; None for one that is not about single rows.
+    """DataFusion SQL that is true for a row that meets an expectation; None for expectations not on single rows.
 
     Rows to which an expectation's `row_condition` does not apply keep it.
     """

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from quality.validation import CheckOutcome
 
 SampleKind = Literal["new", "all"]
-"""`new`: the rows that came since the last run of the suite. `all`: the whole table."""
+"""`new`: the rows that were added since the last run of the suite. `all`: the whole table."""
 
 
 class TableCheck(Protocol):
-    """A check that is no expectation on rows: freshness, counts against the history, reconciliation and others."""
+    """A check of the whole table: freshness, counts against the history, reconciliation and others."""
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class TableCheck(Protocol):
 class Suite:
     """Expectations on one table, built when they are needed; `key` are the columns that name a failing row.
 
-    Without `key` the keys of the table are taken. `slice` is what a run looks at if it is asked for nothing else.
+    Default of `key`: the keys of the table. `slice` is the sample of a run whose request names none.
     """
 
     name: str

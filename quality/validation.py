@@ -65,7 +65,7 @@ class CheckOutcome:
 class FirstFailing:
     """The batch that wrote the first failing row, the code that wrote it, and the command that goes before it.
 
-    `command` is empty if only warnings failed: they are no reason for a recovery.
+    `command` is empty if only warnings failed, which do not justify a recovery.
     """
 
     expectation: str
@@ -104,7 +104,7 @@ class Validation:
     docs: str = ""
     """The path of the Data Docs page; empty without one."""
     first_failing_note: str = ""
-    """Why there is no first failing batch although rows failed, or how sure it is."""
+    """Why rows failed without a known first failing batch, or how certain that batch is."""
     narrowed: bool = False
     code: str = ""
 
@@ -115,7 +115,7 @@ class Validation:
 
     @property
     def files_read(self) -> str:
-        """How many files were read. New rows may come in more files than the table has after a compaction."""
+        """How many files were read. New rows may be in more files than the table has after a compaction."""
         if self.files > self.files_in_table:
             return f"{self.files:,} files, of which the table has made {self.files_in_table:,} since"
         return f"{self.files:,} of {self.files_in_table:,} files"

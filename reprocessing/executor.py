@@ -1,6 +1,6 @@
 """Apply, resume and abort plans. One operator at a time: each holds the plan's lock and its streams' leases.
 
-The journal has the stages that are done, so `resume` begins with the first one that is not. The streams are stopped
+The journal lists the finished stages, so `resume` begins with the first unfinished one. The streams are stopped
 until the plan is over: their leases are held, and from the fence on the tables refuse every other start.
 """
 
@@ -18,7 +18,7 @@ from reprocessing.plan.registry import refuse_if_held, under_way
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.replay.difference import for_journal
-from reprocessing.report.page import report_of, write_report
+from reprocessing.report.page import page, report_of
 from reprocessing.stages.publish import has_published
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents, RunSuite, StageBegun, no_suites
 from reprocessing.stages.reopen import abort
@@ -26,6 +26,7 @@ from reprocessing.stages.replay import replay
 from reprocessing.stages.stages import Audit, Result, Stage, stages_of
 from reprocessing.stages.stopped_streams import let_start, stopped_streams
 from streaming_jobs.errors import UsageError
+from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -44,7 +45,7 @@ def recovery_of(
     replay: Callable[[RecoveryContext], Mapping[str, Any]] = replay,
     run_suite: RunSuite = no_suites,
 ) -> Recovery:
-    """The recovery that carries out a plan; raises UsageError if `streams` are not those of the plan.
+    """The recovery that applies a plan; raises UsageError if `streams` are not the plan's streams.
 
     `replay` runs a stream on its staging tables, by default in an ordinary session; `run_suite` runs a suite.
     """
@@ -57,7 +58,7 @@ def recovery_of(
 def apply(recovery: Recovery) -> None:
     """Carry out a plan that was not begun, or that only waits for confirmation.
 
-    Raises UsageError for a plan in any other state, and for one that no longer holds.
+    Raises UsageError for a plan in any other state, and for an outdated plan.
     """
     plan, outcome = recovery.plan, recovery.journal.outcome
     if outcome == "waits for confirmation":
@@ -81,7 +82,7 @@ def apply(recovery: Recovery) -> None:
 def resume(recovery: Recovery) -> None:
     """Continue with the first stage that is not done; nothing is done twice. A published plan is left as it is.
 
-    Raises UsageError if it was aborted, if another plan of a stream is under way, or if the code has changed.
+    Raises UsageError if the plan was aborted, if a stream has another unfinished plan, or if the code has changed.
     """
     settings, plan = recovery.settings, recovery.plan
 
@@ -185,9 +186,10 @@ def _refuse_other_code(context: RecoveryContext) -> None:
 
 def _report(recovery: Recovery) -> None:
     """Write the report; a failure is only reported to the operator, and does not change the outcome."""
-    path = report_of(recovery.settings, recovery.plan.id)
+    plan = recovery.plan
     try:
-        write_report(path, recovery.plan, recovery.journal, recovery.differences, explain(recovery.plan))
+        content = page(plan, recovery.journal, recovery.differences, explain(plan))
+        write_atomic(report_of(recovery.settings, plan.id), content)
     except OSError as error:
         recovery.events.tell(f"the report could not be written: {error}")
 

@@ -104,7 +104,7 @@ def _replayed(plan: StreamRecoveryPlan) -> Iterator[str]:
 
 
 def _from_archives(plan: StreamRecoveryPlan) -> Iterator[str]:
-    """The offsets that come from archives, by topic; nothing for a replay that Kafka has all records of."""
+    """The offsets that the replay reads from archives, by topic; empty if Kafka has all of its records."""
     names = {topic.name: topic.archive for topic in plan.saw.topics}
     for topic, archive in names.items():
         parts = [(p, begin, end) for name, p, begin, end in plan.archived() if name == topic]

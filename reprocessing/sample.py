@@ -71,7 +71,7 @@ def sample(
 
 
 def order_of(stream: Stream, table: str, handle: DeltaTable) -> tuple[str, ...]:
-    """The columns by which the newest rows come first; none if the table has no such column."""
+    """The columns that order the newest rows first; none if the table has no such column."""
     names = columns(handle)
     declared = next((sink for sink in stream.sinks.values() if sink.name == table), None)
     if declared is None:

@@ -2,12 +2,12 @@
 
     RecourseError
     ├── UsageError            the request makes no sense; nothing was changed
-    ├── TransientError        may pass; trying again is right
+    ├── TransientError        may pass; a retry is right
     │   ├── LeaseBusy         another driver holds the stream
     │   ├── TableAwaited      a table that the stream reads does not exist yet
-    │   ├── TopicUnknown      the broker does not know a topic that was there before
+    │   ├── TopicUnknown      the broker does not know a topic that it knew before
     │   └── FunctionRaised    the stream's own function raised an exception, the first time
-    └── PermanentError        trying again is a bug; a person has to act
+    └── PermanentError        a retry is a bug; a person has to act
         ├── PreflightRefused  state, tables and topics do not agree; nothing was started
         ├── OffsetsLost       records the stream still needs are gone from Kafka
         ├── Fenced            a newer generation owns the table; this driver is a zombie
@@ -19,7 +19,7 @@
         └── CommitImpossible  a property or feature of the table forbids the commit
 
 Each error carries a stable code (`REC-0xx`), what was found, and what to do next. The docstring of a class is its
-section in docs/errors.md: what it means, then what to do. `python docs/errors.py` writes the page.
+section in docs/errors.md: the meaning, then the remedy. `python docs/errors.py` writes the page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import ClassVar
 class RecourseError(Exception):
     """Base of all errors raised on purpose. Its own code stands for an unexpected exception (exit code 3).
 
-    That is a bug in Recourse. The message names the file with the traceback: please report it, with that file.
+    REC-000 is a bug in Recourse. The message names the file with the traceback: please report the bug, with that file.
     """
 
     code: ClassVar[str] = "REC-000"
@@ -58,9 +58,9 @@ class UsageError(RecourseError):
 
 
 class ConfigurationError(UsageError):
-    """A setting has a value that cannot be used; the text names the setting and where it came from.
+    """A setting has a value that cannot be used; the text names the setting and its source.
 
-    Correct it there. `recourse config show` prints every setting with its origin.
+    Correct the value at its source. `recourse config show` prints every setting with its origin.
     """
 
     code = "REC-002"
@@ -77,16 +77,16 @@ class SetupError(RecourseError):
     def __init__(self, found: str, next_step: str = "", *, may_pass: bool = False) -> None:
         super().__init__(found, next_step)
         self.may_pass = may_pass
-        """True if a command that runs for long tries again: a full disk, a broker that did not come up."""
+        """True if a long-running command retries: a full disk, a broker that did not start."""
 
 
 _OF_THE_MACHINE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
 def setup_error(error: BaseException, place: object = "a file") -> SetupError | None:
-    """The error if it is of this machine, and no bug of ours: rights, a full or read-only disk; None for others.
+    """A SetupError if the machine caused the error (rights, a full or read-only disk), and None for other errors.
 
-    `place` is named where the system names no path: it does so for what it opens, not for what it writes.
+    `place` stands in for the path where the system names none: it names the path for an open, but not for a write.
     """
     if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
         return None
@@ -96,7 +96,7 @@ def setup_error(error: BaseException, place: object = "a file") -> SetupError | 
 
 
 class TransientError(RecourseError):
-    """Something outside failed and may recover; the session tries again with a delay.
+    """Something outside of Recourse failed and may recover; the session retries with a delay.
 
     Nothing, unless it persists: `recourse streams status` shows the number of attempts and the time of the next one.
     """
@@ -105,9 +105,9 @@ class TransientError(RecourseError):
 
 
 class LeaseBusy(TransientError):
-    """Another driver, or the JVM of one just killed, still holds the stream.
+    """Another driver, or the JVM of a driver that was just killed, still holds the stream.
 
-    Wait a few seconds after a kill. If another session runs the stream, stop that one: `recourse streams stop NAME`.
+    Wait a few seconds after a kill. If another session runs the stream, stop it: `recourse streams stop STREAM`.
     """
 
     code = "REC-011"
@@ -115,16 +115,16 @@ class LeaseBusy(TransientError):
 
 
 class TableAwaited(TransientError):
-    """A table that the stream reads has not been made yet: the stream waits for it, for `stream.await_table`.
+    """A table that the stream reads does not exist yet: the stream waits for it, at most `stream.await_table`.
 
-    Start the stream that writes the table; the order does not matter. After that time it is REC-021.
+    Start the stream that writes the table; the order does not matter. After that time the error is REC-021.
     """
 
     code = "REC-015"
 
 
 class TopicUnknown(TransientError):
-    """The broker does not know a topic that was there before: it was deleted, or the broker has just started.
+    """The broker does not know a topic that it knew before: the topic was deleted, or the broker has just started.
 
     Nothing for a minute: the stream looks again every two seconds, and REC-021 follows if the topic stays unknown.
     """
@@ -133,9 +133,9 @@ class TopicUnknown(TransientError):
 
 
 class PermanentError(RecourseError):
-    """Trying again would fail in the same way; a person has to act first.
+    """A retry would fail in the same way; a person has to act first.
 
-    Do what the message names, then start the stream again.
+    Do what the message says, then start the stream again.
     """
 
     code = "REC-020"
@@ -145,7 +145,7 @@ class PermanentError(RecourseError):
 class PreflightRefused(PermanentError):
     """Checkpoint, tables and topics do not agree, so the stream was not started.
 
-    The message says which of them and what to run. docs/exactly-once.md has the rules, docs/operate.md the messages.
+    The message names the contradiction and a command. docs/exactly-once.md has the rules, docs/operate.md the messages.
     """
 
     code = "REC-021"
@@ -154,7 +154,7 @@ class PreflightRefused(PermanentError):
 class OffsetsLost(PermanentError):
     """Records between the stream's position and the topic's first offset are gone.
 
-    Bring them back from a copy of the topic, or continue without them with the command that the message names. Then
+    Restore the records from a copy of the topic, or continue without them with the command that the message names. Then
     give the topic a longer retention.
     """
 
@@ -164,7 +164,7 @@ class OffsetsLost(PermanentError):
 class Fenced(PermanentError):
     """The table carries a newer generation: this driver was replaced and must not write.
 
-    Nothing to repair. End this process: a recovery or another session owns the stream now.
+    Nothing needs repair. End this process: a recovery or another session owns the stream now.
     """
 
     code = "REC-023"
@@ -173,8 +173,8 @@ class Fenced(PermanentError):
 class LedgerConflict(PermanentError):
     """The ledger holds this batch with another offset range than the checkpoint.
 
-    Checkpoint and table come from two copies, or two drivers with two state folders write one table. Put both back from
-    one copy, or end the other driver.
+    Checkpoint and table come from two copies, or two drivers with two state folders write one table. Restore both
+    from one copy, or end the other driver.
     """
 
     code = "REC-024"
@@ -183,8 +183,8 @@ class LedgerConflict(PermanentError):
 class OutputMismatch(PermanentError):
     """The rows of a batch do not fit the table: schema, keys or owner.
 
-    Declare the new column in the table's `schema`, change the stream's function back, or give the new output a table of
-    its own.
+    Declare the new column in the table's `schema`, revert the change of the stream's function, or write the new output
+    to a new table.
     """
 
     code = "REC-025"
@@ -193,7 +193,7 @@ class OutputMismatch(PermanentError):
 class ForeignWrite(PermanentError):
     """Another writer changed the rows of a table while the stream was writing it.
 
-    If the change is right, `recourse streams accept NAME` records it. If not, undo it with the tool that made it.
+    If the change is right, `recourse streams accept STREAM` records it. Otherwise undo it with the tool that made it.
     """
 
     code = "REC-026"
@@ -211,8 +211,8 @@ class FunctionFailed(PermanentError):
 class FunctionRaised(TransientError):
     """The stream's own function raised an exception; the cause may be a service that the function calls.
 
-    The batch is tried again. A second exception in a row, of the same kind in the same place and batch, becomes
-    REC-027; errors of connections do not.
+    The session retries the batch. A second exception in a row, of the same kind in the same place and batch, becomes
+    REC-027; connection errors do not.
     """
 
     code = "REC-014"
@@ -224,7 +224,7 @@ class FunctionRaised(TransientError):
 
 
 class CommitImpossible(PermanentError):
-    """A property or feature of the table forbids the commit; this is no conflict with another commit.
+    """A property or feature of the table forbids the commit, so no retry can succeed.
 
     The message names the property or feature. Remove it, or give the stream another table.
     """
@@ -236,7 +236,7 @@ class RuleBroken(PermanentError):
     """Rows of a batch break a row rule with `on_fail="fail"`: the batch was not written, and the stream stopped.
 
     The message names the rule and some of the rows. Correct the function or the data, or let the rule quarantine, drop
-    or warn; then start the stream again: it repeats the batch.
+    or warn; then start the stream again, which repeats the batch.
     """
 
     code = "REC-029"
@@ -245,16 +245,16 @@ class RuleBroken(PermanentError):
 class BrokerUnreachable(TransientError):
     """No broker answered at the configured address within the deadline.
 
-    Start the broker, or correct `kafka.bootstrap_servers`. Running streams continue when it is back.
+    Start the broker, or correct `kafka.bootstrap_servers`. Running streams continue when the broker is back.
     """
 
     code = "REC-012"
 
 
 class CommitRefused(TransientError):
-    """Other commits to the table kept coming before this one; the batch is repeated.
+    """Other commits to the table kept winning the race against this one; the session repeats the batch.
 
-    Nothing, unless it happens often: then another program commits to the table all the time, which it should not.
+    Nothing, unless it happens often: then find the program that commits to the table all the time, and stop it.
     """
 
     code = "REC-013"

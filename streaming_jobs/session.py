@@ -9,7 +9,7 @@ input under `--supervised` (the parent is gone), or because the trigger was avai
 
 Under `--supervised`, the session starts streams again: after a recovery, with corrected code, on request. Newer code
 gets a process of its own, while the other streams run on (`runtime/stream_restarts.py`), or, if there are none, the
-session restarts itself. The process stays the same for whoever started it.
+session restarts itself. Its parent sees the same process throughout.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
 that failed needs a person.
@@ -337,7 +337,7 @@ class Session:
         return self.running
 
     def held_elsewhere(self, stream: str) -> bool:
-        """True if somebody holds the lease of a stream that is not this session's now."""
+        """True if another process holds the lease of a stream that is not this session's now."""
         return self.leases.holder(stream) is not None
 
     def declared(self, stream: str) -> bool:

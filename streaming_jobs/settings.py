@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     spark: SparkSettings = SparkSettings()
     stream: StreamSettings = StreamSettings()
     streams: dict[str, StreamSettings] = Field(default_factory=dict)
-    """One stream's own values: the fields that are set. What is not set comes from `stream`: see `for_stream`."""
+    """One stream's own values: the fields that are set. `stream` has the others: see `for_stream`."""
     table: TableSettings = TableSettings()
     topic_sink: TopicSinkSettings = TopicSinkSettings()
     savepoint: SavepointSettings = SavepointSettings()
@@ -153,7 +153,7 @@ class Settings(BaseSettings):
 
     @field_serializer("streams")
     def _only_set(self, streams: dict[str, StreamSettings]) -> dict[str, dict[str, Any]]:
-        """A value that is set to its default differs from one that is not set, also in a digest of the settings."""
+        """A value that is set to its default differs from an unset value, also in a digest of the settings."""
         return {name: values.model_dump(mode="json", exclude_unset=True) for name, values in streams.items()}
 
     @classmethod
@@ -197,6 +197,10 @@ class Settings(BaseSettings):
     def with_stream(self, name: str, **values: object) -> Settings:
         stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
         return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
+
+    def with_tables(self, folder: Path) -> Settings:
+        """These settings, with the tables in another folder."""
+        return self.model_copy(update={"tables_dir": folder})
 
 
 @dataclass(frozen=True)
@@ -274,7 +278,7 @@ def _demonstrated(home: str | Path) -> bool:
 
 
 def configuration(named: Path | None) -> Path:
-    """The configuration file in use, as `load` chooses it; where there is none, the one that would be."""
+    """The configuration file in use, as `load` chooses it; without a file, the path where `load` would find it."""
     variable = os.environ.get("RECOURSE_CONFIG")
     return named or (Path(variable) if variable else _found_file() or Path.cwd() / CONFIG_FILE)
 
@@ -287,7 +291,7 @@ def project_folder() -> Path:
 
 
 def _named_file(flag: Path | None) -> Path | None:
-    """The file that was asked for; raises ConfigurationError if it does not exist."""
+    """The requested file; raises ConfigurationError if it does not exist."""
     variable = os.environ.get("RECOURSE_CONFIG")
     path, named_by = (flag, "--config") if flag else (Path(variable) if variable else None, "RECOURSE_CONFIG")
     if path is not None and not path.is_file():
@@ -358,7 +362,7 @@ def _warn_of(name: str) -> None:
 
 
 def _nearest_setting(location: Sequence[int | str]) -> str | None:
-    """The dotted key that a key which is no setting probably means."""
+    """The dotted key that an unknown key probably means."""
     *parents, name = [str(part) for part in location]
     model: type[BaseModel] = Settings
     for part in parents:

@@ -166,7 +166,7 @@ _GUARANTEED = re.compile(
     r"|max\.in\.flight.*|message\.(send\.max\.retries|timeout\.ms)|delivery\..*|retries|partitioner|consume\..*"
     r"|(msg_)?partitioner.*|.*_cb|plugin\.library\.paths|test\..*"
 )
-"""What is read exactly once, written exactly once and by which key depends on the values that Recourse gives these."""
+"""Exactly-once reads, exactly-once writes and partitioning by key depend on Recourse's values of these properties."""
 _HAVE_SETTINGS = {
     "bootstrap.servers": "kafka.bootstrap_servers",
     "metadata.broker.list": "kafka.bootstrap_servers",
@@ -208,7 +208,7 @@ class KafkaSettings(_Section):
     sasl_oauthbearer_token_endpoint_url: str = Field(
         "", description="address that issues tokens to clients (OAuth 2.0 client credentials), for OAUTHBEARER"
     )
-    sasl_oauthbearer_client_id: str = Field("", description="the client's name there")
+    sasl_oauthbearer_client_id: str = Field("", description="the client's id at that address")
     sasl_oauthbearer_client_secret: SecretStr = Field(SecretStr(""), description="the client's secret; never shown")
     sasl_oauthbearer_scope: str = Field("", description="scope of the token, if the address asks for one")
     sasl_oauthbearer_extensions: str = Field(
@@ -217,7 +217,9 @@ class KafkaSettings(_Section):
     ssl_ca_location: Path | None = Field(None, description="PEM file of the certificate authority")
     ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
     ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
-    ssl_key_password: SecretStr = Field(SecretStr(""), description="password of that key, if it has one; never shown")
+    ssl_key_password: SecretStr = Field(
+        SecretStr(""), description="password of the client key, if it has one; never shown"
+    )
     extra: Annotated[dict[str, str], AfterValidator(_free_for_the_user)] = Field(
         default_factory=dict,
         repr=False,
@@ -228,7 +230,7 @@ class KafkaSettings(_Section):
         description="commit each stream's offsets to the consumer group of this prefix and its name, for lag exporters "
         "and Kafka's tools; no other group may begin with it; empty: none",
     )
-    timeout: Duration = Field(timedelta(seconds=15), description="for one request to the cluster")
+    timeout: Duration = Field(timedelta(seconds=15), description="time limit of one request to the cluster")
 
     @model_validator(mode="after")
     def _can_log_in(self) -> Self:
@@ -248,7 +250,7 @@ class KafkaSettings(_Section):
 class BrokerSettings(_Section):
     """The embedded broker."""
 
-    port: int = Field(0, ge=0, le=65535, description="0: a free port, kept between runs")
+    port: int = Field(0, ge=0, le=65535, description="the broker's port; 0: a free port, kept between runs")
     heap_mb: int = Field(64, ge=48, description="heap of the broker's JVM, MB")
 
 
@@ -268,7 +270,9 @@ class SparkSettings(_Section):
         "python3", description="Python of executors on other machines, by its name on each worker's PATH"
     )
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
-    shuffle_partitions: int = Field(0, ge=0, description="0: one per core; pinned by the first start of a stream")
+    shuffle_partitions: int = Field(
+        0, ge=0, description="partitions of a shuffle; 0: one per core; pinned by the first start of a stream"
+    )
     extra: dict[str, str] = Field(default_factory=dict, description="any further Spark properties")
     split_sessions: bool = Field(
         True,
@@ -278,7 +282,7 @@ class SparkSettings(_Section):
 
 
 class StreamSettings(_Section):
-    """The running of one stream. The section `stream` has the defaults, `streams.<name>` one stream's own values."""
+    """How a stream runs. The section `stream` has the defaults, `streams.<name>` one stream's own values."""
 
     start: Start = Field("earliest", description="earliest, latest, or an ISO time with zone; first start only")
     trigger: Trigger = Field("continuous", description="continuous, available-now, or 'every 10 seconds'")
@@ -286,31 +290,41 @@ class StreamSettings(_Section):
     max_offsets_per_trigger: int = Field(300_000, gt=0, description="records per batch, all partitions together")
     max_batch_mb: int = Field(256, gt=0, description="keys and values per batch, MB, by the mean size of a record")
     batch_seconds: Duration = Field(
-        timedelta(seconds=3), description="time that a batch of a backlog may take: it gets as many records as fit"
+        timedelta(seconds=3), description="target duration of a batch while there is a backlog"
     )
     pace: Pace = Field(
-        "balanced", description="live: batches follow each other; balanced: four per second at most; economy: one"
+        "balanced", description="live: one batch after the other; balanced: four per second at most; economy: one"
     )
-    min_commit_interval: Duration | None = Field(None, description="at most one batch in this time; default by pace")
-    min_upsert_interval: Duration | None = Field(None, description="the same for upserts, which rewrite files")
-    max_pause: Duration | None = Field(None, description="wait after a batch while few records come; default by pace")
+    min_commit_interval: Duration | None = Field(None, description="shortest time between two batches; default by pace")
+    min_upsert_interval: Duration | None = Field(
+        None, description="shortest time between two upserts, which rewrite files; default: min_commit_interval"
+    )
+    max_pause: Duration | None = Field(
+        None, description="longest pause after a batch while few records arrive; default by pace"
+    )
     committer: Literal["auto", "direct", "spark"] = Field(
         "auto", description="library that commits to Delta tables: direct is delta-rs, spark is delta-spark"
     )
     path: Literal["auto", "driver", "executor"] = Field(
-        "auto", description="way of a batch's rows to the table: through the driver's memory or the executors"
+        "auto", description="how a batch's rows reach the table: through the driver's memory or the executors"
     )
-    driver_path_max_mb: int = Field(256, gt=0, description="a batch estimated above this goes through executors, MB")
+    driver_path_max_mb: int = Field(256, gt=0, description="batches estimated above this go through the executors, MB")
     direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
-    stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
-    max_restarts: int = Field(5, ge=0, description="transient failures in a row before the session gives a stream up")
-    await_table: Duration = Field(
-        timedelta(minutes=10), description="for a table that the stream reads and that does not exist yet"
+    stop_deadline: Duration = Field(
+        timedelta(seconds=30), description="time that a stop gives the running batch to finish"
     )
-    stuck_after: Duration = Field(timedelta(minutes=5), description="red: unread records and no batch done; 0: never")
-    late_after: Duration = Field(timedelta(minutes=10), description="red: records unread for longer; 0: never")
+    max_restarts: int = Field(
+        5, ge=0, description="transient failures in a row before the session gives up on the stream"
+    )
+    await_table: Duration = Field(
+        timedelta(minutes=10), description="how long a stream waits for a source table that does not exist yet"
+    )
+    stuck_after: Duration = Field(
+        timedelta(minutes=5), description="red if unread records wait and no batch has finished for this time; 0: never"
+    )
+    late_after: Duration = Field(timedelta(minutes=10), description="red if records stay unread for longer; 0: never")
     require_deploy: bool = Field(
-        False, description=f"refuse a start with other code than before that `{commands.deploy()}` has not recorded"
+        False, description=f"refuse to start changed code that `{commands.deploy()}` has not recorded"
     )
 
     def commit_interval(self, *, upsert: bool) -> timedelta:
@@ -323,29 +337,37 @@ class StreamSettings(_Section):
 
     @property
     def longest_wait(self) -> timedelta:
-        """The longest pause after a batch while few records come (`streaming_jobs/runtime/batch_hooks.py`)."""
+        """The longest pause after a batch while few records arrive (`streaming_jobs/runtime/batch_hooks.py`)."""
         return _MAX_PAUSE[self.pace] if self.max_pause is None else self.max_pause
 
 
 class TableSettings(_Section):
-    """Maintenance of every table that we create. docs/disk.md shows the disk space that each value bounds."""
+    """Maintenance of every table that Recourse creates. docs/disk.md shows the disk space that each value bounds."""
 
     log_retention: Duration = Field(
-        timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)"
+        timedelta(hours=1), description="retention of the table's own log (delta.logRetentionDuration)"
     )
-    log_versions: int = Field(500, ge=0, description="versions kept in the log, however young; 0: no such bound")
+    log_versions: int = Field(
+        500, ge=0, description="most versions that the log keeps, whatever their age; 0: no such bound"
+    )
     unread_retention: Duration = Field(
-        timedelta(days=1), description="of versions, and their files, that a stream reading the table has not read yet"
+        timedelta(days=1), description="retention of versions, and their files, that a reading stream has not read yet"
     )
     unread_max_mb: int = Field(
-        2_048, gt=0, description="of their commits and of files that only they hold, MB; a slower reader is refused"
+        2_048,
+        gt=0,
+        description="most MB of those versions' commits and of files that only they hold; a slower reader is refused",
     )
-    deleted_file_retention: Duration = Field(timedelta(hours=1), description="of files no version of the table lists")
-    deleted_files_max_mb: int = Field(4096, ge=0, description="of such files, MB; above it the oldest go earlier")
+    deleted_file_retention: Duration = Field(
+        timedelta(hours=1), description="retention of files that no version of the table lists"
+    )
+    deleted_files_max_mb: int = Field(
+        4096, ge=0, description="most MB of such files; above it the oldest are removed earlier"
+    )
     checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")
-    compact_after_files: int = Field(100, ge=0, description="small files in a table that start a compaction; 0: never")
-    target_file_mb: int = Field(64, gt=0, description="files of this size are left alone by compaction, MB")
-    ledger_retention: Duration = Field(timedelta(days=14), description="of the ledger file beside the state")
+    compact_after_files: int = Field(100, ge=0, description="number of small files that starts a compaction; 0: never")
+    target_file_mb: int = Field(64, gt=0, description="compaction leaves files of this size alone, MB")
+    ledger_retention: Duration = Field(timedelta(days=14), description="retention of the ledger file beside the state")
 
 
 class TopicSinkSettings(_Section):
@@ -359,89 +381,120 @@ class TopicSinkSettings(_Section):
     acks: Literal["all", "1", "0"] = Field(
         "all", description="acknowledgements for at-least-once delivery; exactly-once delivery always waits for all"
     )
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field("lz4", description="of batches of records")
-    linger: Duration = Field(timedelta(milliseconds=5), description="wait for more records of a partition")
-    batch_kb: int = Field(1000, gt=0, description="of a request's records for one partition, kB before compression")
-    max_record_kb: int = Field(1000, gt=0, description="larger records are dead letters, kB; a topic may allow less")
-    buffer_mb: int = Field(64, gt=0, description="of records in the client that are not acknowledged yet, MB")
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
+        "lz4", description="compression of record batches"
+    )
+    linger: Duration = Field(
+        timedelta(milliseconds=5), description="how long the producer waits for more records of a partition"
+    )
+    batch_kb: int = Field(
+        1000, gt=0, description="most kB of a request's records for one partition, before compression"
+    )
+    max_record_kb: int = Field(1000, gt=0, description="larger records become dead letters, kB; a topic may allow less")
+    buffer_mb: int = Field(64, gt=0, description="most MB of records in the client that are not acknowledged yet")
     headers: bool = Field(True, description="write stream, generation, batch and source position into each record")
     transaction_timeout: TransactionTimeout = Field(
         timedelta(seconds=60),
-        description="of one batch; then its client is replaced; 15 minutes at most",
+        description="time limit of one batch's transaction, after which the producer is replaced; 15 minutes at most",
     )
 
 
 class SavepointSettings(_Section):
-    """Savepoints that a stream's driver takes periodically; those of a person or a recovery stay until dropped."""
+    """Savepoints that a stream's driver takes periodically. Those of a person or a recovery stay until dropped."""
 
-    every: Duration = Field(timedelta(minutes=15), description="between two of a stream; 0: none by time")
-    keep: Duration = Field(timedelta(hours=48), description="all of them")
-    keep_daily: Duration = Field(timedelta(days=14), description="then the first of each day")
-    keep_named: Duration = Field(timedelta(days=90), description="those with a name; 0: until the name is dropped")
+    every: Duration = Field(
+        timedelta(minutes=15), description="time between two savepoints of a stream; 0: none by time"
+    )
+    keep: Duration = Field(timedelta(hours=48), description="how long all savepoints are kept")
+    keep_daily: Duration = Field(
+        timedelta(days=14), description="how long the first savepoint of each day is kept after that"
+    )
+    keep_named: Duration = Field(
+        timedelta(days=90), description="how long named savepoints are kept; 0: until the name is dropped"
+    )
     keep_plans: Duration = Field(
         timedelta(days=30),
-        description="plans and reports of recoveries that are over, if their savepoints are gone; 0: all",
+        description="retention of plans and reports of finished recoveries whose savepoints are gone; 0: for ever",
     )
-    keep_generations: int = Field(2, ge=0, description="checkpoints of generations that are over, the newest ones")
-    max_mb: int = Field(10_240, ge=0, description="of files that only a stream's savepoints hold, MB; 0: no bound")
+    keep_generations: int = Field(
+        2, ge=0, description="number of checkpoints of earlier generations that are kept, the newest first"
+    )
+    max_mb: int = Field(10_240, ge=0, description="most MB of files that only a stream's savepoints hold; 0: no bound")
 
 
 class DagsterSettings(_Section):
     """The Dagster processes that `recourse up` starts, and how sessions report to them."""
 
     host: str = Field("127.0.0.1", description="address that the UI listens on; the UI asks for no password")
-    port: int = Field(3000, ge=0, le=65535, description="of the UI; 0: a free port")
-    observe_every: Duration = Field(timedelta(seconds=60), description="between two reports on a table that is written")
-    materialize_every: Duration = Field(timedelta(minutes=1), description="between two materialisations of a table")
-    stale_after: Span = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
-    max_session: Span = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
-    keep_runs: Span = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
+    port: int = Field(3000, ge=0, le=65535, description="port of the UI; 0: a free port")
+    observe_every: Duration = Field(
+        timedelta(seconds=60), description="time between two reports on a table that its stream writes"
+    )
+    materialize_every: Duration = Field(
+        timedelta(minutes=1), description="time between two materialisations of a table"
+    )
+    stale_after: Span = Field(
+        timedelta(seconds=60), description="age of the last heartbeat at which a session counts as dead"
+    )
+    max_session: Span = Field(
+        timedelta(hours=24), description="age at which a continuous session ends and the next begins"
+    )
+    keep_runs: Span = Field(timedelta(days=7), description="retention of finished runs and of tables' figures")
     own_instance: bool = Field(
         False,
         description=(
-            "the Dagster instance has no other code location: old events of tables are deleted from its storage; "
+            "the Dagster instance has no other code location: Recourse deletes old events of tables from its storage; "
             f"`{commands.up()}` sets it"
         ),
     )
-    keepalive: bool = Field(True, description="start continuous jobs automatically, and again after a failure")
+    keepalive: bool = Field(True, description="start continuous jobs automatically, and restart them after a failure")
 
 
 class QualitySettings(_Section):
     """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
 
     suites: Names = Field([], description="packages or modules that declare suites, besides those of `flows`")
-    pandas_rows: int = Field(500_000, ge=0, description="rows of a slice that pandas evaluates; more go to Spark")
-    docs_kept: int = Field(20, ge=1, description="Data Docs pages of each suite that are kept")
-    history_days: int = Field(90, ge=1, description="then validations leave the history")
-    every: Duration = Field(timedelta(minutes=5), description="between two runs of a suite by Dagster's schedule")
+    pandas_rows: int = Field(
+        500_000, ge=0, description="most rows of a slice that pandas evaluates; Spark evaluates larger slices"
+    )
+    docs_kept: int = Field(20, ge=1, description="Data Docs pages kept for each suite")
+    history_days: int = Field(90, ge=1, description="age in days at which validations leave the history")
+    every: Duration = Field(timedelta(minutes=5), description="time between two runs of a suite by Dagster's schedule")
     show_rows: bool = Field(
-        True, description="failing rows are shown in Dagster; false: only in the history, Data Docs and the terminal"
+        True, description="show failing rows in Dagster; false: only in the history, Data Docs and the terminal"
     )
     webhook: SecretStr = Field(
-        SecretStr(""), description="URL that is told of checks that turn red or green; empty: none"
+        SecretStr(""), description="URL that receives alerts of checks that turn red or green; empty: none"
     )
     webhook_severity: Literal["warning", "critical"] = Field(
-        "warning", description="the least that it is told of: warning (yellow) or critical (red)"
+        "warning", description="lowest severity that is sent to the webhook: warning (yellow) or critical (red)"
     )
-    email_to: Names = Field([], description="addresses that are told of them; empty: none")
-    email_severity: Literal["warning", "critical"] = Field("critical", description="the least that they are told of")
-    email_from: str = Field("recourse@localhost", description="sender of these e-mails")
-    smtp_host: str = Field("127.0.0.1", description="server that takes them")
-    smtp_port: int = Field(25, ge=1, le=65535, description="its port")
-    smtp_security: Literal["none", "starttls", "tls"] = Field("none", description="encryption of the connection to it")
-    smtp_user: str = Field("", description="for logging in there; empty: no log-in")
-    smtp_password: SecretStr = Field(SecretStr(""), description="of that user")
+    email_to: Names = Field([], description="addresses that receive alerts by e-mail; empty: none")
+    email_severity: Literal["warning", "critical"] = Field(
+        "critical", description="lowest severity that is sent by e-mail"
+    )
+    email_from: str = Field("recourse@localhost", description="sender of the e-mails")
+    smtp_host: str = Field("127.0.0.1", description="mail server that accepts the e-mails")
+    smtp_port: int = Field(25, ge=1, le=65535, description="port of the mail server")
+    smtp_security: Literal["none", "starttls", "tls"] = Field(
+        "none", description="encryption of the connection to the mail server"
+    )
+    smtp_user: str = Field("", description="user for the mail server; empty: no log-in")
+    smtp_password: SecretStr = Field(SecretStr(""), description="password of that user")
     alert_after: Duration = Field(
         timedelta(minutes=1),
-        description="a check that gets worse is told after that time, if it has not mended; 0: at once",
+        description="an alert is sent if a check has been worse for this time; 0: at once",
     )
-    remind_every: Duration = Field(timedelta(hours=4), description="tell again of a check that stays bad; 0: never")
+    remind_every: Duration = Field(
+        timedelta(hours=4), description="time between reminders of a check that stays bad; 0: no reminders"
+    )
     free_disk_mb: int = Field(
         2048, ge=0, description="free space of home, state and tables, MB; less is yellow, a fourth of it red; 0: any"
     )
-    ui_url: str = Field("", description="address of Dagster's UI, to which alerts lead; empty: no links")
+    ui_url: str = Field("", description="address of Dagster's UI, to which alerts link; empty: no links")
     heartbeat_url: SecretStr = Field(
-        SecretStr(""), description="URL called every 30 seconds; its owner notices if nothing calls it; empty: none"
+        SecretStr(""),
+        description="URL that Dagster's daemon calls every 30 seconds; its service reports missing calls; empty: none",
     )
 
     @model_validator(mode="after")

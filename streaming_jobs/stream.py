@@ -60,7 +60,7 @@ class DeltaTable:
 
     With `order_by` the row with the greatest values in these columns wins over the table's whole life, in whatever
     order rows arrive; without it the last record read wins. Rows for which the SQL condition `delete_when` holds delete
-    their key. With both, a delete is remembered for `deletes_kept`, so that an older row does not come back.
+    their key. With both, a delete is remembered for `deletes_kept`, so that an older row cannot return.
     `schema` is the table's contract: the function's output must have exactly these columns; a column that is
     new in it is added to the table at the next start. Code that only lacks columns of the table, as after a deploy that
     was taken back, leaves them null in its rows. Any other change is refused. Column comments show in the UI. Without a
@@ -288,7 +288,7 @@ def stream(
 ) -> Callable[[Callable[..., Any]], Stream]:
     """Declare the decorated function as a stream; its docstring is the description, its name the default name.
 
-    `rules` are those of the sink; with several sinks, a mapping of each sink's name to its rules. `files` are data that
+    `rules` are the sink's; with several sinks, a mapping of each sink's name to its rules. `files` are data that
     is code, such as a query or a table of rates that the function reads: their content is part of the code's version.
     Their paths are relative to the function's module.
     """
@@ -321,7 +321,7 @@ def stream(
 
 
 def _declared_files(stream: str, function: Callable[..., Any], files: Sequence[str]) -> dict[str, Path]:
-    """The files by their declared names; raises UsageError for one that is not there."""
+    """The files by their declared names; raises UsageError for a missing file."""
     module = getattr(sys.modules.get(function.__module__), "__file__", None)
     folder = Path(module).resolve().parent if module else Path.cwd()
     by_name = {name: folder / name for name in checked_names(f"stream {stream}", "files", files)}

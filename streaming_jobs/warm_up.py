@@ -154,7 +154,7 @@ def _last_words(printed: Path) -> str:
 
 
 def _keep(made: Path, final: Path, code: int | None, printed: str) -> None:
-    """Move an archive into the cache by one rename, so that no JVM ever maps a part of it."""
+    """Move an archive into the cache by one rename, so that no JVM ever maps a partial archive."""
     if not made.is_file():
         raise _unwritten(final.name, code, printed)
     arriving = final.with_suffix(".arriving")

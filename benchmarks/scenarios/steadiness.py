@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from benchmarks.place import megabytes
 from benchmarks.processes import family, resident_mb
 from benchmarks.run import Report, Row, median, progress, quantile
+from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
@@ -42,9 +42,7 @@ from streaming_jobs.stream import DeltaTable
 GOAL = 1.3
 ROWS, KEYS = 100, 10_000
 WARM_UP, STEP, TURN, TURNS = 100, 100, 25, 8
-SCHEMA = StructType(
-    [StructField("k", LongType()), StructField("name", StringType()), StructField("amount", DoubleType())]
-)
+SCHEMA = schema_of({"k": "bigint", "name": "string", "amount": "double"})
 
 
 def run(report: Report, *, commits: Annotated[int, "200 at least"] = 20_000, upsert: bool = False) -> None:

@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from benchmarks.laid_home import unchanged
 from benchmarks.place import Workshop, workshop
 from benchmarks.run import Report, Row
 from benchmarks.speed.topic_watch import committed_records
 from benchmarks.writers import STREAM, Write, Writer, our_sink, write_in_turns
+from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
 from streaming_jobs.platform.jars import ensure, locked
@@ -36,15 +36,15 @@ from streaming_jobs.stream import KafkaTopic, Stream
 GOALS = {100_000: 0.55, 100: 1.0}
 """The least share of Spark's rows per second, by the rows of a batch."""
 PARTITIONS, SHARDS, WARM_UP = 4, 4, 3
-PAYMENT = StructType(
-    [
-        StructField("id", LongType(), nullable=False),
-        StructField("account", StringType(), nullable=False),
-        StructField("amount", LongType()),
-        StructField("at", TimestampType()),
-        StructField("kind", StringType()),
-        StructField("net", LongType()),
-    ]
+PAYMENT = schema_of(
+    {
+        "id": "bigint not null",
+        "account": "string not null",
+        "amount": "bigint",
+        "at": "timestamp",
+        "kind": "string",
+        "net": "bigint",
+    }
 )
 
 

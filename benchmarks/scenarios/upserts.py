@@ -22,12 +22,13 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from benchmarks.place import spark_session
 from benchmarks.run import Report, Row, seconds_of
 from benchmarks.writers import STREAM, Write, Writer, our_sink, write_in_turns
 from streaming_jobs.declare.columns import POSITION_COLUMN
+from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
@@ -39,15 +40,7 @@ from streaming_jobs.stream import DeltaTable
 
 GOAL = 3.0
 UPSERT, FILES, WARM_UP = 1_000, 4, 2
-SCHEMA = StructType(
-    [
-        StructField("k", LongType()),
-        StructField("name", StringType()),
-        StructField("city", StringType()),
-        StructField("amount", DoubleType()),
-        StructField("count", LongType()),
-    ]
-)
+SCHEMA = schema_of({"k": "bigint", "name": "string", "city": "string", "amount": "double", "count": "bigint"})
 
 
 def run(report: Report, *, rows: Annotated[int, "of the tables"] = 1_000_000, rounds: int = 10) -> None:

@@ -9,22 +9,22 @@ import os
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 
 TOPIC = os.environ.get("BENCHMARK_TOPIC", "payments")
-PAYMENT = StructType(
-    [
-        StructField("id", LongType(), nullable=False),
-        StructField("account", StringType(), nullable=False),
-        StructField("amount", LongType(), nullable=False),
-        StructField("at", TimestampType(), nullable=False),
-        StructField("kind", StringType(), nullable=False),
-        StructField("currency", StringType(), nullable=False),
-        StructField("country", StringType(), nullable=False),
-    ]
+PAYMENT = schema_of(
+    {
+        "id": "bigint not null",
+        "account": "string not null",
+        "amount": "bigint not null",
+        "at": "timestamp not null",
+        "kind": "string not null",
+        "currency": "string not null",
+        "country": "string not null",
+    }
 )
 PAYMENTS = KafkaTopic(TOPIC, value=Json(PAYMENT))
 

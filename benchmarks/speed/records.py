@@ -108,21 +108,13 @@ def truth(records: Records, work: Work) -> pa.Table:
     return _table(work, start=starts, account=_names(key % ACCOUNTS), count=count, total=total)
 
 
-COLUMNS: dict[Work, dict[str, pa.DataType]] = {
-    "stateless": {
-        "id": pa.int64(),
-        "account": pa.string(),
-        "amount": pa.int64(),
-        "at": pa.timestamp("ms", "UTC"),
-        "net": pa.int64(),
-    },
-    "windowed": {
-        "start": pa.timestamp("ms", "UTC"),
-        "account": pa.string(),
-        "count": pa.int64(),
-        "total": pa.int64(),
-    },
-    "running": {"account": pa.string(), "count": pa.int64(), "total": pa.int64()},
+_TIME = pa.timestamp("ms", "UTC")
+_TOTALS = [("account", pa.string()), ("count", pa.int64()), ("total", pa.int64())]
+_PAYMENT = [("id", pa.int64()), ("account", pa.string()), ("amount", pa.int64()), ("at", _TIME), ("net", pa.int64())]
+COLUMNS: dict[Work, pa.Schema] = {
+    "stateless": pa.schema(_PAYMENT),
+    "windowed": pa.schema([("start", _TIME), *_TOTALS]),
+    "running": pa.schema(_TOTALS),
 }
 """The columns that are compared, for each work."""
 KEYS: dict[Work, tuple[str, ...]] = {"stateless": ("id",), "windowed": ("start", "account"), "running": ("account",)}
@@ -131,7 +123,7 @@ KEYS: dict[Work, tuple[str, ...]] = {"stateless": ("id",), "windowed": ("start",
 def difference(found: pa.Table, expected: pa.Table, work: Work) -> str | None:
     """What is wrong with an output, in words; None when it is exactly the truth."""
     keys = list(KEYS[work])
-    found = found.select(list(COLUMNS[work])).cast(expected.schema).sort_by([(k, "ascending") for k in keys])
+    found = found.select(COLUMNS[work].names).cast(expected.schema).sort_by([(k, "ascending") for k in keys])
     if found.equals(expected):
         return None
     distinct = found.group_by(keys).aggregate([]).num_rows
@@ -154,5 +146,4 @@ def _sums(keys: Integers, amounts: Integers) -> tuple[Integers, Integers, Intege
 
 
 def _table(work: Work, **columns: Integers | pa.Array) -> pa.Table:
-    kinds = COLUMNS[work]
-    return pa.table({name: pa.array(columns[name]).cast(kinds[name]) for name in kinds})
+    return pa.table({name: pa.array(columns[name]) for name in COLUMNS[work].names}).cast(COLUMNS[work])

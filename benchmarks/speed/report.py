@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plots import panels
-from benchmarks.run import Row, machine, markdown
+from benchmarks.run import Row, machine, markdown, panels
 from benchmarks.speed.records import WORKS
 
 Run = dict[str, Any]

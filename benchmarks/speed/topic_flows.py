@@ -9,23 +9,19 @@ import os
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
+from benchmarks.speed import flows
 from benchmarks.speed.flows import PAYMENT, PAYMENTS, TOPIC
+from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import KafkaTopic, stream
 
 RUN = os.environ.get("BENCHMARK_RUN", "run")
-NET_PAYMENT = StructType([*PAYMENT.fields, StructField("net", LongType(), nullable=False)])
-TOTAL = StructType(
-    [
-        StructField("account", StringType(), nullable=False),
-        StructField("count", LongType(), nullable=False),
-        StructField("total", LongType(), nullable=False),
-    ]
-)
-WINDOW_TOTAL = StructType([StructField("start", LongType(), nullable=False), *TOTAL.fields])
+NET_PAYMENT = StructType([*PAYMENT.fields, *schema_of({"net": "bigint not null"})])
+TOTAL = schema_of({"account": "string not null", "count": "bigint not null", "total": "bigint not null"})
+WINDOW_TOTAL = StructType([*schema_of({"start": "bigint not null"}), *TOTAL.fields])
 """`start` of the window in ms since 1970."""
 
 
@@ -46,12 +42,12 @@ def stateless(payments: DataFrame) -> DataFrame:
 )
 def windowed(payments: DataFrame) -> DataFrame:
     """Count and sum by account and ten seconds, once they are over."""
-    sums = payments.groupBy(F.window("at", "10 seconds"), "account")
-    totals = sums.agg(F.count(F.lit(1)).alias("count"), F.sum("amount").alias("total"))
-    return totals.select(F.unix_millis("window.start").alias("start"), "account", "count", "total")
+    totals: DataFrame = flows.windowed.function(payments)
+    return totals.select(F.unix_millis("start").alias("start"), "account", "count", "total")
 
 
 @stream(source=PAYMENTS, sink=KafkaSink(_output("running", TOTAL), key="account", emit="update"))
 def running(payments: DataFrame) -> DataFrame:
     """Count and sum by account so far, whenever they change."""
-    return payments.groupBy("account").agg(F.count(F.lit(1)).alias("count"), F.sum("amount").alias("total"))
+    totals: DataFrame = flows.running.function(payments)
+    return totals

@@ -314,12 +314,12 @@ def _newest(rows: pa.Table, work: Work) -> pa.Table:
 
 
 def _table(values: list[bytes], work: Work) -> pa.Table:
-    kinds = COLUMNS[work]
+    columns = COLUMNS[work]
     if not values:
-        return pa.table({name: pa.array([], kind) for name, kind in kinds.items()})
+        return columns.empty_table()
     # In the topic a window's start is a number of ms, and other times are text, of ms or us.
     written = {"start": pa.int64(), "at": pa.timestamp("us", "UTC")}
-    schema = pa.schema([(name, written.get(name, kind)) for name, kind in kinds.items()])
+    schema = pa.schema([(each.name, written.get(each.name, each.type)) for each in columns])
     options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     rows = pa.json.read_json(BytesIO(b"\n".join(values)), parse_options=options)
-    return pa.table({name: rows[name].cast(kind) for name, kind in kinds.items()})
+    return rows.select(columns.names).cast(columns)

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.processes import Follower
 from benchmarks.speed.records import COLUMNS, Work
+from streaming_jobs.ledger.entry import LedgerEntry
 
 _LOOK_EVERY = 0.002
 _FILE_SECONDS = 5.0
@@ -51,9 +52,7 @@ class TableWatch:
 
     def __init__(self, table: Path, work: Work, covered: Covered) -> None:
         self.points: list[Point] = []
-        self._table = table
-        self._work = work
-        self._covered = covered
+        self._table, self._work, self._covered = table, work, covered
         self._commits: list[tuple[float, list[str]]] = []
         self._next = self._rows = self._changes = 0
         follower = Follower(self._look, _LOOK_EVERY)
@@ -78,27 +77,26 @@ class TableWatch:
 
     def arrivals(self) -> pa.Table:
         """Every row that was written, with the time at which it was readable, in this order."""
-        kinds, parts = COLUMNS[self._work], []
+        columns, parts = COLUMNS[self._work], []
         for seen, files in self._commits:
             for file in files:
-                part = pq.read_table(self._table / file, columns=list(kinds), partitioning=None)
-                rows = pa.table({name: part[name].cast(kind) for name, kind in kinds.items()})
+                part = pq.read_table(self._table / file, columns=columns.names, partitioning=None)
+                rows = part.select(columns.names).cast(columns)
                 parts.append(rows.append_column(SEEN, pa.array([seen] * rows.num_rows, pa.float64())))
         return pa.concat_tables(parts)
 
     def output(self) -> pa.Table:
         from deltalake import DeltaTable
 
-        return pa.table(DeltaTable(self._table).to_pyarrow_table(columns=list(COLUMNS[self._work])))
+        return pa.table(DeltaTable(self._table).to_pyarrow_table(columns=COLUMNS[self._work].names))
 
 
 def ledger_covered(actions: Sequence[Action], _: int) -> int | None:
     """By the ledger entry in a commit of the product."""
-    info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-    entry = json.loads(info.get("userMetadata") or "{}")
-    if entry.get("kind") != "batch":
+    entry = LedgerEntry.decode(next((a["commitInfo"].get("userMetadata") for a in actions if "commitInfo" in a), None))
+    if entry is None or entry.kind != "batch":
         return None
-    return sum(int(end) for topic in entry["offsets"].values() for end in topic["end"].values())
+    return sum(end for offsets in entry.offsets for end in offsets.end.values())
 
 
 def spark_covered(checkpoint: Path) -> Covered:

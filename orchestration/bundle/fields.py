@@ -66,7 +66,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def location_of(file: Path, path: str) -> str:
-    """File and line of a field, such as `databricks.yml:12`; the file alone where it has no such line."""
+    """File and line of a field, such as `databricks.yml:12`; only the file if the line is unknown."""
     line = _line(file, path)
     return f"{file}:{line}" if line else str(file)
 

@@ -67,7 +67,7 @@ def find(settings: Settings) -> Path:
 
 
 def is_shipped(path: Path) -> bool:
-    """True if a bundle file is the one that comes with the package, for the shipped streams."""
+    """True if a bundle file is the packaged one, for the shipped streams."""
     here = Path(__file__).parent
     return path in (here / FILE_NAME, here.parents[1] / FILE_NAME)
 
@@ -266,7 +266,7 @@ def load(path: Path, target: str = "") -> Bundle:
 
 
 def _target(root: _Root, file: Path, wanted: str) -> str:
-    """The target that was asked for, or the default one."""
+    """The requested target, or the default one."""
     if not root.targets:
         if wanted:
             raise refused(file, "", f"there is no target '{wanted}'", "the file has no targets")

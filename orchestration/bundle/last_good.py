@@ -1,6 +1,6 @@
 """The last good job definitions, saved in the home and used while the job YAML is broken.
 
-Dagster loads the code location anew when somebody reloads it, or when its server has died. Without definitions there
+Dagster loads the code location again on a reload, or after the death of its server. Without definitions there
 would be no job, no sensor and no keepalive, only because a line of YAML is wrong.
 """
 
@@ -28,14 +28,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 CORRECT = "correct it, then reload the code location"
-
-
-@dataclass(frozen=True)
-class JobYamlFault:
-    """Why the job YAML cannot be used: location, problem and next step."""
-
-    found: str
-    next_step: str
 
 
 @dataclass(frozen=True)
@@ -90,17 +82,17 @@ def use(settings: Settings, topology: Topology, make: Callable[[Bundle], T]) -> 
             return make(saved.bundle)
         except Exception as other:  # noqa: BLE001  (streams have changed too, or Dagster has)
             log.error("last good job YAML refused too", found=_words(other))
-            raise error from None  # the present error is the one that a person can correct
+            raise error from None  # a person can correct the present error
     _keep(settings, bundle)
     return made
 
 
-def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], object]) -> JobYamlFault | None:
-    """The fault of the present job YAML; None if it can be used. Raises nothing."""
+def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], object]) -> ConfigurationError | None:
+    """What is wrong with the present job YAML; None if it can be used. Raises nothing."""
     try:
         made_of_now(settings, topology, make)
     except ConfigurationError as error:
-        return JobYamlFault(error.found, error.next_step or CORRECT)
+        return ConfigurationError(error.found, error.next_step or CORRECT)
     return None
 
 
@@ -111,9 +103,9 @@ class PresentFault:
     settings: Settings
     topology: Topology
     make: Callable[[Bundle], object]
-    _known: tuple[Bundle, JobYamlFault | None] | None = None
+    _known: tuple[Bundle, ConfigurationError | None] | None = None
 
-    def __call__(self) -> JobYamlFault | None:
+    def __call__(self) -> ConfigurationError | None:
         with suppress(Exception):  # `fault` says what it is
             bundle = read(self.settings, self.topology)
             if self._known is None or self._known[0] != bundle:

@@ -194,7 +194,7 @@ Figures = list[tuple[str, str]]
 
 
 def _table_figures(report: LoopReport[TableFindings]) -> tuple[Figures, Figures]:
-    """The figures before those of the verdict, and those after them."""
+    """The figures before and after the figures of the verdict."""
     tally, found = report.tally, report.findings
     begin = [
         ("    half committed: in one table of two", number(len(tally.half))),

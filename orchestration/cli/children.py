@@ -37,7 +37,7 @@ def session_driver(
 ) -> ChildCommand:
     """The driver of a session with these streams; settings travel in its environment.
 
-    Stops that were asked for after `asked_at` (seconds since 1970; its start) are obeyed.
+    Stop requests from after `asked_at` (seconds since 1970; its start) are obeyed.
     """
     options = ["--asked-at", f"{asked_at:.3f}"] if asked_at is not None else []
     options += ["--trigger", trigger] if trigger else []
@@ -199,7 +199,7 @@ class Retried:
         self._failures, self._next, self._printed = 0, 0.0, ""
 
     def __call__(self) -> None:
-        """Call the action, unless it has failed and its time has not come."""
+        """Call the action, unless it has failed and its pause is not over."""
         if self._clock() < self._next:
             return
         try:

@@ -175,21 +175,27 @@ class Demonstration:
     def end(self) -> None:
         self.say(f"done in {time.monotonic() - self.began:.0f} s")
 
+    def command(
+        self, folder: Path, environment: Mapping[str, str], *arguments: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `recourse` in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-m", "orchestration.cli", *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE,
+            check=False,
+        )
+
     def recourse(self, *arguments: str, quiet: bool = False, code: int = 0) -> str:
         """Run a command as a person would, show its output unless `quiet`, and return its stdout.
 
         Raises PermanentError if it ends with another exit code than `code`.
         """
         self.say(f"$ recourse {' '.join(_shown(a) for a in arguments)}")
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestration.cli", *arguments],
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=_DEADLINE,
-            check=False,
-        )
+        done = self.command(self.folder, self.environment(), *arguments)
         if done.returncode != code:
             raise PermanentError(f"it ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-500:]}")
         if not quiet:

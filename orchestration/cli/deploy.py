@@ -166,7 +166,7 @@ def _previews(call: Invocation, plan: DeployPlan) -> dict[str, int]:
 
 
 def _not_passed(previews: dict[str, int], require: Require | None) -> dict[str, str]:
-    """The streams whose preview has not ended as required, with the reason; an unknown ending is no verdict."""
+    """The streams whose preview lacks the required verdict, with the reason; an unknown end counts as no verdict."""
     if require is None:
         return {}
     passed = {0} if require is Require.equal else {0, 10}

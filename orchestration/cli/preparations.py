@@ -109,7 +109,7 @@ def sole_use(settings: Settings) -> Iterator[None]:
 
 
 def restart_if_dead(broker: Broker) -> None:
-    """Start the broker again if it has died; raises SetupError if it does not come up."""
+    """Restart the broker if it has died; raises SetupError if it does not start."""
     if not broker.running():
         say("the broker has died; starting it again")
         broker.restart()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +11,11 @@ import typer
 from orchestration.cli.options import StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, say, show
 from streaming_jobs.errors import UsageError
+from streaming_jobs.platform.processes.child import lower_priority
 
 if TYPE_CHECKING:
     from reprocessing.preview.folders import Folders
     from reprocessing.preview.result import Preview
-
-
-_NICENESS = 10
 
 
 def preview(
@@ -59,7 +56,7 @@ def preview(
     wanted = Wanted(parse_duration(last) if last is not None else None, from_savepoint)
     names = tuple(suite.name for suite in suites_of(call.settings, call.topology, selected)) if suites else ()
     topics = Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
-    _let_streams_go_first()
+    lower_priority()
     with stop_signals_interrupt(), suite_runner(call.settings, call.topology) as run_suite:
         result = run(call.settings, selected, topics, PreviewRequest(wanted, names, run_suite), tell=say)
     report = _written(Folders(call.settings, stream), result)
@@ -71,16 +68,12 @@ def preview(
         raise typer.Exit(result.verdict.exit_code)
 
 
-def _let_streams_go_first() -> None:
-    os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-
-
 def _written(folders: Folders, result: Preview) -> Path:
     """Write the report as a page and as JSON; returns the page's path."""
-    from reprocessing.preview.result import write_page
+    from reprocessing.preview.result import page
     from streaming_jobs.platform.files import write_atomic
 
     folder = folders.new_report()
     write_atomic(folder / "preview.json", json.dumps(result.value(), indent=1, default=str))
-    write_page(folder / "report.html", result)
+    write_atomic(folder / "report.html", page(result))
     return folder / "report.html"

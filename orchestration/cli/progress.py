@@ -164,7 +164,7 @@ class ObservedStream:
         return lines + [f"{self.stream}: {note}" for note in self.health.notes]
 
     def _of_rules(self, status: Status) -> list[str]:
-        """A line about rows that broke row rules, in all sessions; the rules that most rows broke come first."""
+        """A line about rows that broke row rules, in all sessions; the most frequently broken rules come first."""
         totals = status.totals
         if totals is None or not totals.broken:
             return []
@@ -196,7 +196,7 @@ def observe_all(settings: Settings, streams: Iterable[str]) -> list[ObservedStre
 def with_lag(settings: Settings, streams: Sequence[Stream], observed: Sequence[ObservedStream]) -> list[ObservedStream]:
     """The streams with the present lag where no driver keeps it fresh; waits two seconds at most for a broker."""
     old = {o.stream: o.status for o in observed if o.status is not None and not (o.live and o.lag_is_fresh)}
-    if not old:
+    if not old or not streams:
         return list(observed)
     from streaming_jobs.runtime.lag import lag_now  # it loads the Kafka client
 
@@ -242,22 +242,21 @@ def declared_or_known(call: Invocation, names: list[str]) -> list[str]:
 
 def observed_now(call: Invocation, names: list[str]) -> list[ObservedStream]:
     """These streams now, with the present lag if a broker answers."""
-    observed = observe_all(call.settings, names)
+    return with_lag(call.settings, _declared(call, names), observe_all(call.settings, names))
+
+
+def _declared(call: Invocation, names: list[str]) -> list[Stream]:
+    """These streams; none if the code on disk cannot be loaded: without it, their topics are not known."""
     try:
-        streams = [call.topology[name] for name in names]
-    except UsageError:  # without its code, the topics of a stream that does not run are not known
-        return observed
-    return with_lag(call.settings, streams, observed)
+        return [call.topology[name] for name in names]
+    except UsageError:
+        return []
 
 
 def unread_now(call: Invocation, observed: Sequence[ObservedStream]) -> dict[str, Unread]:
     """The unread records of each stream; empty if no broker answers, or if the code on disk cannot be loaded."""
-    seen = [o.stream for o in observed if o.status is not None and o.lag_is_fresh]
-    if not seen:
-        return {}
-    try:
-        streams = [call.topology[name] for name in seen]
-    except UsageError:  # without its code, the topics of a stream are not known
+    streams = _declared(call, [o.stream for o in observed if o.status is not None and o.lag_is_fresh])
+    if not streams:
         return {}
     from streaming_jobs.runtime.lag import unread_now as look  # it loads the Kafka client
 
@@ -322,7 +321,7 @@ def _print_last_known(observed: ObservedStream) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """One stream: records read, records in all, the batch under way, the rate of the last 15 s, seconds left."""
+    """One stream: records read, records in all, the current batch, the rate of the last 15 s, seconds left."""
 
     stream: str
     done: int
@@ -347,7 +346,7 @@ class Standing:
 
 
 Positions = Callable[[str], tuple[Mapping[str, Mapping[int, int]], int | None]]
-"""Reads from a stream's files its position by topic and partition, and the batch under way or the last one."""
+"""Reads from a stream's files its position by topic and partition, and the current or last batch."""
 
 
 @dataclass

@@ -66,9 +66,9 @@ def run(
 
     The exit code is 1 if a critical expectation failed or a suite could not be run.
     """
-    from quality.engines.spark_on_demand import spark_on_demand
     from quality.runs.runner import RunRequest, run_suite
     from quality.sample import TimeRange, parse_partition
+    from streaming_jobs.platform.runtime import spark_on_demand
 
     call = invocation(context)
     suites = _suites(call).select(names or [])
@@ -76,7 +76,7 @@ def run(
         raise UsageError("no suite is declared", "declare one beside its stream: docs/quality.md")
     done: list[Validation] = []
     errors: dict[str, RecourseError] = {}
-    with spark_on_demand(call.settings) as spark:
+    with spark_on_demand(call.settings, "quality") as spark:
         request = RunRequest(
             slice=None if slice_kind is None else slice_kind.value,
             partition=tuple(parse_partition(partition or []).items()),

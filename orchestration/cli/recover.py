@@ -14,7 +14,7 @@ import typer
 
 from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, say, show, show_table
-from orchestration.recoveries.progress_text import ReplayPace, difference_lines
+from orchestration.recoveries.progress_text import ReplayPace
 from orchestration.recoveries.request import (
     OPTIONS,
     PlanRequest,
@@ -206,7 +206,7 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
 
 
 def _refuse_nobody(context: typer.Context, plan: str, yes: bool, command: str) -> None:
-    """Raise UsageError, before the replay, if nobody could answer the question at its end, or there is no plan."""
+    """Raise UsageError, before the replay, if nobody could confirm at its end, or there is no plan."""
     from reprocessing.plan.plan_file import load
 
     load(invocation(context).settings, plan)
@@ -256,6 +256,7 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
 
 def recovery_events(yes: bool) -> RecoveryEvents:
     """Progress is printed on stderr; with `yes`, nothing is asked."""
+    from reprocessing.replay.words import difference_lines
     from reprocessing.stages.recovery import RecoveryEvents
 
     def confirm(recovery: Recovery) -> bool:

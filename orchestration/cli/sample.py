@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.options import invocation
-from orchestration.cli.text import Output, OutputOption, say, show, stdout_console
+from orchestration.cli.text import Output, OutputOption, empty_table, say, show, stdout_console
 
 if TYPE_CHECKING:
     from reprocessing.sample import Sample
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that could steer a terminal: they come from records that anybody may have sent."""
+"""Characters that could control a terminal, in records that anybody may have sent."""
 _LONGEST = 2_000
 _NARROWEST = 9
 
@@ -62,11 +62,9 @@ def _print(taken: Sample) -> None:
 
 
 def _table(taken: Sample, cells: list[list[str]]) -> Any:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    table = empty_table()
     for place, name in enumerate(taken.columns):
         number = all(isinstance(row[name], (int, float)) or row[name] is None for row in taken.rows)
         wide = max(len(_plain(name)), *(len(row[place]) for row in cells))

@@ -122,25 +122,20 @@ def list_slices(
 
 
 def as_json(report: SliceReport) -> dict[str, Any]:
-    difference = report.difference
     return {
         **{key: value for key, value in asdict(report).items() if key != "difference"},
-        "rows_before": difference.old_rows,
-        "rows_after": difference.new_rows,
-        "corrected": difference.corrected,
-        "new": difference.new,
-        "gone": difference.gone,
-        "sample": [dict(each) for each in difference.sample[:_SAMPLE]],
+        **report.figures,
+        "sample": [dict(each) for each in report.difference.sample[:_SAMPLE]],
     }
 
 
 def _print(report: SliceReport) -> None:
-    from reprocessing.slices.rebuild import difference_rows
+    from reprocessing.replay.words import row_words
 
-    print_table(["table", report.table], [[name, number(count)] for name, count in difference_rows(report)])
+    figures = [[name.replace("_", " "), number(count)] for name, count in report.figures.items()]
+    print_table(["table", report.table], figures)
     for each in report.difference.sample[:_SAMPLE]:
-        for kind, row in each.items():
-            print(f"  {kind:>9}: " + ", ".join(f"{name} {value}" for name, value in row.items()))
+        print(f"  {row_words(each)}")
     version = f", version {report.version}" if report.version is not None else ""
     late = f"; the stream had dropped {number(report.late)} late records among them" if report.late else ""
     out = f"; row rules take out {number(report.taken_out)} rows" if report.taken_out else ""

@@ -365,11 +365,7 @@ def entry_json(commit: Commit, entry: LedgerEntry) -> dict[str, Any]:
         "version": commit.version if commit.version >= 0 else None,
         "at": _iso(commit.at),
         "from": "ledger file" if commit.operation == "LEDGER FILE" else "table log",
-        "kind": entry.kind,
-        "stream": entry.stream,
-        "table": entry.table,
-        "generation": entry.generation,
-        "batch": entry.batch,
+        **{name: getattr(entry, name) for name in ("kind", "stream", "table", "generation", "batch")},
         "offsets": {
             r.topic: {"id": r.topic_id, "start": dict(r.start), "end": dict(r.end), "records": r.records}
             for r in entry.offsets

@@ -50,16 +50,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
     """A rich table with plain cells; `right` names the columns of numbers."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    table = empty_table()
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=style_of(cell)) for cell in row))
     return table
+
+
+def empty_table() -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
 
 
 def style_of(cell: str) -> str:

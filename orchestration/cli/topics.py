@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import TopicFigures
     from streaming_jobs.state.topic_records import VoidRange
-
-_KEEPS_ALL = -1
 
 
 def topics(
@@ -94,7 +91,7 @@ def _print(
             number(_void_offsets(void[topic])),
             number(each.end),
             number(each.rate),
-            retention_words(each.retention_ms),
+            each.retention,
             each.cleanup_policy,
             ", ".join(f"{stream} {number(lag)}" for stream, lag in lags[topic].items()),
         ]
@@ -142,12 +139,6 @@ def _print_partitions(figures: TopicFigures) -> None:
     ]
     print()
     print_table(columns, rows, right=columns)
-
-
-def retention_words(ms: int) -> str:
-    from streaming_jobs.text.durations import format_duration
-
-    return "for ever" if ms == _KEEPS_ALL else format_duration(timedelta(milliseconds=ms))
 
 
 def _size(size: float) -> str:

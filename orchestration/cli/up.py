@@ -111,7 +111,7 @@ def up(
 
 
 def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
-    """Run Dagster, feeder and screen; once all of it runs, only KeyboardInterrupt or a bug ends it."""
+    """Run Dagster, feeder and screen; once all of them run, only KeyboardInterrupt or a bug ends them."""
     from orchestration.cli.children import Retried, awaited
     from orchestration.cli.preparations import restart_if_dead
     from orchestration.cli.progress import Screen, observe_all
@@ -273,9 +273,9 @@ def _smaller_batches(call: Invocation) -> dict[str, str]:
 
 
 class SessionFailed(RecourseError):
-    """The session of `recourse up --once` did not get to the end of its topics.
+    """The session of `recourse up --once` did not reach the end of its topics.
 
-    The lines before it say which stream failed and why. Correct that, and run the command again: it continues there.
+    The lines above the error say which stream failed and why. Correct the cause, then run the command again.
     """
 
     code = "REC-033"

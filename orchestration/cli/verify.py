@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from streaming_jobs.verification.verifier import OverallVerdict, StreamVerdict
 
 _SHOWN = 20
+_FIGURES, _SPANS = ("version", "batches", "rows", "verified", "unproved"), ("lost", "doubled")
+"""Of a stream's verdict: counts, and ranges of offsets."""
 _LINES_EVERY = 10.0
 
 
@@ -181,18 +183,8 @@ def verdict_as_json(verdict: OverallVerdict) -> dict[str, Any]:
                 "stream": stream.stream,
                 "verdict": word(stream),
                 "proved": stream.whole,
-                "version": stream.version,
-                "log_from": stream.log_from,
-                "batches": stream.batches,
-                "rows": stream.rows,
-                "verified": stream.verified,
-                "unproved": stream.unproved,
-                "why": stream.why,
-                "skipped": stream.skipped,
-                "unread": stream.unread,
-                "lost": [str(span) for span in stream.lost],
-                "doubled": [str(span) for span in stream.doubled],
-                "faults": [str(fault) for fault in stream.faults],
+                **{name: getattr(stream, name) for name in (*_FIGURES, "log_from", "why", "skipped", "unread")},
+                **{name: [str(each) for each in getattr(stream, name)] for name in (*_SPANS, "faults")},
                 "comparisons": [one._asdict() for one in stream.comparisons],
             }
             for stream in verdict.streams
@@ -202,18 +194,15 @@ def verdict_as_json(verdict: OverallVerdict) -> dict[str, Any]:
 
 def print_verdict(verdict: OverallVerdict) -> None:
     """Print the offsets by stream, then the comparisons of each table."""
-    print_table(
-        ["stream", "version", "batches", "rows", "verified", "unproved", "lost", "doubled", "unread", "verdict"],
-        [_row(stream) for stream in verdict.streams],
-        right=["version", "batches", "rows", "verified", "unproved", "lost", "doubled", "unread"],
-    )
+    columns = [*_FIGURES, *_SPANS, "unread"]
+    print_table(["stream", *columns, "verdict"], [_row(stream) for stream in verdict.streams], right=columns)
     compared = [one for stream in verdict.streams for one in stream.comparisons]
     if compared:
         print()
         print_table(["table", "compared", "verdict", "detail"], [list(one) for one in compared])
     for stream in verdict.streams:
-        for what, spans in (("lost", stream.lost), ("doubled", stream.doubled)):
-            _say_spans(f"{stream.stream}: {what}", spans)
+        for what in _SPANS:
+            _say_spans(f"{stream.stream}: {what}", getattr(stream, what))
         for fault in stream.faults[:_SHOWN]:
             say(str(fault))
         if stream.unproved:
@@ -240,18 +229,9 @@ def word(verdict: StreamVerdict) -> str:
 
 
 def _row(verdict: StreamVerdict) -> list[str]:
-    lost, doubled = (sum(span.offsets for span in spans) for spans in (verdict.lost, verdict.doubled))
-    figures = (
-        verdict.version,
-        verdict.batches,
-        verdict.rows,
-        verdict.verified,
-        verdict.unproved,
-        lost,
-        doubled,
-        verdict.unread,
-    )
-    return [verdict.stream, *(number(figure) for figure in figures), word(verdict)]
+    figures = [getattr(verdict, name) for name in _FIGURES]
+    figures += [sum(span.offsets for span in getattr(verdict, name)) for name in _SPANS]
+    return [verdict.stream, *map(number, [*figures, verdict.unread]), word(verdict)]
 
 
 def _say_spans(what: str, spans: tuple[Span, ...]) -> None:

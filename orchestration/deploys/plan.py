@@ -32,7 +32,7 @@ from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 
 TRIAL_TAKES = 180.0
-"""Seconds at most: Spark looks at the code in a child process, because a deploy has no Spark."""
+"""Time limit, in seconds, of the child process in which Spark analyses the code; a deploy itself has no Spark."""
 
 Action = Literal["deploy", "same", "not running", "new", "removed", "recovering"]
 
@@ -150,7 +150,7 @@ def _of(settings: Settings, stream: Stream | None, seen: HealthFacts) -> StreamD
 
 
 def _renamed(settings: Settings, topology: Topology, new: StreamDeploy) -> StreamDeploy:
-    """The plan of a new stream; it names the stream that wrote one of its tables and is no longer declared."""
+    """The plan of a new stream; names a stream that wrote one of its tables and is no longer declared."""
     tables = set(topology[new.stream].table_names)
     for name in sorted(set(streams_with_status(settings)) - topology.streams.keys()):
         record = stream_record.load(settings, name)

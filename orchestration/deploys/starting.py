@@ -1,10 +1,10 @@
-"""Starting streams from outside: the request, who will obey it, and how far the start, or the deploy, has come.
+"""Starting streams from outside: the request, the process that will obey it, and the progress of start or deploy.
 
 Nothing here starts a process. A start is a request (`streaming_jobs.state.requests`) that a running session or
 Dagster's keepalive obeys, so it is neither lost nor done twice if this process is killed.
 
 A deploy is recorded, requested in the same way stream by stream, and watched until every stream runs the new code. A
-second deploy asks only for the streams that do not run the code on disk, and for none twice.
+second deploy requests only streams that do not run the code on disk, and none of them twice.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ def _failure(status: Status, error: ErrorReport) -> str:
 
 
 def _nobody(settings: Settings, begin: RequestedStart, now: HealthFacts, waited: float) -> StartOutcome | None:
-    """The outcome if nobody is there who would obey the request.
+    """The outcome if no process would obey the request.
 
-    Any session of this home may be the one that the stream was left out of: it gets some time.
+    Any session of this home may have left the stream out, and gets some time to start it.
     """
     if begin.asked is None or now.session is not None or any(who_starts(settings, now)):
         return None
@@ -227,7 +227,7 @@ def request(settings: Settings, stream: str, by: str, newest: float) -> float:
     """Ask for the start of a stream whose deploy is recorded; the time from which it counts.
 
     A request that was made after the newest change on disk (`newest`, seconds since 1970) is not repeated, unless a
-    session has begun since: one that has begun and failed does not look at it again.
+    session has begun since: a session that has begun and failed does not read the request again.
     """
     pending, status = START.request(settings, stream), read_status(settings, stream)
     if pending is not None and pending.since > max(newest, 0.0 if status is None else status.last_start):

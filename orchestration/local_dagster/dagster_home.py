@@ -1,4 +1,4 @@
-"""The folder that DAGSTER_HOME names: its configuration, written anew at each start, and its storage."""
+"""The folder that DAGSTER_HOME names: its configuration, rewritten at each start, and its storage."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class DagsterProcesses:
     def stop(self) -> None:
         """End the sessions at a batch border, then the three processes.
 
-        Each process is asked to end as soon as nothing needs it, and killed if it is slow: their state is in Dagster's
+        Each process gets a signal once no other needs it, and is killed if it is slow: their state is in Dagster's
         storage.
         """
         for name in (DAEMON, WEBSERVER):
@@ -206,7 +206,7 @@ class DagsterProcesses:
             if instance is not None:
                 self._stop_runs(instance)  # what the daemon has started, or taken out of the queue, before it was gone
                 self._await_runs(instance)
-        # No run is left in the code server, and a graceful end of it takes seconds.
+        # The code server has no runs left, and its graceful end takes seconds.
         for name in (CODE_SERVER, WEBSERVER):
             self._end(name, 0.0)
 
@@ -297,7 +297,7 @@ def _finished(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 @dataclass(frozen=True)
 class DagsterClient:
-    """A webserver at `url`. Every call has a deadline and raises TransientError when there is no answer."""
+    """A webserver at `url`. Every call has a deadline and raises TransientError without an answer."""
 
     url: str
     timeout: float = 20.0

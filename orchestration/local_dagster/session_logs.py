@@ -1,7 +1,7 @@
 """The log of a session as the stderr of its run in Dagster's pages.
 
 Dagster's own manager would copy a driver's output to a file without a bound. This one stores nothing: it reads the
-session's bounded log when somebody looks. Runs that are no session have no output.
+session's bounded log on demand. Runs other than sessions have no output.
 
     <home>/logs/session-<job>.log      --- run <run id> of <job>
                                        ... lines of the driver
@@ -44,7 +44,7 @@ class RunLogs:
         return found[0] if found else None
 
     def read(self, run_id: str, offset: int, most: int | None = None) -> tuple[bytes | None, int]:
-        """At most so many bytes of a run's part from an offset in it, and the offset after them; None: no such part.
+        """At most so many bytes of a run's part of the log, and the offset after them; None: no such part.
 
         Of a large part only the end is shown. A part that has become shorter, because older lines were dropped, is
         read from its beginning again.
@@ -143,7 +143,7 @@ class SessionLogManager(NoOpComputeLogManager):
         return CapturedLogMetadata(stderr_location=str(path) if path else None)
 
     def subscribe(self, log_key: Sequence[str], cursor: str | None = None) -> CapturedLogSubscription:
-        """The log as it grows, read again and again while somebody looks."""
+        """The log as it grows, read again and again while it is viewed."""
         subscription = CapturedLogSubscription(self, log_key, cursor)
         self._subscriptions.add_subscription(subscription)
         return subscription

@@ -1,4 +1,4 @@
-"""Checks of what the streams have written, as Dagster shows and runs them. Read `suites.py` first.
+"""Checks of the streams' output, as Dagster shows and runs them. Read `suites.py` first.
 
-The suites themselves, and their runs, are the package `quality`; nothing here imports Great Expectations.
+The package `quality` has the suites and their runs; no module here imports Great Expectations.
 """

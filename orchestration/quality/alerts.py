@@ -63,7 +63,7 @@ TIMEOUT = 5.0
 _NOT_TAKEN = (400, 413, 422)
 """Answers to a request that is too long or unreadable: repeating it would fail again."""
 _DISCORD, _DISCORD_TAKES = ("discord.com", "discordapp.com"), 2000
-"""Hosts whose webhooks show the field `content`, and how many characters of it they take."""
+"""Hosts whose webhooks show the field `content`, and its greatest length in characters."""
 LOOK_EVERY = 30
 """Seconds between two ticks."""
 LONGEST_DELIVERY = 15.0
@@ -81,7 +81,7 @@ class DeliveryFailure:
 Sender = Callable[[Settings, Sequence[Transition]], DeliveryFailure | None]
 _PLANNED = AssetCheckExecutionRecordStatus.PLANNED
 _NEWEST = 5
-"""Failed runs of suites that a tick looks at."""
+"""Failed runs of suites that a tick reads."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _lost(
 
 
 def _failed(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:
-    """The runs that failed, of those that have not given a result."""
+    """The failed runs among the runs without a result."""
     planned = [record.run_id for record in records if record.status is _PLANNED]
     if not planned:
         return set()
@@ -281,7 +281,7 @@ def _without_outcome(key: dg.AssetCheckKey, run: str) -> dg.AssetCheckEvaluation
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would send alerts, and the secret in the URL, to somebody else."""
+    """A redirect would send alerts, and the secret in the URL, to another party."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str

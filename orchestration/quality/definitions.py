@@ -21,7 +21,7 @@ from streaming_jobs.state.status import read_status
 
 @dataclass(frozen=True)
 class QualityDeclarations:
-    """What is declared of quality, and what evaluates it; tests put others in the place of all of these."""
+    """The declared suites and rules, and their evaluators; tests replace all of these."""
 
     run: RunSuite
     counts: RuleCounts
@@ -59,11 +59,11 @@ def definitions(
 ) -> dg.Definitions:
     """All of them; `health` are the checks that there are besides.
 
-    Raises ConfigurationError for a suite that fits no table, and if one of the bundle's jobs has the suites' name.
+    Raises ConfigurationError for a suite with the name of another check, and for a job of the bundle with the suites'.
     """
     writer = {table: stream.name for stream in topology.streams.values() for table in stream.table_names}
     suites = SuiteChecks(declared.suites, settings, declared.run)
-    suites.refuse_misfits(list(writer), taken=[RULES, *{key.name for key in health}])
+    suites.refuse_names({RULES, *(key.name for key in health)})
     if declared.suites:
         bundle.refuse([JOB, OP, STEP], "the suites' job")
     keys = [*health, *suites.by_key, *(ruled.key for ruled in declared.ruled)]

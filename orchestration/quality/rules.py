@@ -14,7 +14,7 @@ from typing import Literal
 
 import dagster as dg
 
-from orchestration.sessions.reporting import table_key
+from orchestration.sessions.reporting import shown, table_key
 from orchestration.sessions.verdicts import LOOK_EVERY, CheckVerdict, checks_from_files
 from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.errors import RuleBroken
@@ -64,10 +64,8 @@ class RuledTable:
 def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> CheckVerdict:
     """Red while a rule that stops the stream was broken lately, yellow for any other one, else green."""
     recent = {name: count for name, count in counts.items() if count.total and _is_recent(count, now)}
-    figures: dict[str, dg.MetadataValue] = {
-        "rows that broke a rule": dg.MetadataValue.int(sum(count.total for count in counts.values())),
-        **{f"broke {name}": dg.MetadataValue.int(count.total) for name, count in counts.items()},
-    }
+    total = sum(count.total for count in counts.values())
+    figures = shown({"rows that broke a rule": total, **{f"broke {name}": c.total for name, c in counts.items()}})
     if recent:
         words = "; ".join(
             f"{name}: {count.total:,} so far, {_FATE[count.on_fail].format(table=table)}"
@@ -76,7 +74,6 @@ def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> CheckVer
         severity = dg.AssetCheckSeverity["ERROR" if any(c.on_fail == "fail" for c in recent.values()) else "WARN"]
         text = f"rows of the last hour broke {len(recent)} of {len(counts)} rules: {words}"
         return CheckVerdict(False, severity, f"broken: {', '.join(sorted(recent))}", text, figures)
-    total = sum(count.total for count in counts.values())
     text = f"no row of the last hour broke one of {len(counts)} rules; {total:,} in all"
     return CheckVerdict(True, dg.AssetCheckSeverity.ERROR, "well", text, figures)
 
@@ -134,7 +131,7 @@ class RuleChecks:
         )
 
     def verdicts(self, now: float) -> dict[dg.AssetCheckKey, CheckVerdict]:
-        """The verdict on every such table now; counts that cannot be read are a failed check."""
+        """The present verdict on every table with rules; unreadable counts fail the check."""
         return {ruled.key: self._verdict(ruled, now) for ruled in self.tables}
 
     def _verdict(self, ruled: RuledTable, now: float) -> CheckVerdict:

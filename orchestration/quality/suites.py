@@ -14,9 +14,8 @@ job has no check in its plan: Dagster shows a planned check as being executed in
 """
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -34,13 +33,14 @@ from pydantic import Field
 
 from orchestration.recoveries.launchpad import LOCATION, link_to_plan, location_of
 from orchestration.sessions.ownership import QUALITY_KIND, claim, job_tags
-from orchestration.sessions.reporting import belongs_to_no_run, table_key
+from orchestration.sessions.reporting import belongs_to_no_run, shown, table_key
 from orchestration.sessions.verdicts import CheckVerdict
 from quality.suites import Suite
-from quality.validation import MOST_ROWS, CheckOutcome, Validation
+from quality.validation import MOST_ROWS, CheckOutcome, FirstFailing, Validation
 from streaming_jobs.errors import ConfigurationError, RecourseError
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.locks import lock
+from streaming_jobs.platform.processes.child import lower_priority
 from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()
@@ -54,7 +54,6 @@ STEP = "suites"
 """The step of checks that are executed from their pages."""
 RUN_TAGS = {"dagster/priority": "-10", "dagster/max_runtime": "3600"}
 """Sessions go first in the queue; a run that hangs is ended after an hour, so that it does not block the others."""
-NICENESS = 10
 SPARK = "quality_spark"
 """The resource."""
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
@@ -128,46 +127,41 @@ def _worst_first(outcomes: Iterable[CheckOutcome]) -> list[CheckOutcome]:
 def _metadata(
     validation: Validation, failed: Sequence[CheckOutcome], location: str, show_rows: bool
 ) -> dict[str, dg.MetadataValue]:
-    """The page sorts it by name, so the names are such that what to do stands above the tables of failing rows."""
+    """The page sorts metadata by name; these names put the next steps above the tables of failing rows."""
     with_rows = [outcome for outcome in _worst_first(failed) if outcome.sample and show_rows]
-    tables = {
-        f"failing rows: {outcome.expectation}": table(outcome.sample[:MOST_ROWS]) for outcome in with_rows[:MOST_TABLES]
-    }
-    found: dict[str, dg.MetadataValue] = {}
-    if validation.first_failing is not None:
-        first = validation.first_failing
-        found["batch of the first failing row"] = dg.MetadataValue.text(
-            f"batch {first.batch} of generation {first.generation}, by {first.expectation}"
-        )
-        found["code that wrote it"] = dg.MetadataValue.text(first.code)
-        if first.command:
-            found[COMMAND] = dg.MetadataValue.text(first.command)
-            path = link_to_plan(location, validation.stream, first.expectation)
-            found["by one click"] = dg.MetadataValue.md(
-                f"[plan the repair]({path}) opens the Launchpad, filled in; nothing happens before *Launch Run*"
-            )
-    found |= tables
-    if len(with_rows) > MOST_TABLES:
-        found["further failing"] = dg.MetadataValue.text(", ".join(o.expectation for o in with_rows[MOST_TABLES:]))
-    if validation.docs:
-        found["data docs"] = dg.MetadataValue.path(validation.docs)
     since = "" if validation.since is None else f", rows that came after version {validation.since}"
-    found |= {
-        "stream": dg.MetadataValue.text(validation.stream),
-        "slice": dg.MetadataValue.text(validation.slice),
-        "version": dg.MetadataValue.text(f"{validation.version}{since}"),
-        "files": dg.MetadataValue.text(validation.files_read),
-        "engine": dg.MetadataValue.text(validation.engine),
-        "expectations failed": dg.MetadataValue.int(len(failed)),
-        "rows": dg.MetadataValue.int(validation.rows),
-        "seconds": dg.MetadataValue.float(round(validation.seconds, 3)),
+    found: dict[str, Any] = {
+        **(_first_failing(validation.stream, validation.first_failing, location) if validation.first_failing else {}),
+        **{f"failing rows: {one.expectation}": table(one.sample[:MOST_ROWS]) for one in with_rows[:MOST_TABLES]},
+        "further failing": ", ".join(outcome.expectation for outcome in with_rows[MOST_TABLES:]) or None,
+        "data docs": dg.MetadataValue.path(validation.docs) if validation.docs else None,
+        "stream": validation.stream,
+        "slice": validation.slice,
+        "version": f"{validation.version}{since}",
+        "files": validation.files_read,
+        "engine": validation.engine,
+        "expectations failed": len(failed),
+        "rows": validation.rows,
+        "seconds": round(validation.seconds, 3),
     }
     for outcome in validation.outcomes:
         if outcome.number is not None and math.isfinite(outcome.number):
-            found[f"observed: {outcome.expectation}"] = dg.MetadataValue.float(float(outcome.number))
+            found[f"observed: {outcome.expectation}"] = float(outcome.number)
         elif outcome.failing is not None:  # one plot for each expectation
-            found[f"failing: {outcome.expectation}"] = dg.MetadataValue.int(outcome.failing)
-    return found
+            found[f"failing: {outcome.expectation}"] = outcome.failing
+    return shown(found)
+
+
+def _first_failing(stream: str, first: FirstFailing, location: str) -> dict[str, Any]:
+    path = link_to_plan(location, stream, first.expectation)
+    words = f"[plan the repair]({path}) opens the Launchpad, filled in; nothing happens before *Launch Run*"
+    batch = f"batch {first.batch} of generation {first.generation}, by {first.expectation}"
+    return {
+        "batch of the first failing row": batch,
+        "code that wrote it": first.code,
+        COMMAND: first.command or None,
+        "by one click": dg.MetadataValue.md(words) if first.command else None,
+    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
@@ -239,7 +233,7 @@ def due_checks(
 ) -> list[dg.AssetCheckKey]:
     """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970.
 
-    One that was never executed waits until its stream has made the table: the first minutes of a home are no failure.
+    A suite that never ran waits until its stream has made the table, so that a new home does not start with failures.
     """
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
     unfinished = _unfinished(instance, known.values())
@@ -257,7 +251,7 @@ def due_checks(
 
 
 def _unfinished(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:
-    """Of the runs that have not given their result: those that wait or run, sessions excepted.
+    """The runs without a result that wait or run, except sessions.
 
     A session that was launched from a table's page has the table's checks in its plan, for when it ends.
     """
@@ -278,11 +272,6 @@ RunSuite = Callable[[Suite, SparkFactory], Validation]
 """Runs the suite on its table, and returns the validation; calls `spark` only if a session is needed."""
 
 
-def lower_priority() -> None:
-    """Let the streams go first: this process, and what it starts, gets what they leave of the CPU."""
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-
-
 @dataclass(frozen=True)
 class SuiteChecks:
     """The checks of all suites. `run` evaluates one; `begin` is called once in the process of a run, before it."""
@@ -296,20 +285,13 @@ class SuiteChecks:
     def by_key(self) -> dict[dg.AssetCheckKey, Suite]:
         return {check_key(suite): suite for suite in self.suites}
 
-    def refuse_misfits(self, tables: Sequence[str], taken: Sequence[str]) -> None:
-        """Raise ConfigurationError for a suite on an unknown table, or with the name of another check of its table."""
-        seen: set[dg.AssetCheckKey] = set()
+    def refuse_names(self, taken: Collection[str]) -> None:
+        """Raise ConfigurationError for a suite with the name of another check of its table."""
         for suite in self.suites:
-            if suite.table not in tables:
-                raise ConfigurationError(
-                    f"suite {suite.name} is about table '{suite.table}', and no stream writes it",
-                    f"the tables are: {', '.join(tables) or 'none'}",
-                )
-            if suite.name in taken or check_key(suite) in seen:
+            if suite.name in taken:
                 raise ConfigurationError(
                     f"table {suite.table} has two checks named {suite.name}", "give the suite another name"
                 )
-            seen.add(check_key(suite))
 
     def definitions(self) -> dg.Definitions:
         """The checks, the job of all suites, its schedule, and the Spark session for them; none without suites."""
@@ -359,7 +341,7 @@ class SuiteChecks:
                 yield key, self.evaluate(self.by_key[key], lambda: spark.spark_session, location_of(context.run))
 
     def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> CheckVerdict:
-        """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
+        """Run one suite; if it raises, its check fails, and the other suites still run."""
         try:
             validation = self.run(suite, spark)
             return of_validation(validation, location=location, show_rows=self.settings.quality.show_rows)

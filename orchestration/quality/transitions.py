@@ -1,10 +1,10 @@
 """Which checks have changed between passed, warning and failed, and which messages still have to be sent.
 
-A check that gets worse is told when it has been worse for `Timing.after`, so that what mends itself in seconds wakes
-nobody; one that gets better is told at once, and one that stays bad again each `Timing.remind`. A receiver is told of
+A check that gets worse is reported once it has been worse for `Timing.after`, so that a failure of seconds wakes
+nobody; an improvement at once, and a check that stays bad again each `Timing.remind`. A receiver gets
 changes to and from its own least severity.
 
-Pure: the sensor in `alerts.py` reads Dagster's storage, asks here, and sends. The state is the sensor's cursor, so it
+Pure: the sensor in `alerts.py` reads Dagster's storage, calls this, and sends. The state is the sensor's cursor, so it
 outlives restarts.
 """
 
@@ -52,7 +52,7 @@ class ObservedCheck:
 
 
 def by_stream(seen: Sequence[ObservedCheck], check: str) -> list[ObservedCheck]:
-    """The outcomes with one for each stream in place of those of its tables: the worst, then the newest."""
+    """The outcomes, with one per stream instead of one per table: the worst, then the newest."""
     others = [one for one in seen if one.check != check]
     of_stream: dict[str, list[ObservedCheck]] = {}
     for one in seen:
@@ -69,7 +69,7 @@ def by_stream(seen: Sequence[ObservedCheck], check: str) -> list[ObservedCheck]:
 class Transition:
     """A check that changed; `id` is the same each time that it is sent, so that a receiver can drop a second one.
 
-    `reminder`: it has not changed since it was told, and is still bad. `command`: what to run next.
+    `reminder`: the check is still bad, and unchanged since its last report. `command`: what to run next.
     """
 
     id: str
@@ -86,7 +86,7 @@ class Transition:
 
     @property
     def severity(self) -> str:
-        """`critical`, `warning`, or `info` for one that is green again."""
+        """`critical`, `warning`, or `info` for a check that is green again."""
         return SEVERITY[self.state]
 
     @property
@@ -121,7 +121,7 @@ class Receiver:
         return replace(self, waiting=tuple(young)), given_up
 
     def chunk(self) -> tuple[Transition, ...]:
-        """The messages of the next request, `MOST_BYTES` of them: those of checks that are critical now, newest first.
+        """The messages of the next request, at most `MOST_BYTES`: first of checks that are critical now, newest first.
 
         Messages of one check keep their order.
         """
@@ -185,7 +185,7 @@ class Alerts:
     def look(
         self, seen: Sequence[ObservedCheck], receivers: Mapping[str, State], now: float, timing: Timing | None = None
     ) -> tuple[Alerts, list[Transition]]:
-        """What is to be told now; it waits for each of the receivers, which are given with their least severity.
+        """The reports that are due; each waits for its receivers, which are given with their lowest severity.
 
         A check that is seen for the first time counts if it has not passed. A check that turned red and green again
         between two looks is not noticed.
@@ -248,7 +248,7 @@ class Alerts:
 
     @classmethod
     def of_cursor(cls, text: str | None) -> Alerts:
-        """From `cursor`; one that cannot be read counts as none, which tells of every red check once more."""
+        """From `cursor`; an unreadable cursor counts as empty, which reports every red check once more."""
         try:
             found: dict[str, Any] = json.loads(text or "{}")
             known = {name: Known(int(id_), *rest) for name, (id_, *rest) in found.get("known", {}).items()}

@@ -81,7 +81,7 @@ def _emit(channel: BinaryIO, event: Event) -> None:
     try:
         channel.write(encode(event))
     except BrokenPipeError:
-        raise KeyboardInterrupt from None  # nobody reads: the parent has ended
+        raise KeyboardInterrupt from None  # the reader, our parent, has ended
 
 
 def _first_line() -> str:

@@ -68,7 +68,7 @@ def _refuse(config: Mapping[str, Any], do: Action, plan: str) -> None:
 
 
 def not_given(option: Option) -> Any:
-    """The value of the Launchpad's field that stands for "not given"."""
+    """The value of a Launchpad field that means "not given"."""
     return [] if option.type == list[str] else option.default if option.type is bool else ""
 
 

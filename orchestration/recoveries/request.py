@@ -1,14 +1,15 @@
 """The request for a recovery, the same from the command line and from the Launchpad; and what carries it out.
 
-`OPTIONS` is the one table of what a plan can be asked for: it makes the command's options and the Launchpad's fields.
+`OPTIONS` is the only table of a plan's options: it makes the command's options and the Launchpad's fields.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from streaming_jobs.errors import UsageError
 
@@ -134,7 +135,7 @@ TARGETS = {option.name: option for option in OPTIONS if option.target}
 CHOICES = {option.name: option for option in OPTIONS if not option.target}
 """The fields of `PlanRequest` beside its streams and its target."""
 OF_ANY_STREAM = ("earliest", "latest", "offsets", "file", "shift-by", "duration", "datetime")
-"""Kinds of targets that mean the same for several streams; the others name a thing of one stream.
+"""Kinds of targets that apply to several streams; the other kinds name an object of one stream.
 
 A named savepoint is one of each of its streams.
 """
@@ -238,7 +239,7 @@ def share_of(text: str | None) -> float | None:
 
 
 def _suites(settings: Settings, topology: Topology, request: PlanRequest, stream: Stream) -> Checks:
-    """The checks of a stream that the plan takes along: its suites."""
+    """The checks of a downstream stream of the plan: its suites."""
     from orchestration.recoveries.suite_gate import suites_of
     from reprocessing.plan.plan import Checks
 
@@ -300,16 +301,12 @@ class Launch:
     pause: bool = False
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def decode(cls, text: str) -> Launch:
         """The launch from its JSON; raises ValueError for anything else."""
-        value = json.loads(text)
-        request = value.pop("request")
-        if request is not None:
-            request |= {name: tuple(value) for name, value in request.items() if isinstance(value, list)}
-        return cls(**value, request=None if request is None else PlanRequest(**request))
+        return msgspec.json.decode(text, type=cls)
 
 
 def topics_of(settings: Settings) -> Topics:
@@ -345,7 +342,7 @@ def carry_out(
 def make_undo(settings: Settings, topology: Topology, name: str) -> RecoveryPlan:
     """The plan that takes the published plan `name` back; raises UsageError if that cannot be done."""
     from reprocessing.plan.plan_file import load
-    from reprocessing.plan.undo import plan_undo
+    from reprocessing.plan.planner import plan_undo
 
     plan = load(settings, name)
     streams = {stream.name: stream for stream in topology.select(plan.names)}

@@ -41,6 +41,7 @@ from orchestration.recoveries.events import (
 from orchestration.recoveries.launchpad import launch_of, link, location_of
 from orchestration.recoveries.progress_text import ReplayPace
 from orchestration.recoveries.request import Launch
+from orchestration.sessions import reporting
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, code_block, fail_run, table
 from orchestration.sessions.ownership import PLAN_TAG, RECOVERY_KIND, STAGE_TAG, claim
@@ -51,7 +52,7 @@ from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.settings import Settings
 
 PATIENCE = GRACE + 5.0
-"""Seconds that an interrupted process has, before what is left of it is killed."""
+"""Seconds that an interrupted process has before its remaining processes are killed."""
 READ_WITHIN = 5.0
 """Seconds that the last events of an ended process may take to be read."""
 
@@ -61,7 +62,7 @@ def recovery_command() -> list[str]:
 
 
 class RecoveryProcess:
-    """One process: its launch goes in, its events come out. It reads the end of its standard input when we are gone."""
+    """One process: it reads its launch and writes its events. Its standard input ends when this process ends."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: BoundedLog) -> None:
         """`environment` is added to ours; what the process logs is appended to `log`."""
@@ -83,7 +84,7 @@ class RecoveryProcess:
         return child
 
     def events(self) -> Iterator[Event]:
-        """Takes the events that have come by now."""
+        """Takes the events that have arrived."""
         with suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
@@ -162,7 +163,7 @@ def run_recovery(
 
 
 def _first_stream(launch: Launch) -> str:
-    """The stream after which a recovery's log is named; raises UsageError for what is no plan's id."""
+    """The stream that names a recovery's log; raises UsageError for an invalid plan id."""
     if launch.request is not None:
         if not launch.request.streams:
             raise UsageError("no stream was given", "name one: streams: [...]")
@@ -220,7 +221,7 @@ def _failure(
     return RecoveryRefused(text, metadata, allow_retries=False)
 
 
-# What a person sees of it in Dagster: lines and tags of its run, and marks on its streams' tables.
+# What Dagster shows of a recovery: lines and tags of its run, and events of its streams' tables.
 
 
 Metadata = dict[str, dg.MetadataValue]
@@ -241,7 +242,7 @@ _NEXT: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass
 class RunPage:
-    """The pages in Dagster that a recovery writes to: its run's page, and those of the streams' tables."""
+    """The pages in Dagster that a recovery writes to: its run's page, and the pages of the streams' tables."""
 
     context: dg.OpExecutionContext
     tables: Mapping[str, Sequence[dg.AssetKey]]
@@ -387,16 +388,17 @@ def next_steps(location: str, plan: str, outcome: str) -> Metadata:
 
 def of_plan(shown: PlanShown) -> Metadata:
     """The plan: its id, its text, and where its files are."""
-    metadata: Metadata = {
-        "plan": dg.MetadataValue.text(shown.plan),
-        "plan_text": code_block(shown.text),
-        "streams": dg.MetadataValue.text(", ".join(shown.streams)),
-        "target": dg.MetadataValue.text(shown.target),
-        "records_to_replay": dg.MetadataValue.int(shown.records),
-    }
-    if shown.undoes is not None:
-        metadata["undoes"] = dg.MetadataValue.text(shown.undoes)
-    return metadata | _files(shown, plan_file="plan.json", journal="journal.jsonl", report="report.html")
+    return reporting.shown(
+        {
+            "plan": shown.plan,
+            "plan_text": code_block(shown.text),
+            "streams": ", ".join(shown.streams),
+            "target": shown.target,
+            "records_to_replay": shown.records,
+            "undoes": shown.undoes,
+            **_files(shown, plan_file="plan.json", journal="journal.jsonl", report="report.html"),
+        }
+    )
 
 
 def of_changes(changes: Sequence[ChangedTable]) -> Metadata:

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def suites_of(settings: Settings, topology: Topology, stream: Stream) -> list[Suite]:
-    """The suites on the tables of a stream that judge rebuilt rows: not those of other table checks only."""
+    """The suites on a stream's tables that judge rebuilt rows, without suites that have only other table checks."""
     return [suite for suite in _on_tables_of(settings, topology, stream) if _judges_rebuilt_rows(suite)]
 
 
@@ -62,7 +62,7 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
 
     An expectation that cannot be evaluated refuses, whatever its severity.
     """
-    from quality.engines.spark_on_demand import spark_on_demand
+    from streaming_jobs.platform.runtime import spark_on_demand
 
     def run(context: RebuiltTables, name: str) -> Iterable[str]:
         from quality.runs.runner import RunRequest, run_suite
@@ -77,12 +77,12 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
         failed = [one for one in validation.outcomes if not one.passed]
         return [_words(one) for one in failed if one.severity == "critical" or one.error]
 
-    with spark_on_demand(settings) as spark:
+    with spark_on_demand(settings, "quality") as spark:
         yield run
 
 
 def condition_named(settings: Settings, topology: Topology, stream: Stream, text: str) -> str:
-    """The condition that a text stands for: the name of a row rule or of an expectation of a suite, else SQL itself.
+    """The condition of a text: the name of a row rule or of a suite's expectation, else SQL itself.
 
     Raises UsageError for the name of an expectation that is not about single rows of the stream's primary table.
     """
@@ -114,7 +114,7 @@ def condition_named(settings: Settings, topology: Topology, stream: Stream, text
 
 
 def _condition_of(rule: Rule) -> str:
-    """A row rule's condition for DataFusion; raises UsageError for one that it may evaluate otherwise than Spark."""
+    """A row rule's condition for DataFusion; raises UsageError if DataFusion and Spark may evaluate it differently."""
     if isinstance(rule, Holds):
         raise UsageError(
             f"rule {rule.name} is in Spark's SQL, and rows are looked for with DataFusion, which may see it otherwise",

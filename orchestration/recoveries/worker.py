@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from orchestration.recoveries.events import ChangedTable, Ended, Event, OffsetSpan, PlanShown, Progress, Said
-from orchestration.recoveries.progress_text import difference_lines
 from orchestration.recoveries.request import Launch, carry_out, generations, make_requested, make_undo, topics_of
 from reprocessing import executor
 from reprocessing.explainer import explain
 from reprocessing.plan.journal import journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.plan_file import folder, load, undos_of
+from reprocessing.replay.words import difference_lines
 from reprocessing.stages.recovery import Recovery, RecoveryEvents, StageBegun
 from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.catalog.topology import Topology
@@ -48,7 +48,7 @@ class Worker:
             self._carry_out(load(self.settings, launch.plan), act, launch.pause)
 
     def _undo_of(self, name: str) -> RecoveryPlan:
-        """The plan that undoes plan `name`: an undo that is under way, else a new one."""
+        """The plan that undoes plan `name`: an unfinished undo, else a new one."""
         for undo in undos_of(self.settings, name):
             if journal_of(self.settings, undo).outcome in _UNDER_WAY:
                 return load(self.settings, undo)
@@ -102,9 +102,7 @@ class Worker:
             self._compared = True
             for each in recovery.differences:
                 lines = [line.strip() for line in difference_lines(each)]
-                self.emit(
-                    ChangedTable(each.table, each.old_rows, each.new_rows, each.corrected, each.new, each.gone, lines)
-                )
+                self.emit(ChangedTable(each.table, each.old_rows, each.new_rows, *each.counts, lines))
         return True
 
 
@@ -119,5 +117,5 @@ def spans_of(recovery: Recovery) -> Iterator[OffsetSpan]:
         for topic, partition, begin, planned in plan.ranges():
             end = planned
             with contextlib.suppress(KeyError):
-                end = found["ends"][topic][str(partition)]  # records that came after the plan was made are replayed too
+                end = found["ends"][topic][str(partition)]  # the replay includes newer records
             yield OffsetSpan(plan.stream, topic, partition, begin, end)

@@ -1,1 +1,1 @@
-"""A Dagster run is a session: started, watched, reported, ended in every case. Read `supervisor.py` first."""
+"""Sessions as Dagster runs: start, watch and report them, and end them in every case. Read `supervisor.py` first."""

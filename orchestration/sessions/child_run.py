@@ -7,7 +7,7 @@ Sessions, recoveries and previews are such runs. The child ends, and the run wit
     the code server or `recourse up` above it is gone      the child is asked to end      FAILURE
     kill -9 of this worker                                 a child with a pipe reads the end of its standard input
 
-Only the child's own pid is asked to end: a signal to its process group would kill the JVM first, and a batch with it.
+Only the child's own pid gets the signal: a signal to its process group would kill the JVM first, and a batch with it.
 
 Dagster ends a run by what its step raises: a stop on purpose would be a failed step with a stack trace, and a failure
 "Steps failed". So the step leaves a `LastWord`, with which `session_executor`, the executor of every job, ends the run:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 from streaming_jobs.platform.back_off import OF_SESSIONS
-from streaming_jobs.platform.failures import ErrorReport
+from streaming_jobs.state.health import Reason
+from streaming_jobs.state.status import Status
 
 FIRST_SESSION = 300.0
 """Deadline for the first session of a job, counted from the load of the code location (s)."""
@@ -128,7 +129,7 @@ def without_duplicates(runs: Sequence[RunSeen]) -> list[RunSeen]:
 
 
 def newest_session(runs: Sequence[RunSeen]) -> RunSeen | None:
-    """The run by which a job is judged: the newest that is no cancelled duplicate."""
+    """The run that determines a job's verdict: the newest, except cancelled duplicates."""
     return next(iter(without_duplicates(runs)), None)
 
 
@@ -171,29 +172,21 @@ def should_run(runs: Sequence[RunSeen], now: float, *, patience: float, watched_
     return True if passed(newest.ended or newest.created, now) > patience else None
 
 
-@dataclass(frozen=True)
-class Missed:
-    """What is wrong with the runs of a scheduled job: a word, and a sentence."""
-
-    word: Literal["run_failed", "overdue"]
-    text: str
-
-
-def missed(runs: Sequence[RunSeen], tick: float, now: float, *, patience: float, watched_since: float) -> Missed | None:
+def missed(runs: Sequence[RunSeen], tick: float, now: float, *, patience: float, watched_since: float) -> Reason | None:
     """The reason why a scheduled job is red, if it is: its newest run failed, or its last `tick` has started nothing.
 
-    Before the job's first run only ticks after `watched_since` count. A run that an operator stopped is no fault.
+    Before the job's first run only ticks after `watched_since` count. A run that an operator stopped has not failed.
     """
     newest = newest_session(runs)
     if newest is not None and newest.status == "FAILURE":
-        return Missed("run_failed", f"its newest run, {newest.run_id[:8]}, failed: the run's page says why")
+        return Reason("run_failed", f"its newest run, {newest.run_id[:8]}, failed: the run's page says why")
     if newest is not None and newest.status in IN_PROGRESS and newest.status != "QUEUED":
         return None
     last = watched_since if newest is None else newest.created
     if tick <= last or passed(tick, now) <= patience:
         return None
     queued = f": run {newest.run_id[:8]} waits in the queue" if newest and newest.status == "QUEUED" else ""
-    return Missed("overdue", f"nothing has begun since the schedule's last tick{queued}; is the schedule switched on?")
+    return Reason("overdue", f"nothing has begun since the schedule's last tick{queued}; is the schedule switched on?")
 
 
 def passed(moment: float, now: float) -> float:
@@ -230,7 +223,7 @@ class SessionSeen:
     """A run in progress, with the state of its worker, its driver and its heartbeat on this machine.
 
     `elsewhere`: its worker may be on a host that cannot be seen from here, where only `reported` (the time of its last
-    report in Dagster's storage, by its own clock) tells that it lives.
+    report in Dagster's storage, by its own clock) shows that it is alive.
     """
 
     run: RunSeen
@@ -273,32 +266,20 @@ def presumed_dead(
 
 
 @dataclass(frozen=True)
-class StreamSeen:
-    """A stream's last status; `silent`: the reason from its health if a session of it runs without heartbeat."""
-
-    stream: str
-    state: str
-    started_at: float
-    silent: str = ""
-    error: ErrorReport | None = None
-
-
-@dataclass(frozen=True)
 class Alert:
     """A message for the operator; the same problem keeps its `key`."""
 
-    stream: str
     key: str
     text: str
 
 
-def alert_of(seen: StreamSeen) -> Alert | None:
-    """The alert of a stream that failed, or whose session runs without heartbeat; None otherwise."""
-    error = seen.error or {}
-    if seen.state == "failed" or error.get("lasting"):  # its quick tries are used up
+def alert_of(status: Status, silent: str = "") -> Alert | None:
+    """The alert of a stream that failed, or whose session runs without heartbeat (`silent` says so); None otherwise."""
+    error = status.error or {}
+    if status.state == "failed" or error.get("lasting"):  # its quick tries are used up
         reason = f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
-        key = f"failed {seen.started_at:.0f} {error.get('code', '')}"
-        return Alert(seen.stream, key, f"stream {seen.stream} failed: {reason}")
-    if seen.silent:
-        return Alert(seen.stream, f"silent {seen.started_at:.0f}", f"stream {seen.stream} is silent: {seen.silent}")
+        key = f"failed {status.started_at:.0f} {error.get('code', '')}"
+        return Alert(key, f"stream {status.stream} failed: {reason}")
+    if silent:
+        return Alert(f"silent {status.started_at:.0f}", f"stream {status.stream} is silent: {silent}")
     return None

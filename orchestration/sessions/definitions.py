@@ -20,14 +20,13 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from orchestration.bundle.fields import location_of
 from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job
-from orchestration.bundle.last_good import JobYamlFault
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
+    Alert,
     JobSeen,
     RunSeen,
     SessionSeen,
     StartSession,
-    StreamSeen,
     alert_of,
     gave_up,
     keepalive,
@@ -44,7 +43,7 @@ from orchestration.sessions.ownership import (
 )
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.retention import Owned, delete_events, delete_runs
-from orchestration.sessions.runs import end_doubled, end_lost, runs_by_session, session_runs, tell_queued
+from orchestration.sessions.runs import declare_dead, end_doubled, end_lost, runs_by_session, session_runs, tell_queued
 from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table import DeclaredTable
@@ -97,7 +96,7 @@ def sessions(
 
 
 def definitions(
-    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], JobYamlFault | None]
+    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], ConfigurationError | None]
 ) -> dg.Definitions:
     """All but the sensor of retention, which has to know what other areas define."""
     assets = {spec.job.key: session_assets(spec) for spec in specs}
@@ -124,7 +123,7 @@ def definitions(
 def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
     """Every topic, and every table that is read and that no stream writes, as assets that no step makes.
 
-    A topic that a stream writes comes from what the stream reads.
+    A topic that a stream writes depends on the stream's sources.
     """
     writers = {sink.name: stream for stream in topology.streams.values() for sink in stream.topic_sinks.values()}
     written = {sink.name: sink.topic for stream in writers.values() for sink in stream.topic_sinks.values()}
@@ -169,7 +168,7 @@ def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Se
 
 
 def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
-    """The stream's tables; quarantines and dead letters come last, in a group of their own."""
+    """The stream's tables; quarantines and dead letters come last, in a separate group."""
     from streaming_jobs.sinks.tables import dead_letters, quarantines, store_of
 
     letters = dead_letters(stream)
@@ -196,16 +195,11 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
 
 
 def table_keys(topology: Topology) -> dict[str, list[dg.AssetKey]]:
-    from streaming_jobs.sinks.tables import quarantines
-
+    """The assets of each stream's tables, as in `table_assets`."""
     return {
         stream.name: [
-            table_key(name)
-            for name in (
-                *(sink.name for sink in stream.sinks.values()),
-                *(table.name for table in quarantines(stream).values()),
-                stream.dead_letters,
-            )
+            *(table_key(sink.name) for sink in stream.sinks.values()),
+            *(table_key(name) for name in (*stream.quarantines.values(), stream.dead_letters)),
         ]
         for stream in topology.streams.values()
     }
@@ -238,7 +232,7 @@ def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> Unresolved
         tags["dagster/max_runtime"] = str(job.timeout_seconds)
     return dg.define_asset_job(
         job.key,
-        # A check would wait for the stream's end, which does not come.
+        # A check would wait for the end of the stream, which never ends.
         selection=dg.AssetSelection.assets(*assets.keys).without_checks(),
         config={"ops": {assets.op.name: {"config": _numbers(job.defaults)}}} if job.parameters else None,
         description=job.description or f"Session of {', '.join(job.streams)}",
@@ -378,8 +372,7 @@ def watchdog_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.S
             tell_queued(context.instance, session, runs)
             for run in runs:
                 if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run, start_timeout)):
-                    _end(context.instance, run, reason)
-                    ended.append(f"{run.run_id[:8]}: {reason}")
+                    ended += declare_dead(context.instance, run.run_id, reason)
         ended += end_lost(context.instance, settings)
         return dg.SkipReason("; ".join(ended) or "every run in progress has a worker or a driver")
 
@@ -423,7 +416,7 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         reported: dict[str, str] = json.loads(context.cursor or "{}")
-        alerts = {s.name: alert_of(_stream(settings, s.name)) for s in streams}
+        alerts = {s.name: _stream_alert(settings, s.name) for s in streams}
         events: list[dg.AssetObservation] = []
         for stream in streams:
             alert = alerts[stream.name]
@@ -441,7 +434,7 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     return tick
 
 
-def job_yaml_sensor(fault: Callable[[], JobYamlFault | None]) -> dg.SensorDefinition:
+def job_yaml_sensor(fault: Callable[[], ConfigurationError | None]) -> dg.SensorDefinition:
     """Fails its ticks while the job YAML on disk cannot be used, so that the use of the last good one shows red."""
 
     @dg.sensor(
@@ -515,17 +508,6 @@ def _may_be_of(run: RunSeen, status: Status | None, owner: Owner | None) -> bool
     return status is None or status.pid != owner.pid or status.run_id == run.run_id
 
 
-def _end(instance: dg.DagsterInstance, seen: RunSeen, reason: str) -> None:
-    run = instance.get_run_by_id(seen.run_id)
-    if run is None or run.is_finished:
-        return
-    log.error("run declared dead", run=seen.run_id, found=reason)
-    if seen.status == "CANCELING":
-        instance.report_run_canceled(run, f"Recourse's watchdog: {reason}")
-    else:
-        instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
-
-
 def _recovering(session: SessionSpec) -> dict[str, str]:
     """The streams that a recovery has stopped: its plan, since when, and whether a process works on it."""
     settings = session.settings
@@ -556,11 +538,10 @@ def _fingerprint(session: SessionSpec, runs: Sequence[RunSeen]) -> str:
         return then
 
 
-def _stream(settings: Settings, name: str) -> StreamSeen:
+def _stream_alert(settings: Settings, name: str) -> Alert | None:
     seen = look(settings, name)
     silent = (r.text for r in judge(seen, HealthLimits.of(settings, name)).reasons if r.word == "silent")
-    status = seen.status or Status(name)
-    return StreamSeen(name, status.state, status.started_at, next(silent, ""), status.error)
+    return alert_of(seen.status or Status(name), next(silent, ""))
 
 
 def _session_of(run: dg.DagsterRun, sessions: Iterable[SessionSpec]) -> SessionSpec | None:

@@ -15,12 +15,12 @@ import dagster as dg
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
 from orchestration.bundle.job import Continuous, CronSchedule
-from orchestration.bundle.last_good import JobYamlFault
-from orchestration.sessions.decisions import Missed, RunSeen, missed, passed, should_run
+from orchestration.sessions.decisions import RunSeen, missed, passed, should_run
 from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made, table_key
 from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, CheckVerdict, CheckVerdicts, checks_from_files
+from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, HealthLimits, Reason, judge, look
 from streaming_jobs.state.status import Status, read_status
@@ -78,7 +78,7 @@ class HealthChecks:
     streams: Sequence[Stream]
     sessions: Sequence[SessionSpec]
     settings: Settings
-    fault: Callable[[], JobYamlFault | None] = lambda: None
+    fault: Callable[[], ConfigurationError | None] = lambda: None
     loaded_at: float = field(default_factory=time.time)
     """The time of loading: a job that never ran is measured from then on."""
 
@@ -107,8 +107,7 @@ class HealthChecks:
         for stream in self.streams:
             seen = look(self.settings, stream.name)
             healthy = judge(seen, HealthLimits.of(self.settings, stream.name), should_run=expected.get(stream.name))
-            if (missed := missing.get(stream.name)) is not None and healthy.state != "recovering":
-                reason = Reason(missed.word, missed.text)
+            if (reason := missing.get(stream.name)) is not None and healthy.state != "recovering":
                 healthy = replace(healthy, reasons=(*healthy.reasons, reason))
             broken = f"the last good job YAML is used, because of {fault.found}" if fault else ""
             outcome = verdict(healthy, continuous=stream.name in continuous, broken=broken)
@@ -148,9 +147,9 @@ class HealthChecks:
                 expected[name] = True if left else all_of_them
         return expected
 
-    def _missed(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, Missed]:
+    def _missed(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, Reason]:
         """What the runs of scheduled jobs say against their streams."""
-        found: dict[str, Missed] = {}
+        found: dict[str, Reason] = {}
         for session in self.sessions:
             trigger = session.job.trigger
             if not isinstance(trigger, CronSchedule) or trigger.paused:

@@ -13,14 +13,15 @@ none); and it shows a table of a run in progress as "Materializing", whatever it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import sqlalchemy as sql
 import structlog
+from dagster._core.definitions.metadata import normalize_metadata
 from dagster._core.events import AssetMaterializationPlannedData
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
@@ -50,6 +51,7 @@ AT_WORK = ("running", "idle")
 PLOTTED_DELAY = 86_400.0
 """Watermark delay (s) beyond which the data is historic: shown as text, not plotted."""
 
+_LAG = ("lag_records", "lag_s")
 MOST_PARTITIONS = 64
 """Partitions up to which the lag of each is shown."""
 _RECENT_EVENTS, _LONGEST_EVENT = 8, 160
@@ -66,7 +68,7 @@ def topic_key(topic: str) -> dg.AssetKey:
 
 
 def belongs_to_no_run(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run: str) -> None:
-    """Let the verdict that a run's step has given count as one without a run; the run keeps its own event of it."""
+    """Record the verdict of a run's step as a verdict without a run; the run keeps its own event."""
     storage, checks = instance.event_log_storage, AssetCheckExecutionsTable.c
     if isinstance(storage, SqlEventLogStorage):
         given = sql.and_(
@@ -92,115 +94,101 @@ def not_being_made(instance: dg.DagsterInstance, tables: Iterable[dg.AssetKey]) 
         )
 
 
+def shown(values: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
+    """Values as metadata: texts, and numbers, which Dagster plots; None is left out."""
+    return dict(normalize_metadata({name: value for name, value in values.items() if value is not None}))
+
+
+def at(moment: float | None) -> dg.MetadataValue | None:
+    """A time (seconds since 1970) for `shown`."""
+    return None if moment is None else dg.MetadataValue.timestamp(moment)
+
+
 def figures(status: Status, now: float, unread: Unread | None = None) -> dict[str, dg.MetadataValue]:
     """The status as metadata: values to plot as numbers, everything else as text or time.
 
     Rates, lag and watermark are left out when they are older than a minute: `now` is seconds since 1970.
     `unread` is what the stream has not read, if the broker was asked.
     """
-    metadata: dict[str, dg.MetadataValue] = {
-        "state": dg.MetadataValue.text(status.state),
-        "as_of": dg.MetadataValue.timestamp(status.heartbeat),
-        "recovery_number": dg.MetadataValue.text(str(status.generation)),
-        "rows_since_session_start": dg.MetadataValue.int(status.rows_written),
-        "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
-        "late_rows_since_session_start": dg.MetadataValue.int(status.late_rows),
-        "quarantined_since_session_start": dg.MetadataValue.int(status.quarantined),
-        "dropped_by_rules_since_session_start": dg.MetadataValue.int(status.dropped),
-    }
-    metadata |= _last_batch(status)
-    if _fresh(status.progress_at, now):
-        metadata |= _numbers(status, ("input_rows_per_s", "processed_rows_per_s", "state_rows", "state_mb", "batch_ms"))
-    if _fresh(status.lag_at, now):
-        metadata |= _numbers(status, ("lag_records", "lag_s"))
-        if 0 < sum(map(len, status.lag_partitions.values())) <= MOST_PARTITIONS:
-            metadata["lag_by_partition"] = dg.MetadataValue.json(status.lag_partitions)
-    if unread is not None:
-        metadata |= _oldest(unread)
-    if status.watermark:
-        metadata |= _watermark(status)
-    if status.code_version:
-        metadata["code_version"] = dg.MetadataValue.text(status.code_version)
-    if status.disk_code_since is not None:
-        metadata |= _code_on_disk(status)
-    return metadata
+    rates = ("input_rows_per_s", "processed_rows_per_s", "state_rows", "state_mb", "batch_ms")
+    fresh = (*(rates if _fresh(status.progress_at, now) else ()), *(_LAG if _fresh(status.lag_at, now) else ()))
+    few = 0 < sum(map(len, status.lag_partitions.values())) <= MOST_PARTITIONS
+    return shown(
+        {
+            "state": status.state,
+            "as_of": at(status.heartbeat),
+            "recovery_number": str(status.generation),
+            "rows_since_session_start": status.rows_written,
+            "dead_letters_since_session_start": status.dead_letters,
+            "late_rows_since_session_start": status.late_rows,
+            "quarantined_since_session_start": status.quarantined,
+            "dropped_by_rules_since_session_start": status.dropped,
+            **_last_batch(status),
+            **{name: getattr(status, name) for name in fresh},
+            "lag_by_partition": status.lag_partitions if few and _fresh(status.lag_at, now) else None,
+            **(_oldest(unread) if unread is not None else {}),
+            **(_watermark(status.watermark, status.watermark_delay_s) if status.watermark else {}),
+            "code_version": status.code_version or None,
+            **_code_on_disk(status),
+        }
+    )
 
 
 def dead_letter_figures(status: Status) -> dict[str, dg.MetadataValue]:
     """The figures of the table of dead letters, which has none of the stream's rows."""
-    metadata: dict[str, dg.MetadataValue] = {
-        "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
-        "as_of": dg.MetadataValue.timestamp(status.heartbeat),
-        **_last_batch(status),
-    }
-    if status.totals is not None:
-        metadata["dead_letters_in_all"] = dg.MetadataValue.int(status.totals.dead_letters)
-    return metadata
+    return shown(
+        {
+            "dead_letters_since_session_start": status.dead_letters,
+            "as_of": at(status.heartbeat),
+            **_last_batch(status),
+            "dead_letters_in_all": status.totals.dead_letters if status.totals is not None else None,
+        }
+    )
 
 
 def health_figures(status: Status, last: Sequence[Deploy]) -> dict[str, dg.MetadataValue]:
     """The first figures that an operator needs beside the verdict; `last` has the last deploy, if any."""
-    metadata: dict[str, dg.MetadataValue] = {
-        "state": dg.MetadataValue.text(status.state),
-        **_numbers(status, ("lag_records", "lag_s")),
-        **_last_batch(status),
-        "as_of": dg.MetadataValue.timestamp(status.heartbeat),
-        "code_version": dg.MetadataValue.text(status.code_version or "unknown"),
-    }
-    for deploy in last:
-        metadata["last_deploy"] = dg.MetadataValue.timestamp(deploy.at)
-    return metadata
+    return shown(
+        {
+            "state": status.state,
+            **{name: getattr(status, name) for name in _LAG},
+            **_last_batch(status),
+            "as_of": at(status.heartbeat),
+            "code_version": status.code_version or "unknown",
+            "last_deploy": at(last[-1].at) if last else None,
+        }
+    )
 
 
-def _oldest(unread: Unread) -> dict[str, dg.MetadataValue]:
+def _last_batch(status: Status) -> dict[str, Any]:
+    batch = None if status.batch is None else str(status.batch)
+    return {"last_committed_batch": batch, "last_commit": at(status.committed_at)}
+
+
+def _oldest(unread: Unread) -> dict[str, Any]:
     """The oldest unread record by its timestamp; the age is plotted unless the records are historic."""
     age = unread.oldest_age
-    metadata: dict[str, dg.MetadataValue] = {}
-    if unread.oldest is not None and unread.records:
-        metadata["oldest_unread_record"] = dg.MetadataValue.timestamp(unread.oldest)
-    if age is not None and age <= PLOTTED_DELAY:
-        metadata["oldest_unread_age_s"] = dg.MetadataValue.float(round(age, 1))
-    return metadata
-
-
-def _last_batch(status: Status) -> dict[str, dg.MetadataValue]:
-    metadata: dict[str, dg.MetadataValue] = {}
-    if status.batch is not None:
-        metadata["last_committed_batch"] = dg.MetadataValue.text(str(status.batch))
-    if status.committed_at is not None:
-        metadata["last_commit"] = dg.MetadataValue.timestamp(status.committed_at)
-    return metadata
-
-
-def _numbers(status: Status, keys: Iterable[str]) -> dict[str, dg.MetadataValue]:
-    values = {key: getattr(status, key) for key in keys}
     return {
-        key: dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(float(value))
-        for key, value in values.items()
-        if value is not None
+        "oldest_unread_record": at(unread.oldest) if unread.records else None,
+        "oldest_unread_age_s": round(age, 1) if age is not None and age <= PLOTTED_DELAY else None,
     }
 
 
-def _watermark(status: Status) -> dict[str, dg.MetadataValue]:
-    moment = datetime.fromisoformat(str(status.watermark).replace("Z", "+00:00"))
-    metadata: dict[str, dg.MetadataValue] = {"watermark": dg.MetadataValue.timestamp(moment.astimezone(UTC))}
-    delay = status.watermark_delay_s
-    if delay is not None and delay <= PLOTTED_DELAY:
-        metadata["watermark_delay_s"] = dg.MetadataValue.float(float(delay))
-    elif delay is not None:
-        days = format_duration(timedelta(days=int(delay // 86_400)))
-        metadata["watermark_delay"] = dg.MetadataValue.text(f"{days}: the event times are of the past")
-    return metadata
+def _watermark(watermark: str, delay: float | None) -> dict[str, Any]:
+    moment = datetime.fromisoformat(watermark.replace("Z", "+00:00")).timestamp()
+    if delay is None or delay <= PLOTTED_DELAY:
+        return {"watermark": at(moment), "watermark_delay_s": delay}
+    days = format_duration(timedelta(days=int(delay // 86_400)))
+    return {"watermark": at(moment), "watermark_delay": f"{days}: the event times are of the past"}
 
 
-def _code_on_disk(status: Status) -> dict[str, dg.MetadataValue]:
+def _code_on_disk(status: Status) -> dict[str, Any]:
     """Shown only while code or settings on disk differ from those that run."""
+    if status.disk_code_since is None:
+        return {}
     other = f"{status.disk_code}: {commands.deploy(status.stream)}" if status.disk_code else "other settings"
     text = f"cannot be loaded: {status.disk_code_error}" if status.disk_code_error else other
-    return {
-        "code_on_disk": dg.MetadataValue.text(text),
-        "code_on_disk_since": dg.MetadataValue.timestamp(status.disk_code_since or 0.0),
-    }
+    return {"code_on_disk": text, "code_on_disk_since": at(status.disk_code_since)}
 
 
 def unread_of(settings: Settings, stream: Stream) -> Unread | None:
@@ -274,25 +262,25 @@ class Reporter:
     _reported: dict[str, _Reported] = field(default_factory=dict)
 
     def report(self, statuses: Mapping[str, Status | None]) -> None:
-        """Report what is due; `statuses` are those of this session (None: the stream has not written one yet)."""
-        for stream in self.streams:
-            status, reported = statuses.get(stream.name), self._reported.setdefault(stream.name, _Reported())
-            if status is None:
-                continue
-            self._say_failed(status, reported)
+        """Report what is due; `statuses` are this session's (None: the stream has not written one yet)."""
+        for stream, status, reported in self._each(statuses):
             since = self.clock() - reported.at
             if self._at_work(status) and since >= self.settings.observe_every.total_seconds():
                 self._say(stream, status, reported)
 
     def finish(self, statuses: Mapping[str, Status | None]) -> None:
         """The last report of a session: a materialisation of each stopped stream that has committed since the last."""
-        for stream in self.streams:
-            status, reported = statuses.get(stream.name), self._reported.setdefault(stream.name, _Reported())
-            if status is None:
-                continue
-            self._say_failed(status, reported)
+        for stream, status, reported in self._each(statuses):
             if status.state == "stopped" and _committed(status, reported):
                 self._materialize(stream, status, reported)
+
+    def _each(self, statuses: Mapping[str, Status | None]) -> Iterator[tuple[Stream, Status, _Reported]]:
+        """Yields the streams that have a status; a failure is told before."""
+        for stream in self.streams:
+            if (status := statuses.get(stream.name)) is not None:
+                reported = self._reported.setdefault(stream.name, _Reported())
+                self._say_failed(status, reported)
+                yield stream, status, reported
 
     def _at_work(self, status: Status) -> bool:
         silent = self.now() - status.heartbeat > self.settings.stale_after.total_seconds()
@@ -310,15 +298,15 @@ class Reporter:
         if _committed(status, reported) and self.clock() - reported.materialized_at >= every:
             self._materialize(stream, status, reported)
         else:
-            shown = figures(status, self.now(), self.unread(stream))
+            metadata = figures(status, self.now(), self.unread(stream))
             for sink in stream.sinks.values():
-                self.log_event(dg.AssetObservation(table_key(sink.name), metadata=shown))
+                self.log_event(dg.AssetObservation(table_key(sink.name), metadata=metadata))
             reported.at = self.clock()
 
     def _materialize(self, stream: Stream, status: Status, reported: _Reported) -> None:
-        shown = {**figures(status, self.now(), self.unread(stream)), **self.recent(stream)}
+        metadata = {**figures(status, self.now(), self.unread(stream)), **self.recent(stream)}
         for sink in stream.sinks.values():
-            self.log_event(dg.AssetMaterialization(table_key(sink.name), metadata=shown))
+            self.log_event(dg.AssetMaterialization(table_key(sink.name), metadata=metadata))
         if status.dead_letters != reported.dead_letters:
             letters = table_key(stream.dead_letters)
             self.log_event(dg.AssetMaterialization(letters, metadata=dead_letter_figures(status)))

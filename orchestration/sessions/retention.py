@@ -1,7 +1,7 @@
 """Bounding Dagster's storage: old runs of this code location, and old events of its tables and topics.
 
 Dagster has no call that deletes single events, so they are deleted by SQL: only in an instance that is Recourse's own
-(`dagster.own_instance`), and only those of this location's assets and checks. Runs are deleted through Dagster.
+(`dagster.own_instance`), and only events of this location's assets and checks. Runs are deleted through Dagster.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A run is ours by its tags (`ownership.py`), never by the name of its job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import dagster as dg
 import structlog
@@ -45,7 +45,7 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
 
 
 def runs_by_session(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunSeen]]:
-    """The runs of each session by its job, newest first; runs that have ended only where no run is under way.
+    """The runs of each session by its job, newest first; ended runs only if no run is in progress.
 
     One query reads all runs in progress: the sensors that need every session would otherwise query once per job.
     """
@@ -107,11 +107,27 @@ def end_lost(instance: dg.DagsterInstance, settings: Settings) -> list[str]:
     for run in instance.get_runs(dg.RunsFilter(tags={LOCATION_TAG: location_id(settings)}, statuses=BEGUN)):
         worker = run.tags.get(WORKER_TAG)
         if run.tags.get(KIND_TAG) not in SESSION_KINDS and worker is not None and is_running(worker) is False:
-            reason = f"its process {worker} is gone"
-            log.error("run declared dead", run=run.run_id, found=reason)
-            instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
-            ended.append(f"{run.run_id[:8]}: {reason}")
+            ended += declare_dead(instance, run.run_id, f"its process {worker} is gone")
     return ended
+
+
+def declare_dead(instance: dg.DagsterInstance, run_id: str, reason: str) -> list[str]:
+    """End a run of which nothing lives: canceled if that was asked for, else failed; what was ended, in words."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return []
+    log.error("run declared dead", run=run_id, found=reason)
+    canceling = run.status is dg.DagsterRunStatus.CANCELING
+    report = instance.report_run_canceled if canceling else instance.report_run_failed
+    report(run, f"Recourse's watchdog: {reason}")
+    return [f"{run_id[:8]}: {reason}"]
+
+
+def _still_queued(instance: dg.DagsterInstance, runs: Iterable[RunSeen]) -> Iterator[dg.DagsterRun]:
+    for seen in runs:
+        run = instance.get_run_by_id(seen.run_id) if seen.status == "QUEUED" else None
+        if run is not None and run.status is dg.DagsterRunStatus.QUEUED:
+            yield run
 
 
 def end_doubled(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequence[RunSeen]) -> list[str]:
@@ -123,9 +139,8 @@ def end_doubled(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequen
     if first is None or not isinstance(session.job.trigger, Continuous):
         return []
     ended = []
-    for queued in runs:
-        run = instance.get_run_by_id(queued.run_id) if queued.status == "QUEUED" else None
-        if run is None or run.status is not dg.DagsterRunStatus.QUEUED or run.job_name != ASSET_JOB:
+    for run in _still_queued(instance, runs):
+        if run.job_name != ASSET_JOB:
             continue
         words = (
             f"run {first.run_id[:8]} is the session of {', '.join(session.job.streams)}, and does not end: "
@@ -141,12 +156,7 @@ def tell_queued(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequen
     first = next((run for run in runs if run.status in IN_PROGRESS and run.status != "QUEUED"), None)
     if first is None:
         return
-    for queued in runs:
-        if queued.status != "QUEUED" or queued.tags.get(WAITS_FOR_TAG) == first.run_id:
-            continue
-        run = instance.get_run_by_id(queued.run_id)
-        if run is None or run.status is not dg.DagsterRunStatus.QUEUED:
-            continue
+    for run in _still_queued(instance, [run for run in runs if run.tags.get(WAITS_FOR_TAG) != first.run_id]):
         instance.add_run_tags(run.run_id, {WAITS_FOR_TAG: first.run_id})
         instance.report_engine_event(
             f"waits in the queue: run {first.run_id[:8]} is the session of {', '.join(session.job.streams)}, and only "

@@ -224,7 +224,7 @@ def _writable(settings: Settings) -> bool:
 
 
 def _note_who_ended_it(context: Context, settings: Settings, statuses: Mapping[str, Status | None]) -> None:
-    """Note that a person asked for the end, in the status of each stream; `recourse up` going down is nobody's wish."""
+    """Record in each stream's status that a person requested the end; the end of `recourse up` is no such request."""
     run = context.instance.get_run_by_id(context.run.run_id)
     asked = run is not None and run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
     if not asked or run is None or STOPPED_BY_TAG in run.tags:
@@ -292,9 +292,9 @@ def by_itself(tags: Mapping[str, str]) -> bool:
 def fingerprint(job: Job, streams: Sequence[Stream], settings: Settings, arguments: Sequence[str]) -> str:
     """All that a permanent failure depends on (job, parameters, settings, code, accepted commits) as 16 hex digits.
 
-    Secrets are not part of it, so a new password needs a launch by hand.
+    Secrets are not included, so a new password needs a manual launch.
 
-    `arguments` are those of the session that failed: with other parameters the defaults may still work.
+    `arguments` belong to the failed session: if it had other parameters, the defaults may still work.
     """
     parts: list[str] = [repr(job), json.dumps(list(arguments)), settings.model_dump_json()]
     for stream in streams:

@@ -71,7 +71,7 @@ def checks_from_files(
     in_words: Callable[[dg.AssetCheckKey, CheckVerdict], str] = lambda _, verdict: verdict.text,
     seen: Callable[[dg.DagsterInstance, CheckVerdicts], None] = lambda *_: None,
 ) -> dg.Definitions:
-    """The checks, and the sensor that reports what has changed; executing a check in the UI looks at once.
+    """The checks, and the sensor that reports changes; executing a check in the UI evaluates it at once.
 
     `look` gets the time in seconds since 1970; `seen` is called at each tick with what it returned, `in_words` is a
     check that has not passed in the tick's summary.

@@ -124,12 +124,10 @@ def newest_closed_day(sliced: Sliceable, settings: Settings, now: datetime) -> d
 
 
 def metadata(report: "SliceReport") -> dict[str, Any]:
-    from reprocessing.slices.rebuild import difference_rows
-
     return {
         "slice": report.words,
         "outcome": report.outcome,
-        **{name.replace(" ", "_"): count for name, count in difference_rows(report)},
+        **report.figures,
         "late_records": report.late,
         "offsets": report.records,
         "seconds": report.seconds,

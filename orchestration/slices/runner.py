@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from reprocessing.plan.sliceable import sliceable
 from reprocessing.slices.rebuild import SliceReport, Tools, Waits, rebuild
-from streaming_jobs.platform.runtime import LocalSpark
+from streaming_jobs.platform.runtime import spark_on_demand
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def rebuild_slice(
@@ -30,23 +26,7 @@ def rebuild_slice(
     tell: Callable[[str], None] = lambda _: None,
 ) -> SliceReport:
     """Rebuild a slice of a stream's table; raises the error of its refusal or failure."""
-    sliced = sliceable(stream, table)
-    runtime = LocalSpark(settings)
-    started: list[SparkSession] = []
-
-    def spark() -> SparkSession:
-        if not started:
-            tell("starting Spark, which runs the stream's function on the slice's records")
-            started.append(runtime.start(f"slice-{stream.name}"))
-        return started[0]
-
-    tools = Tools(
-        settings, Topics.of(settings.kafka, bootstrap), bootstrap, spark, tell, waits or Waits(), despite_accepted
-    )
-    try:
-        report = rebuild(tools, sliced, begin, end, dry_run=dry_run)
-    except BaseException:  # an orderly end would wait for the running query
-        runtime.kill()
-        raise
-    runtime.stop()
-    return report
+    topics = Topics.of(settings.kafka, bootstrap)
+    with spark_on_demand(settings, f"slice-{stream.name}") as spark:
+        tools = Tools(settings, topics, bootstrap, spark, tell, waits or Waits(), despite_accepted)
+        return rebuild(tools, sliceable(stream, table), begin, end, dry_run=dry_run)

@@ -3,8 +3,8 @@
 The context exists in memory only, reports nothing to anybody, and shows no progress bars. Results have SUMMARY form:
 counts and `MOST_ROWS` rows; COMPLETE would bring every failing row into memory.
 
-An expectation that raises must not hide the others. GX takes care of those that raise while they are evaluated, also in
-Spark's job for many of them; one that it cannot even read ends its whole run, and then each is evaluated alone.
+An expectation that raises must not hide the others. GX handles expectations that raise during evaluation, also in
+Spark's job for many of them; an unreadable expectation ends GX's whole run, and then each is evaluated separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Positions = Callable[[dict[str, Any]], Sequence[int]]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The result of one expectation. `positions` are those of failing rows, `MOST_ROWS` at most, the first ones.
+    """The result of one expectation. `positions` are of the first failing rows, at most `MOST_ROWS`.
 
     `result` is Great Expectations' own, for Data Docs.
     """

@@ -106,7 +106,7 @@ def _with_first_rows(frame: DataFrame, evaluated: Evaluated) -> Evaluated:
 
 
 def _doubled(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The rows whose values in these columns come more than once; rows in which all of them are null are not asked."""
+    """The rows whose values in these columns occur more than once, without rows in which all of them are null."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 

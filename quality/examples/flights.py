@@ -74,7 +74,7 @@ def flights_rows() -> list[Any]:
 
 @suite(table="airport_hours", key=["window_start", "origin"], checks=[SameSchema(), Reconciled()])
 def airport_hours_rows() -> list[Any]:
-    """Every hour of an airport comes once, and its figures fit each other."""
+    """Every hour of an airport occurs once, and its figures are consistent."""
     import great_expectations.expectations as gxe
 
     return [
@@ -114,7 +114,7 @@ def airport_hours_rows() -> list[Any]:
 
 @suite(table="carrier_totals", key=["carrier"], slice="all", checks=[UniqueKey(), Reconciled()])
 def carrier_totals_rows() -> list[Any]:
-    """Every carrier has one row, with totals that are possible; the table is small, so all of it is looked at."""
+    """Every carrier has one row, with plausible totals; a run reads the whole table, which is small."""
     import great_expectations.expectations as gxe
 
     return [

@@ -71,7 +71,7 @@ def _rendered(validation: Validation, results: Sequence[Any]) -> Any:
 
 
 def _facts(validation: Validation) -> dict[str, str]:
-    """What was looked at, and where the first failing row came from."""
+    """The evaluated sample, and the origin of the first failing row."""
     first = validation.first_failing
     since = f"generation {first.generation}, batch {first.batch}, by {first.expectation}" if first else ""
     return {

@@ -156,7 +156,7 @@ def _built(suite: Suite) -> tuple[list[NamedExpectation], CheckOutcome | None]:
 
 
 def _outcomes_of_checks(suite: Suite, checked: CheckedTable) -> list[CheckOutcome]:
-    """The outcome of each table check; one that raises an exception has not passed and hides no other."""
+    """The outcome of each table check; a check that raises has not passed, and does not affect other checks."""
     outcomes = []
     for check in suite.checks:
         try:
@@ -209,7 +209,7 @@ def _without_rows(expectations: Sequence[NamedExpectation]) -> list[Evaluated]:
 def _engine(
     settings: Settings, chosen: SuiteSample, expectations: Sequence[NamedExpectation], asked: EngineChoice
 ) -> Literal["pandas", "spark"]:
-    """Spark for more rows than the setting says and for SQL, if nothing else is asked for."""
+    """Spark for more rows than the setting allows and for SQL, unless the request names an engine."""
     if asked != "auto":
         return asked
     sql = any(each.kind == SQL_ONLY for each in expectations)
@@ -265,7 +265,7 @@ def error_outcome(name: str, kind: str, error: Exception) -> CheckOutcome:
 
 
 def _shown(row: Mapping[str, Any], key: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
-    """The key's columns, then those that the expectation is about; the whole row where it is about none."""
+    """The key's columns, then the expectation's columns; the whole row if the expectation has none."""
     wanted = dict.fromkeys([*key, *(columns or row)])
     return {column: row[column] for column in wanted if column in row}
 
@@ -344,7 +344,7 @@ RowOrigin = tuple[LedgerEntry | None, str]
 def find_first(
     settings: Settings, stream: str, chosen: SuiteSample, rows: Iterable[FailingRow], *, upsert: bool = False
 ) -> tuple[FirstFailing | None, str]:
-    """The earliest batch among those that wrote these rows, and a note: how sure it is, or why there is none."""
+    """The earliest batch that wrote one of these rows, and a note: how certain it is, or why there is none."""
     log = TableLog(chosen.table, chosen.version)
     found: list[tuple[LedgerEntry, FailingRow, str]] = []
     notes: list[str] = []

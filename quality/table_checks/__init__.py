@@ -1,8 +1,8 @@
-"""Checks of a table that are no expectations on single rows. Read `base.py`, and docs/table-checks.md.
+"""Checks of a whole table, beyond expectations on single rows. Read `base.py`, and docs/table-checks.md.
 
     @suite(table="orders", checks=[Freshness("10 minutes"), UsualRows(), UniqueKey(), Reconciled()])
 
-Importing it needs neither Great Expectations nor Spark's JVM.
+Importing this package needs neither Great Expectations nor Spark's JVM.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A check of a table, and what it looks at: one version of the table, its commits, its ledger, earlier outcomes.
+"""A check of a table, and its input: one version of the table, its commits, its ledger, earlier outcomes.
 
 A check never raises because of a table: what it cannot evaluate becomes an outcome with `error`, which has not passed.
 
@@ -73,7 +73,7 @@ class CheckedTable:
 
     @property
     def keys(self) -> Sequence[str]:
-        """The columns that name a row: those of the suite, else those of the table."""
+        """The columns that name a row: the key of the suite, else of the table."""
         return tuple(self.key or self.declared.keys)
 
     @property
@@ -84,7 +84,7 @@ class CheckedTable:
     @cached_property
     def types(self) -> Mapping[str, Any]:
         """The type of each column as Delta's schema has it: a text, or a dictionary for a nested one."""
-        return {field["name"]: field["type"] for field in json.loads(self.table.schema().to_json())["fields"]}
+        return types_of(self.table)
 
     def column(self, name: str) -> str:
         """The column's type, such as `long` or `struct`; raises UsageError for a column that the table lacks."""
@@ -123,7 +123,7 @@ class CheckedTable:
 
     @cached_property
     def entries(self) -> Sequence[Entry]:
-        """The stream's ledger entries up to the version, newest first: those of the log, then of the ledger file.
+        """The stream's ledger entries up to the version, newest first: from the log, then from the ledger file.
 
         The entries of the file are those of the primary table; `written` finds the rows of this table in them.
         """
@@ -206,9 +206,13 @@ class Check(ABC):
         )
 
 
+def types_of(table: DeltaTable) -> dict[str, Any]:
+    return {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+
+
 def type_of(table: DeltaTable, name: str, column: str) -> str:
     """The type of a table's column; raises UsageError with the nearest name for a column that it lacks."""
-    fields = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+    fields = types_of(table)
     if column not in fields:
         raise UsageError(f"table {name} has no column '{column}'", instead(column, fields))
     kind = fields[column]
@@ -252,6 +256,6 @@ def seconds_of(kind: str, option: str, value: object) -> float:
 
 
 def in_words(values: Sequence[str], most: int = 5) -> str:
-    """The first of some texts, and how many more there are."""
+    """The first few texts, and the number of the others."""
     rest = f" and {len(values) - most:,} more" if len(values) > most else ""
     return "; ".join(values[:most]) + rest

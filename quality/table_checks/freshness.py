@@ -126,5 +126,5 @@ def seconds_since_1970(value: date) -> float:
 
 
 def span(seconds: float) -> str:
-    """A time in words, without parts that nobody reads."""
+    """A time as text, to a readable precision."""
     return format_duration(timedelta(seconds=round(seconds) if seconds >= 1 else round(seconds, 3)))

@@ -1,4 +1,4 @@
-"""Whether a new version of the code writes values that are distributed like those of the version before it.
+"""Whether a new version of the code writes values with the distribution of the previous version.
 
 The code of a file is that of its batches (`streaming_jobs/state/provenance.py`). A compaction in the time of an older
 version of the code may have put rows of still older ones beside its own; nothing shows that.
@@ -142,7 +142,7 @@ class SameDistribution(Check):
 
 @dataclass(frozen=True)
 class CodedFile:
-    """A file of the version that is looked at: its path as the log has it, its rows, and the code that wrote them."""
+    """A file of the checked version: its path as in the log, its rows, and the code that wrote them."""
 
     path: str
     rows: int | None

@@ -1,4 +1,4 @@
-"""The columns of a table and their types, compared with those that it should have."""
+"""The columns of a table and their types, compared with the expected ones."""
 
 from __future__ import annotations
 

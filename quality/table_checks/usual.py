@@ -1,4 +1,4 @@
-"""Whether as many rows came as usual, or a column's sum grew as usual.
+"""Whether the number of new rows, or the growth of a column's sum, is usual.
 
 Two ways to look at it:
 
@@ -121,7 +121,7 @@ class _Against(Check):
 
 @dataclass(frozen=True)
 class UsualRows(_Against):
-    """As many rows came as usual; the module's text has the two ways.
+    """The number of new rows is usual; the module's text describes both methods.
 
     A number is unusual if it is more than `threshold` deviations (median and MAD) and more than the part `tolerance`
     away from the median of the `at_most` numbers before it. With fewer than `at_least` of them it passes and says so.

@@ -1,7 +1,7 @@
-"""The streams that a recovery takes along: streams that read, through topics, what the recovered streams write.
+"""The downstream streams of a recovery: streams that read, through topics, what the recovered streams write.
 
 Each of them goes back to its last batch before the first wrong record, found through the ledger of the stream that
-wrote it. A stream that reads a table is not taken along: of a publish it gets the rows that are new, and no others.
+wrote it. A stream that reads a table is not included: from a publish it gets only the new rows.
 
 A target may have read records that the plan voids, or lack records that the plan restores: a savepoint holds what its
 stream had read by then, past the ranges that were void then. If the first difference lies before the target's end, its
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from reprocessing.plan.history import generation_spans, within
 from reprocessing.plan.plan import RecoveryPlan, SawTopic, StreamRecoveryPlan, opened_by
 from reprocessing.plan.snapshot import PlanningSnapshot
-from reprocessing.plan.targets import Resolved, Target, at_or_before, named_savepoint
+from reprocessing.plan.targets import Resolved, Target, at_or_before, named_savepoint, offsets_target
 from reprocessing.plan.void_records import first_changed, path_with
 from streaming_jobs.catalog.archive import is_archive
 from streaming_jobs.catalog.graph import Graph, Node
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import folders, ledger_file, start_over
@@ -31,7 +31,7 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import lease, stream_record, topic_records
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Generation, StreamRecord
+from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import TopicRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
@@ -71,11 +71,6 @@ def through_tables(streams: Mapping[str, Stream], roots: Collection[str]) -> lis
     return [node.name for node in graph.in_order if node in by_table and node.kind == "stream"]
 
 
-def never_ran(settings: Settings, stream: str) -> bool:
-    """True if the stream has no record: it begins after the recovery, and reads no void range."""
-    return stream_record.load(settings, stream) is None
-
-
 def refuse_in_first_batch(settings: Settings, stream: Stream) -> None:
     """Raise UsageError for a stream without a finished batch that may have read records which become void."""
     if _runs(settings, stream):
@@ -90,11 +85,6 @@ def refuse_in_first_batch(settings: Settings, stream: Stream) -> None:
             f"let it finish this batch: {commands.run(stream.name, trigger='available-now')}; if it cannot, "
             f"{start_over(stream.name, folders(settings, stream))}",
         )
-
-
-def _may_have_read(settings: Settings, stream: Stream) -> bool:
-    """True for a stream that knows of no range that becomes void: it runs, or its first batch is half written."""
-    return _runs(settings, stream) or _half_written(settings, stream)
 
 
 def _runs(settings: Settings, stream: Stream) -> bool:
@@ -194,17 +184,20 @@ def _readers_beside(
         if name not in planned
         and not is_archive(stream)
         and any(topic.name in topics for topic in stream.topics)
-        and (ledger_file(settings, name).newest(name) is not None or _may_have_read(settings, stream))
+        and (
+            ledger_file(settings, name).newest(name) is not None
+            or _runs(settings, stream)
+            or _half_written(settings, stream)
+        )
     ]
 
 
 def changed_by(settings: Settings, plan: StreamRecoveryPlan, opened: Generation) -> dict[str, dict[int, int]]:
     """By topic that a stream's plan appends to, the first offset from which readers will see other records.
 
-    Those that become void, and those that a recovery had declared void, if the plan takes that back.
+    Ranges that become void, and void ranges of an earlier recovery that the plan undoes.
     """
-    record = stream_record.load(settings, plan.stream)
-    assert record is not None
+    record = stream_record.existing(settings, plan.stream)
     path, changed = path_with(record, opened), {}
     for topic, begins in plan.wrong_from.items():
         known = topic_records.load(settings, topic)
@@ -215,9 +208,9 @@ def changed_by(settings: Settings, plan: StreamRecoveryPlan, opened: Generation)
 
 @dataclass(frozen=True)
 class Along:
-    """What to do with streams that a plan takes along, by name; any other goes back to before the first wrong record.
+    """What to do with downstream streams, by name; all others go back to before the first wrong record.
 
-    `discard_state`: the same with empty state; `rebuild`: everything anew from the stream's start; `leave`: nothing, it
+    `discard_state`: the same with empty state; `rebuild`: everything again from its start; `leave`: nothing, it
     keeps what it made of the wrong records and reads the corrected ones too.
     """
 
@@ -249,15 +242,12 @@ def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Tar
     """The target of a stream that reads changed topics: its last batch before the first changed record."""
     read = {topic.name: changed.get(topic.name, {}) for topic in snapshot.preflight.topics}
     resolved = at_or_before(read, snapshot.view())
-    words = ",".join(
-        f"{topic}/{partition}:{offset}" for topic, each in read.items() for partition, offset in sorted(each.items())
-    )
     where = " and ".join(topic for topic, each in read.items() if each)
     notes = [f"reads {where}, whose records change from these offsets on"]
     starts = snapshot.record.starts
     if any(starts.get(topic, {}).get(p, 0) > offset for topic, each in read.items() for p, offset in each.items()):
         notes.append("it began behind some of them: corrected ones of earlier records, which it never had, come too")
-    return Target("offsets", words), replace(resolved, notes=(*notes, *resolved.notes))
+    return offsets_target(read), replace(resolved, notes=(*notes, *resolved.notes))
 
 
 def further_back(
@@ -291,8 +281,7 @@ def further_back(
     where = ", ".join(f"{topic} from {p}:{offset}" for topic, each in wanted.items() for p, offset in each.items())
     note = f"{target} has read records that are void after this plan, or lacks some that count ({where})"
     moved = at_or_before(wanted, view)
-    words = ",".join(f"{topic}/{p}:{offset}" for topic, each in wanted.items() for p, offset in sorted(each.items()))
-    return Target("offsets", words), replace(moved, notes=(*resolved.notes, note, *moved.notes))
+    return offsets_target(wanted), replace(moved, notes=(*resolved.notes, note, *moved.notes))
 
 
 def _after(
@@ -313,7 +302,7 @@ def _after(
 def still_void(
     snapshot: PlanningSnapshot, topic: SawTopic, today: VoidRanges, before: Mapping[str, StreamRecoveryPlan]
 ) -> VoidRanges:
-    """The void ranges of a topic once the plan is carried out, without those that it declares; `today` are today's."""
+    """The void ranges of a topic after the plan, without the ranges that it declares; `today` are the present ones."""
     writer = next((plan for plan in before.values() if topic.name in plan.wrong_from), None)
     record = topic_records.load(snapshot.settings, topic.name)
     if is_archive(snapshot.stream) or writer is None or record is None or record.topic_id != topic.topic_id:
@@ -322,12 +311,13 @@ def still_void(
 
 
 def _left_void(settings: Settings, record: TopicRecord, writer: StreamRecoveryPlan) -> VoidRanges:
-    return record.holding(path_with(_record(settings, record.writer), opened_by(writer)))
+    return record.holding(path_with(stream_record.existing(settings, record.writer), opened_by(writer)))
 
 
 def _at(settings: Settings, record: TopicRecord, at: float) -> VoidRanges:
     """The void ranges of a topic that held at a time, by the generation in which its writer was then."""
-    generations = [each for each in _record(settings, record.writer).generations if each.opened_at <= at]
+    writer = stream_record.existing(settings, record.writer)
+    generations = [each for each in writer.generations if each.opened_at <= at]
     path = [number for number, _, _ in generation_spans(generations)] if generations else []
     return replace(record, void=tuple(each for each in record.void if each.at <= at)).holding(path)
 
@@ -341,10 +331,3 @@ def _ends(snapshot: PlanningSnapshot, resolved: Resolved) -> TopicOffsets:
     saved = next((each for each in snapshot.savepoints if each.txn == resolved.batch), None)
     batch = None if saved is not None else snapshot.history.find(resolved.batch)
     return saved.ends if saved is not None else batch.ends if batch is not None else resolved.wanted
-
-
-def _record(settings: Settings, stream: str) -> StreamRecord:
-    record = stream_record.load(settings, stream)
-    if record is None:
-        raise PreflightRefused(f"stream {stream} writes a topic with void ranges and has no record", "put it back")
-    return record

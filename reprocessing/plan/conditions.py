@@ -71,14 +71,6 @@ def added_columns(old: DeltaTable, now: DeltaTable) -> list[str]:
     return [name for name in columns(now) if name not in had]
 
 
-def broken(table: DeltaTable, rules: Sequence[str]) -> dict[str, Broken]:
-    """Rows that break each rule: a SQL condition that has to hold for every row. Unknown (null) counts as broken.
-
-    Raises UnknownColumn for a rule on a missing column, UsageError for any other rule that cannot be evaluated.
-    """
-    return {rule: _broken(table, rule) for rule in rules}
-
-
 def refuse_unaskable(table: DeltaTable, rules: Sequence[str]) -> None:
     """Raise UsageError for a rule that cannot be evaluated on the table; no row is read."""
     for rule in rules:
@@ -86,7 +78,11 @@ def refuse_unaskable(table: DeltaTable, rules: Sequence[str]) -> None:
         _evaluate({"t": table}, sql, rule)
 
 
-def _broken(table: DeltaTable, rule: str) -> Broken:
+def broken(table: DeltaTable, rule: str) -> Broken:
+    """Rows that break a rule: a SQL condition that has to hold for every row. Unknown (null) counts as broken.
+
+    Raises UnknownColumn for a rule on a missing column, UsageError for any other rule that cannot be evaluated.
+    """
     # nullif: DataFusion fails if a column is null that its plan declares never null.
     holds = f'SELECT nullif(({rule}), NULL) AS holds FROM "t"'
     counts = "count(*) FILTER (WHERE holds IS NOT TRUE) AS n, count(*) FILTER (WHERE holds IS NULL) AS unknown"

@@ -25,7 +25,7 @@ from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
-from streaming_jobs.sinks.tables import existing_table, store_of
+from streaming_jobs.sinks.tables import copied_table, existing_table
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.stream import Stream
@@ -36,7 +36,7 @@ def before_first_bad(
 ) -> tuple[Target, Resolved]:
     """The target of a rewind; raises UsageError if no row is bad, and if the condition cannot be evaluated.
 
-    Also if today's code is the one that wrote the first bad row, since it would write it again; not with `same_code`.
+    Also if the present code wrote the first bad row, since it would write that row again; not with `same_code`.
     """
     table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
     bad_now = bad_rows(table.readable(), condition)
@@ -60,7 +60,7 @@ def before_first_bad(
 
 
 def refuse_same_code(snapshot: PlanningSnapshot, code: CodeVersion, did: str, *, same_code: bool) -> list[str]:
-    """Raise UsageError if `code` is the one that would run the replay; with `same_code`, return a note instead.
+    """Raise UsageError if the replay would run `code`; with `same_code`, return a note instead.
 
     Code with the same function is the same code; a newer version of the package alone corrects no function.
     """
@@ -155,7 +155,6 @@ def as_table(settings: Settings, stream: Stream, savepoint: Savepoint, content: 
     place = private_folder(settings.tables / "_staging") / f"look-{stream.name}-{savepoint.id}-{declared.name}"
     shutil.rmtree(place, ignore_errors=True)
     try:
-        looking = settings.model_copy(update={"tables_dir": private_folder(place)})
-        yield store_of(declared).create(looking, declared, stream.name, content, None).readable()
+        yield copied_table(settings, private_folder(place), declared, stream.name, content).readable()
     finally:
         shutil.rmtree(place, ignore_errors=True)

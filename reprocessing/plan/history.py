@@ -1,7 +1,7 @@
 """The history of a stream: its batches in order, over all generations.
 
 A recovery opens a generation that continues after a batch of an older one. The history is therefore a path:
-the batches of the current generation, before them those of the generation it came from up to that batch, and so on.
+the batches of the current generation, before them the batches of the generation that it continues, and so on.
 Later batches of the older generation are not on the path. Lines come from the ledger beside the state; the newest may
 be missing there after a crash, so the last batch is read from the table.
 """
@@ -14,9 +14,9 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from streaming_jobs.ledger.entry import CodeVersion, Txn
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, ends_of, starts_of
-from streaming_jobs.state.ledger_file import LedgerLine, RawLine
+from streaming_jobs.state.ledger_file import RawLine
 from streaming_jobs.state.stream_record import CorrectedBatches, Generation
 
 _PACE_OF, _PAIRED = 500, 200
@@ -39,6 +39,22 @@ class CommittedBatch:
     records: int
     seconds: float | None = None
     rows: int = 0
+
+    @classmethod
+    def of(
+        cls, entry: LedgerEntry, at: float, versions: Mapping[str, int], seconds: float | None = None
+    ) -> CommittedBatch:
+        return cls(
+            txn=entry.txn,
+            at=at,
+            starts=starts_of(entry.offsets),
+            ends=ends_of(entry.offsets),
+            code=entry.code,
+            versions=versions,
+            records=entry.records,
+            seconds=seconds,
+            rows=entry.rows.get("written", 0),
+        )
 
 
 @dataclass(frozen=True)
@@ -102,12 +118,9 @@ class History:
         """The last batch after which the table had at most that version; replayed batches have no version."""
         return next((b for b in self.newest_first() if b.versions.get(table, 1 << 62) <= version), None)
 
-    def up_to(self, txn: Txn) -> CommittedBatch | None:
-        return self._last(lambda at: self._known[at].txn <= txn)
-
     def find(self, txn: Txn) -> CommittedBatch | None:
         """The batch at a position, if it is on the path."""
-        batch = self.up_to(txn)
+        batch = self._last(lambda at: self._known[at].txn <= txn)
         return batch if batch is not None and batch.txn == txn else None
 
     def before(self, txn: Txn) -> CommittedBatch | None:
@@ -186,7 +199,8 @@ class History:
     def _batch(self, at: int) -> CommittedBatch:
         known = self._known[at]
         if isinstance(known, RawLine):
-            known = _from(known.read())
+            line = known.read()
+            known = CommittedBatch.of(line.entry, line.at, line.versions, line.seconds)
             if at == len(self._known) - 1:  # asked for again and again; all of them would not fit the memory
                 self._known[at] = known
         return known
@@ -211,21 +225,6 @@ def lineage(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]
     return History(older=on_the_path())
 
 
-def _from(line: LedgerLine) -> CommittedBatch:
-    entry = line.entry
-    return CommittedBatch(
-        txn=entry.txn,
-        at=line.at,
-        starts=starts_of(entry.offsets),
-        ends=ends_of(entry.offsets),
-        code=entry.code,
-        versions=line.versions,
-        records=entry.records,
-        seconds=line.seconds,
-        rows=entry.rows.get("written", 0),
-    )
-
-
 def generation_spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:
     """(generation, first batch, last batch) along the path, oldest first; the current one has no last batch."""
     known = {g.number: g for g in generations}
@@ -248,7 +247,7 @@ def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
 
 
 def has_present_rows(generations: Sequence[Generation], txn: Txn) -> bool:
-    """True if the rows of a position are those of the path: no recovery has discarded them, or corrected them since."""
+    """True if the rows of a position are on the path: no later recovery has discarded or corrected them."""
     on_path = {number for number, _, _ in generation_spans(generations)}
     return in_lineage(generations, txn) and not any(
         each.corrected is not None and each.corrected.after < txn <= Txn(each.from_generation or 0, each.from_batch)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reprocessing.plan.plan_file import folder
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform import json_lines
 from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.settings import Settings
@@ -110,6 +112,20 @@ class Journal:
 
 def journal_of(settings: Settings, plan: str) -> Journal:
     return Journal(folder(settings, plan) / "journal.jsonl")
+
+
+class RecoveryUnderWay(PreflightRefused):
+    """A recovery has fenced the table, or has published to it, and is not over."""
+
+
+def refuse_under_way(table: str, entry: LedgerEntry, generation: int) -> None:
+    """Raise RecoveryUnderWay if the newest entry of a table is of a recovery that has not switched the generation yet.
+
+    `generation` is that of the stream's record.
+    """
+    if entry.kind == "fence" or entry.generation > generation:
+        plan = entry.plan or "PLAN"
+        raise RecoveryUnderWay(f"the recovery plan {plan} of table {table} is under way", next_step(plan, "applying"))
 
 
 def next_step(plan: str, outcome: PlanOutcome) -> str:

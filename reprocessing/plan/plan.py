@@ -1,7 +1,7 @@
 """The plan of a recovery for each of its streams; frozen, and shown before it is applied.
 
 The facts about a stream at planning are in `saw`; `moved` returns what is different now. Batches that the stream has
-run since are no difference: the replay reads to the topic's end anyway. `plan_file.py` writes and reads plans.
+run since do not invalidate it: the replay reads to the topic's end anyway. `plan_file.py` writes and reads plans.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from streaming_jobs.ledger.positions import TopicOffsets, first_after
 from streaming_jobs.state.stream_record import Generation
 
 PlanKind = Literal["rewind", "skip"]
+
+BEFORE_ALL = Txn(0, -1)
+"""The position before a stream's first batch."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,17 @@ class Base:
     batch: int
     ends: TopicOffsets
 
+    @property
+    def after(self) -> Txn:
+        """The last batch whose rows and records stay; without a savepoint everything is written anew."""
+        return BEFORE_ALL if self.savepoint is None else Txn(self.generation, self.batch)
+
 
 @dataclass(frozen=True)
 class Until:
     """The last batch that a bounded recovery corrects: its position, its end, and the savepoint with its rows.
 
-    `target` is what was asked for, in words.
+    `target` is the requested target as text.
     """
 
     savepoint: str
@@ -239,7 +247,7 @@ class RecoveryPlan:
         return [each for each in self.streams if read.intersection(each.wrong_from)]
 
     def of(self, stream: str) -> StreamRecoveryPlan:
-        """The plan for one stream; raises KeyError for one that is not in it."""
+        """The plan for one stream; raises KeyError if the plan does not include the stream."""
         for each in self.streams:
             if each.stream == stream:
                 return each

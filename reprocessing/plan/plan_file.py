@@ -1,7 +1,7 @@
 """Plans on disk: `<state>/recoveries/<plan>/plan.json`, and the folders of a plan's other files.
 
-The fingerprint is checked when a plan is read, so a file that was edited by hand is refused. `about.json` beside a plan
-says whose it is, so that nobody has to read all plans in full to find those of a stream.
+Reading a plan checks its fingerprint and refuses a file that was edited by hand. `about.json` beside a plan
+names its streams, so that finding the plans of a stream does not require reading all plans in full.
 """
 
 from __future__ import annotations
@@ -10,26 +10,17 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from reprocessing.plan.plan import (
-    Base,
-    Checks,
-    PlannedAgainst,
-    RecoveryPlan,
-    SawTable,
-    SawTopic,
-    StreamRecoveryPlan,
-    Until,
-)
+import msgspec
+
+from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, UsageError
-from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.ledger.positions import decode, decode_partitions
 from streaming_jobs.platform.files import private_folder, remove_files, sync, write_json
 from streaming_jobs.platform.locks import locked
 from streaming_jobs.settings import Settings
@@ -98,8 +89,7 @@ def load(settings: Settings, name: str) -> RecoveryPlan:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value.pop("format") != _FORMAT:
             raise UsageError(f"{path} was written by another version", "use the version that wrote it, or plan anew")
-        streams = tuple(_stream_plan(each) for each in value["streams"])
-        plan = RecoveryPlan(**{**value, "streams": streams, "left": tuple(value.get("left", ()))})
+        plan = msgspec.convert(value, RecoveryPlan, str_keys=True)
     except FileNotFoundError:
         raise UsageError(f"there is no plan {name}", f"see `{commands.plans()}`") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -111,13 +101,12 @@ def load(settings: Settings, name: str) -> RecoveryPlan:
 
 def names(settings: Settings) -> list[str]:
     """All plans, oldest first."""
-    place = settings.state / "recoveries"
-    paths = [p for p in place.glob("*/plan.json") if _ID.fullmatch(p.parent.name)] if place.is_dir() else []
+    paths = [p for p in (settings.state / "recoveries").glob("*/plan.json") if _ID.fullmatch(p.parent.name)]
     return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
 
 
 def forget(settings: Settings, plan: str) -> None:
-    """Remove plan.json, so that there is no such plan; on disk when this returns. Its other files stay for now.
+    """Remove plan.json, and with it the plan; on disk when this returns. The plan's other files stay for now.
 
     A plan without its journal would look as if it was never applied, so plan.json is the first to go.
     """
@@ -127,8 +116,7 @@ def forget(settings: Settings, plan: str) -> None:
 
 def unfinished(settings: Settings) -> list[str]:
     """Folders without a plan that are an hour old: their making, or their removal, was killed."""
-    place = settings.state / "recoveries"
-    folders = [p for p in place.iterdir() if _ID.fullmatch(p.name)] if place.is_dir() else []
+    folders = [p for p in (settings.state / "recoveries").glob("*") if _ID.fullmatch(p.name)]
     old = time.time() - _HOUR
     return [p.name for p in folders if not (p / "plan.json").exists() and p.stat().st_mtime < old]
 
@@ -159,7 +147,7 @@ def _about(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def _fingerprint(plan: RecoveryPlan) -> str:
-    """A hash of the fields; a field that came with a later version counts only if it says something."""
+    """A hash of the fields; a field that a later version has added counts only if it is not empty."""
     value = {**_without_empty(asdict(plan), "left"), "fingerprint": "", "streams": []}
     for each in asdict(plan)["streams"]:
         stream = _without_empty(each, "until", "wrong_from", "ends_written", "void")
@@ -177,37 +165,3 @@ def _fingerprint(plan: RecoveryPlan) -> str:
 
 def _without_empty(value: dict[str, Any], *later: str) -> dict[str, Any]:
     return {key: each for key, each in value.items() if each or key not in later}
-
-
-def _stream_plan(value: Mapping[str, Any]) -> StreamRecoveryPlan:
-    saw, base, checks, until = value["saw"], value["base"], value["checks"], value.get("until")
-    return StreamRecoveryPlan(
-        **{
-            **value,
-            "notes": tuple(value["notes"]),
-            "wanted": decode(value["wanted"]),
-            "wrong_from": decode(value.get("wrong_from", {})),
-            "ends_written": decode(value.get("ends_written", {})),
-            "saw": PlannedAgainst(
-                generation=saw["generation"],
-                batch=saw["batch"],
-                code=CodeVersion(*saw["code"]),
-                tables=tuple(SawTable(**table) for table in saw["tables"]),
-                topics=tuple(
-                    SawTopic(
-                        t["name"],
-                        t["topic_id"],
-                        decode_partitions(t["earliest"]),
-                        decode_partitions(t["latest"]),
-                        t.get("archive", ""),
-                        decode_partitions(t.get("first", {})),
-                        decode_partitions(t.get("continues", {})),
-                    )
-                    for t in saw["topics"]
-                ),
-            ),
-            "base": Base(**{**base, "ends": decode(base["ends"])}),
-            "until": None if until is None else Until(**{**until, "ends": decode(until["ends"])}),
-            "checks": Checks(tuple(checks["rules"]), checks["max_changed"], tuple(checks.get("suites", ()))),
-        }
-    )

@@ -1,7 +1,8 @@
 """From the requests for one or more streams to a plan: check each, choose the start of its replay, write the plan.
 
 With a target ahead of the stream nothing is replayed: the records in between are skipped. The plan's notes name what
-the replay does not repeat, and the streams that the plan leaves alone.
+the replay does not repeat, and the streams that the plan leaves alone. The plan that takes a published one back
+(`plan_undo`) is such a plan too, to the savepoints from before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from reprocessing.plan.affected_streams import (
     changed_by,
     further_back,
     goes_back_to,
-    never_ran,
     refuse_in_first_batch,
     refuse_others,
     refuse_undeclared,
@@ -30,31 +30,31 @@ from reprocessing.plan.affected_streams import (
 from reprocessing.plan.conditions import UnknownColumn, broken
 from reprocessing.plan.first_bad_row import refuse_same_code
 from reprocessing.plan.history import generation_spans
+from reprocessing.plan.journal import journal_of, next_step
 from reprocessing.plan.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamRecoveryPlan, Until, opened_by
 from reprocessing.plan.plan_file import next_id, save, sealed
-from reprocessing.plan.registry import prune_plans
+from reprocessing.plan.registry import prune_plans, refuse_if_held, undone_by
 from reprocessing.plan.replay_range import replay_start, until_border, until_of
 from reprocessing.plan.snapshot import (
     OF_THE_STREAM,
     PlanningSnapshot,
     only_the_broker,
     planning_snapshot,
-    refuse_fenced,
 )
 from reprocessing.plan.targets import Resolved, Target, named_code, resolve
 from reprocessing.plan.void_records import (
     NOTHING_WRITTEN,
     CommittedOffsets,
     check_topic_sinks,
-    start_of,
     written_topics,
 )
 from streaming_jobs.catalog.topology import Topology, path_between
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger.positions import TopicOffsets
+from streaming_jobs.ledger.positions import TopicOffsets, decode, offsets_between
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceRequests
@@ -101,7 +101,7 @@ def make_plan(
     """The plan for these requests, each for another stream, and for the streams that read their topics.
 
     The order is that in which they are recovered. The plan is written to disk, and named after the first stream.
-    `checks_of` gives the checks of streams that it takes along, `along` says what else to do with them. Raises
+    `checks_of` gives the checks of downstream streams, `along` says what else to do with them. Raises
     UsageError or PreflightRefused, with ways out.
     """
     streams_named = [request.snapshot.stream.name for request in requests]
@@ -137,7 +137,7 @@ def _drafts(
     checks_of: Callable[[Stream], Checks],
     choice: Along,
 ) -> tuple[list[StreamRecoveryPlan], tuple[str, ...]]:
-    """The plans of the streams, those that read topics of others after these; and the streams that are left."""
+    """The plans of the streams, readers of topics after their writers; and the streams that are left out."""
     asked = {request.snapshot.stream.name: request for request in requests}
     streams = all_streams(settings, [request.snapshot.stream for request in requests])
     along = through_topics(streams, asked)
@@ -159,7 +159,7 @@ def _drafts(
             topics = {source.name for source in streams[name].topics}
             if not topics.intersection(changed):
                 continue
-            if never_ran(settings, name):
+            if stream_record.load(settings, name) is None:  # it begins after the recovery, and reads no void range
                 refuse_in_first_batch(settings, streams[name])
                 continue
             snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
@@ -193,7 +193,7 @@ def _drafts(
 def _draft_along(
     request: RecoveryRequest, undoes: str | None, before: Mapping[str, StreamRecoveryPlan], committed: CommittedOffsets
 ) -> StreamRecoveryPlan:
-    """The plan of a stream that is taken along; raises UsageError with what can be chosen for it."""
+    """The plan of a downstream stream; the UsageError that it raises names the options for the stream."""
     try:
         return _draft(request, undoes, before, committed)
     except UsageError as error:
@@ -238,7 +238,7 @@ def _draft(
 ) -> StreamRecoveryPlan:
     """The plan of one stream, without the name of the recovery; `before` are those recovered before it."""
     snapshot, target, checks = request.snapshot, request.target, request.checks
-    refuse_fenced(snapshot)
+    snapshot.refuse_under_way()
     saw = snapshot.planned_against
     asked = [target, *([request.until] if request.until is not None else [])]
     if snapshot.unreachable is not None and any(each.kind not in OF_THE_STREAM for each in asked):
@@ -306,7 +306,7 @@ def _draft(
 
 
 def _void(snapshot: PlanningSnapshot, plan: StreamRecoveryPlan, before: Mapping[str, StreamRecoveryPlan]) -> int:
-    """How many of the offsets to replay are void, and stay so; those that the plan declares void are replaced."""
+    """How many of the offsets to replay are void and stay void, without offsets that the plan declares void."""
     archives, found = Archives(snapshot.settings), 0
     for topic in (topic for topic in plan.saw.topics if not topic.continues):
         spans = {p: (begin, end) for name, p, begin, end in plan.ranges() if name == topic.name}
@@ -328,7 +328,7 @@ def _start(request: RecoveryRequest, resolved: Resolved) -> tuple[Base, list[str
 
 
 def _words(target: Target, resolved: Resolved) -> str:
-    """The target in words; one that names code also names the batch."""
+    """The target as text; a target that names code also names the batch."""
     if target.kind != "code":
         return str(target)
     return f"batch {resolved.batch.batch if resolved.batch else -1}, before code {target.value}"
@@ -345,7 +345,7 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
     for rule in checks.rules:
         table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
         try:
-            broken(table.readable(), [rule])
+            broken(table.readable(), rule)
         except UnknownColumn as error:
             if not changed:
                 raise
@@ -399,8 +399,7 @@ def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:
 def _rate(snapshot: PlanningSnapshot, base: Base) -> float | None:
     """Expected records per second of a replay from `base`; None if the ledger does not show it."""
     pace = snapshot.history.pace()
-    latest = {(t.name, p): end for t in snapshot.preflight.topics for p, end in t.latest.items()}
-    records = sum(max(end - base.ends.get(t, {}).get(p, 0), 0) for (t, p), end in latest.items())
+    records = offsets_between(base.ends, {topic.name: topic.latest for topic in snapshot.preflight.topics})
     largest = snapshot.settings.for_stream(snapshot.stream.name).max_offsets_per_trigger
     return round(pace.rate(records, largest), 1) if pace is not None and records else None
 
@@ -458,7 +457,7 @@ def same_deploy(settings: Settings, plans: Sequence[StreamRecoveryPlan]) -> Iter
         for plan in plans
         if not plan.skips
         for code in _new_code(settings, plan.stream)
-        if code.since > start_of(plan.base)
+        if code.since > plan.base.after
     ]
     for name in Topology.load(settings.flows).streams if changed else ():
         near = [
@@ -511,7 +510,7 @@ def _replaced_rows(snapshot: PlanningSnapshot, start: Base) -> list[str]:
 def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
     """Notes about rebuilt slices that the base does not have: rows from before the base are as they were then."""
     base = next((each for each in snapshot.savepoints if each.id == start.savepoint), None)
-    if base is None:  # every row is made anew
+    if base is None:  # every row is rebuilt
         return []
     versions = {table.name: table.version for table in base.tables}
     return [
@@ -520,3 +519,52 @@ def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
         for each in SliceRequests.of(snapshot.settings, snapshot.stream.name).history()
         if each.version is not None and each.version > versions.get(each.table, -1)
     ]
+
+
+def plan_undo(
+    settings: Settings, streams: Mapping[str, Stream], topics: TopicReader, plan: RecoveryPlan
+) -> RecoveryPlan:
+    """The plan that takes a published one back: to the savepoints from before it, then a replay of the records since.
+
+    Raises UsageError if it was not published, was undone already, or a savepoint is gone.
+    """
+    journal = journal_of(settings, plan.id)
+    if journal.outcome != "published":
+        refuse_if_held(settings, plan)
+        raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", next_step(plan.id, journal.outcome))
+    if (undo := undone_by(settings, plan)) is not None:
+        raise UsageError(f"plan {plan.id} was undone by {undo} already", f"to have it again: {commands.undo(undo)}")
+    requests = []
+    for name in plan.names:
+        before = _savepoint_before(settings, plan, name)
+        snapshot = planning_snapshot(settings, streams[name], topics)
+        _refuse_later(snapshot, plan)
+        back_to = Resolved(before.txn, before.ends, (f"everything as it was on {instant_words(before.taken_at)}",))
+        target = Target("savepoint", f"from before {plan.id}")
+        voided = journal.done("void_records", name)
+        wrong_from = None if voided is None else decode(voided["kept"])
+        requests.append(RecoveryRequest(snapshot, target, resolved=back_to, base=before, wrong_from=wrong_from))
+    return make_plan(settings, requests, undoes=plan.id, along=Along(leave=frozenset(plan.left)))
+
+
+def _savepoint_before(settings: Settings, plan: RecoveryPlan, stream: str) -> Savepoint:
+    findings = journal_of(settings, plan.id).done("take_savepoint", stream)
+    before = savepoints.find(settings, stream, findings["savepoint"]) if findings else None
+    if before is None:
+        raise UsageError(f"the savepoint from before plan {plan.id} was dropped", "it can no longer be undone")
+    return before
+
+
+def _refuse_later(snapshot: PlanningSnapshot, plan: RecoveryPlan) -> None:
+    """Raise UsageError if a later recovery has opened a generation; one that was aborted does not count."""
+    generations = {each.number: each for each in snapshot.record.generations}
+    number: int | None = snapshot.record.generation
+    while number is not None and generations[number].aborts:
+        number = generations[number].from_generation
+    opened = plan.of(snapshot.stream.name).generation
+    if number != opened:
+        raise UsageError(
+            f"stream {snapshot.stream.name} is in generation {snapshot.record.generation}; plan {plan.id} opened "
+            f"{opened}",
+            "undo the later recovery first",
+        )

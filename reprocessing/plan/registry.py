@@ -1,4 +1,4 @@
-"""All plans of a home: which one of a stream is under way, which undid another, and which leave the disk.
+"""All plans of a home: which plan of a stream is unfinished, which undid another, and which may be removed.
 
 A plan that is over stays as long as a savepoint that it refers to, and until it has been over for
 `savepoint.keep_plans`. The newest plan of each stream stays, and the last of each name, so that no name is given twice;
@@ -54,7 +54,7 @@ def refuse_if_held(settings: Settings, plan: RecoveryPlan) -> None:
 
 
 def needed_savepoints(settings: Settings, stream: str) -> dict[str, str]:
-    """Savepoints of a stream that a plan under way needs, with the plan's name."""
+    """Savepoints of a stream that an unfinished plan needs, with the plan's name."""
     plan = under_way(settings, stream)
     return {} if plan is None else dict.fromkeys(_savepoints_of(settings, plan, stream), plan.id)
 
@@ -84,7 +84,7 @@ def prune_plans(settings: Settings) -> list[str]:
 
 
 def _readable(settings: Settings) -> Iterator[RecoveryPlan]:
-    """Yields the plans, oldest first, but for those that cannot be read: they stay."""
+    """Yields the plans, oldest first; skips unreadable plans, which stay on disk."""
     for name in names(settings):
         with suppress(UsageError):
             yield load(settings, name)

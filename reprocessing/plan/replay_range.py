@@ -1,13 +1,13 @@
 """Where a replay starts, and where a bounded one ends.
 
 The start is the latest of: a savepoint at or before the target; the target's batch, while Spark's log and the table's
-log still reach it (a savepoint of it is then taken at once, so that it exists when the plan is applied); the very start
+log still reach it (planning then takes a savepoint of it, which exists when the plan is applied); the very start
 of the stream, if the topics still have every record since. Without any of them the plan is refused, unless it may
 discard the state.
 
 The end of a bounded recovery is the last batch that it corrects; rows after it stay as they are. That is right only
 where no later row depends on an earlier record: for tables to which rows are appended, by a stream without state. It
-also needs the rows as of that batch, to tell the later ones apart: a savepoint of it, or Spark's log and the table's
+also needs the rows as of that batch, to identify later rows: a savepoint of it, or Spark's log and the table's
 log, from which one is then taken.
 
     batch N, table-version V, savepoint NAME    that batch
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from reprocessing.plan.history import CommittedBatch, has_present_rows, in_lineage
-from reprocessing.plan.plan import Base, StreamRecoveryPlan, Until
+from reprocessing.plan.plan import BEFORE_ALL, Base, StreamRecoveryPlan, Until
 from reprocessing.plan.sliceable import sliceable, tables_with_slices
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import (
@@ -46,7 +46,8 @@ from reprocessing.plan.targets import (
 )
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.ledger.positions import Archived, TopicOffsets, first_after
+from streaming_jobs.ledger.positions import OffsetBounds, TopicOffsets, first_after
+from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.spark_plan import not_row_by_row
 from streaming_jobs.settings import Settings
@@ -69,7 +70,6 @@ Start = tuple[Base, list[str], bool]
 KINDS = ("batch", "table-version", "savepoint", "code", "datetime", "duration", "offsets")
 """Kinds of targets at which a bounded recovery can end."""
 _ORDINARY = "correct everything after the target too: leave --until out"
-_START = Txn(0, -1)
 
 
 def replay_start(
@@ -161,27 +161,19 @@ def taken_now(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
 
 
 def _lost(ends: TopicOffsets, snapshot: PlanningSnapshot) -> str:
-    topics = snapshot.preflight.topics
-    earliest, continues = {t.name: t.earliest for t in topics}, {t.name: t.continues for t in topics}
-    return lost(ends, earliest, {t.name: t.archived for t in topics}, continues)
+    return lost(ends, {topic.name: topic for topic in snapshot.preflight.topics})
 
 
-def lost(
-    begins: TopicOffsets,
-    earliest: TopicOffsets,
-    archived: Mapping[str, Archived | None],
-    continues: TopicOffsets | None = None,
-) -> str:
+def lost(begins: TopicOffsets, topics: Mapping[str, OffsetBounds | TopicSnapshot]) -> str:
     """The first range that a replay from these offsets would miss, in words; empty if there is none."""
-    tables = {name: each for name, each in (continues or {}).items() if each}
-    for topic, firsts in earliest.items():
-        for partition in firsts:
-            begin = begins.get(topic, {}).get(partition)
-            first = None if begin is None else first_after(begin, partition, firsts, tables.get(topic, {}))
+    for name, topic in topics.items():
+        for partition in topic.earliest:
+            begin = begins.get(name, {}).get(partition)
+            first = None if begin is None else first_after(begin, partition, topic.earliest, topic.continues)
             if begin is not None and first is not None:
-                if topic in tables:
-                    return gone_words(topic, begin, first)
-                return gone(archived.get(topic), topic, partition, begin, first)
+                if topic.continues:
+                    return gone_words(name, begin, first)
+                return gone(topic.archived, name, partition, begin, first)
     return ""
 
 
@@ -219,7 +211,7 @@ def until_border(snapshot: PlanningSnapshot, target: Target, resolved: Resolved)
             f"{target} ends at {border.txn}, which is the stream's last batch: that is an ordinary recovery",
             "leave --until out",
         )
-    if border.txn <= (resolved.batch or _START):
+    if border.txn <= (resolved.batch or BEFORE_ALL):
         raise UsageError(
             f"{target} ends at {border.txn}, and the recovery begins after {resolved.batch}: there is nothing between",
             "name a later end",
@@ -229,7 +221,7 @@ def until_border(snapshot: PlanningSnapshot, target: Target, resolved: Resolved)
 
 
 def until_of(snapshot: PlanningSnapshot, target: Target, border: LastBatch, base: Base) -> Until:
-    """The end of a plan whose replay starts from `base`; a savepoint of it is taken if there is none.
+    """The end of a plan whose replay starts from `base`; takes a savepoint of that batch if there is none.
 
     Raises UsageError if the rows as of that batch are no longer known, if there are rows of no batch
     (`rows_of_no_batch`), or if the replay begins with the whole content of a table that is read.
@@ -246,7 +238,7 @@ def until_of(snapshot: PlanningSnapshot, target: Target, border: LastBatch, base
         raise UsageError(
             f"the rows of the tables as of {border.txn} are no longer kept, neither in a savepoint nor in their "
             "logs, so later rows cannot be told apart",
-            _nearest(snapshot, border.txn, Txn(base.generation, base.batch) if base.savepoint else _START),
+            _nearest(snapshot, border.txn, base.after),
         )
     start = savepoints.find(snapshot.settings, saved.stream, base.savepoint) if base.savepoint else None
     reason = rows_of_no_batch(snapshot.settings, snapshot.stream, snapshot.record, start, saved, waiting=True)
@@ -341,7 +333,7 @@ def _refuse_dependent_rows(snapshot: PlanningSnapshot, after: Txn | None, end: T
 
 
 def _savepoint(snapshot: PlanningSnapshot, txn: Txn) -> Savepoint | None:
-    """The savepoint of a batch: one that exists, or one that is taken now; None if the logs do not reach it."""
+    """The savepoint of a batch, which is taken now if it does not exist; None if the logs do not reach the batch."""
     saved = savepoints.find(snapshot.settings, snapshot.stream.name, savepoints.name_of(txn))
     if saved is not None and has_present_rows(snapshot.record.generations, txn):
         return saved

@@ -1,7 +1,7 @@
 """Streams whose tables can be rebuilt slice by slice: each row depends on records near it in event time, and no other.
 
 That holds for rows made of one record, and for windows of event time. Everything else is refused with the reason: an
-upsert and a running total depend on all records before, a deduplication on the order in which they came, a join on a
+upsert and a running total depend on all records before, a deduplication on the order of arrival, a join on a
 second topic.
 """
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from reprocessing.plan.history import CommittedBatch, History, lineage
-from reprocessing.plan.journal import next_step
+from reprocessing.plan.journal import refuse_under_way
 from reprocessing.plan.plan import PlannedAgainst, SawTable, SawTopic
 from reprocessing.plan.targets import View, no_batch
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
-from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.ledger.positions import OffsetBounds, ends_of, starts_of
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file, take_snapshot
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
@@ -63,6 +62,12 @@ class PlanningSnapshot:
             tables=tuple(self._tables()),
             topics=tuple(_saw(topic) for topic in self.preflight.topics),
         )
+
+    def refuse_under_way(self) -> None:
+        """Raise RecoveryUnderWay if a recovery of the stream is not over."""
+        for table in self.preflight.tables:
+            if table.entry is not None:
+                refuse_under_way(table.name, table.entry, self.record.generation)
 
     def view(self) -> View:
         return View(
@@ -115,23 +120,10 @@ def planning_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -
     entry = next(t.entry for t in around.tables if t.role == "primary")
     ours = entry is not None and entry.kind in ("batch", "publish") and entry.generation == record.generation
     if entry is not None and ours and entry.batch >= 0 and history.find(entry.txn) is None:
-        history.append(_batch(entry))
+        history.append(CommittedBatch.of(entry, time.time(), {}))
     return PlanningSnapshot(
         settings, stream, topics, record, around, history, savepoints.savepoints(settings, stream.name)
     )
-
-
-def refuse_fenced(snapshot: PlanningSnapshot) -> None:
-    """Raise PreflightRefused if another recovery has fenced a table and is not over."""
-    for table in snapshot.preflight.tables:
-        if table.entry is not None and (
-            table.entry.kind == "fence"
-            or (table.entry.kind == "publish" and table.entry.generation > snapshot.record.generation)
-        ):
-            raise PreflightRefused(
-                f"the recovery plan {table.entry.plan} of table {table.name} is under way",
-                next_step(table.entry.plan or "PLAN", "applying"),
-            )
 
 
 def _saw(topic: TopicSnapshot) -> SawTopic:
@@ -145,19 +137,6 @@ def _saw(topic: TopicSnapshot) -> SawTopic:
         archive,
         first,
         dict(topic.continues),
-    )
-
-
-def _batch(entry: LedgerEntry) -> CommittedBatch:
-    return CommittedBatch(
-        txn=entry.txn,
-        at=time.time(),
-        starts=starts_of(entry.offsets),
-        ends=ends_of(entry.offsets),
-        code=entry.code,
-        versions={},
-        records=entry.records,
-        rows=entry.rows.get("written", 0),
     )
 
 

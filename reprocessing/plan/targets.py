@@ -103,11 +103,6 @@ class View:
             raise no_batch(self.record.stream)
         return self.history.position
 
-    @property
-    def starts(self) -> TopicOffsets:
-        """The offsets of the stream's first start."""
-        return self.record.starts
-
 
 def no_batch(stream: str) -> UsageError:
     """The error for a stream that has finished no batch, so that a recovery has nothing to go back to or to skip."""
@@ -118,7 +113,7 @@ def no_batch(stream: str) -> UsageError:
 
 
 def resolve(target: Target, view: View) -> Resolved:
-    """The target resolved to a batch or to offsets ahead; raises UsageError for one that cannot be reached."""
+    """The target resolved to a batch or to offsets ahead; raises UsageError if it cannot be reached."""
     if target.kind == "savepoint":
         return _savepoint(target.value, view)
     if target.kind in ("batch", "table-version", "code"):
@@ -143,7 +138,7 @@ def at_or_before(wanted: TopicOffsets, view: View) -> Resolved:
     ):
         notes.append(f"moved back to the border of {border.txn}, which ended at {_words(border.ends)}")
     if border is None:
-        notes.append(f"moved back to the stream's very start, {_words(view.starts)}")
+        notes.append(f"moved back to the stream's very start, {_words(view.record.starts)}")
     return Resolved(border.txn if border else None, wanted, tuple(notes))
 
 
@@ -171,7 +166,7 @@ def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
         offsets = wanted[topic.name] = dict(view.for_time(topic.name, int(at * 1000)))
         late = [p for p, offset in offsets.items() if offset >= topic.latest.get(p, 0)]
         dated = dated or len(late) < len(offsets)
-        for partition in late:  # such a time is no request to skip the records that are not read yet
+        for partition in late:  # a time after the newest record does not ask to skip unread records
             here = view.position.get(topic.name, {}).get(partition, topic.earliest.get(partition, 0))
             offsets[partition] = min(offsets[partition], here)
         if late:
@@ -188,7 +183,7 @@ def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
 
 
 def instant(target: Target, now: float) -> float:
-    """The time of a duration or datetime in seconds since 1970; raises UsageError for text that is no time."""
+    """The time of a duration or datetime in seconds since 1970; raises UsageError for any other text."""
     if target.kind == "duration":
         return now - parse_duration(target.value).total_seconds()
     try:
@@ -269,7 +264,7 @@ def _batch(target: Target, view: View) -> Resolved:
         ]
         return Resolved(*before(min([since.since, *(Txn(at.generation, at.batch + 1) for at in wrote)]), view))
     if target.kind == "batch" and integer(target, _NUMBER) == -1:
-        return Resolved(None, view.starts)
+        return Resolved(None, view.record.starts)
     batch = named_batch(target, view)
     if batch.ends == position:
         raise UsageError(f"{batch.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
@@ -309,7 +304,7 @@ def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
     number, first, _ = next(generation_spans(generations))
     if txn > Txn(number, first):
         raise UsageError(f"what came before {txn} is no longer in the ledger", "choose a savepoint, or --to-batch -1")
-    return None, view.starts
+    return None, view.record.starts
 
 
 def named_code(text: str, record: StreamRecord) -> CodeSince:
@@ -346,7 +341,7 @@ def _savepoint(name: str, view: View) -> Resolved:
 
 
 def named_savepoint(name: str, view: View) -> Savepoint | None:
-    """The savepoint of the stream by its own name, or by one that it shares with other streams."""
+    """The savepoint of the stream by its own name, or by the name of a savepoint of several streams."""
     own = view.names[name].streams[view.record.stream] if name in view.names else name
     return next((s for s in view.savepoints if s.id == own), None)
 
@@ -394,6 +389,12 @@ def read_offsets(path: Path) -> dict[str, dict[int, int]]:
 
 def write_offsets(offsets: TopicOffsets) -> str:
     return "".join(f"{t},{p},{o}\n" for t, each in sorted(offsets.items()) for p, o in sorted(each.items()))
+
+
+def offsets_target(offsets: TopicOffsets) -> Target:
+    """The target of these offsets, as `parse_offsets` reads them."""
+    each = (f"{t}/{p}:{o}" for t, partitions in offsets.items() for p, o in sorted(partitions.items()))
+    return Target("offsets", ",".join(each))
 
 
 def parse_offsets(text: str, topics: Sequence[str]) -> dict[str, dict[int, int]]:

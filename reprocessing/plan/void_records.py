@@ -5,8 +5,8 @@ first wrong offset of a partition is therefore the smallest offset that any late
 generation. What an earlier recovery has declared void lies behind it too.
 
 The log cleaner of a compacted topic removes a right record because of a later wrong one with its key, and a wrong one
-because of its correction. So only a replay that writes every record anew ends with all keys, and what it has replaced
-does not come back.
+because of its correction. So only a replay that rewrites every record ends with all keys, and what it has replaced
+cannot be restored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import islice
 
 from reprocessing.plan.history import generation_spans
-from reprocessing.plan.plan import Base
+from reprocessing.plan.plan import BEFORE_ALL, Base
 from reprocessing.plan.snapshot import PlanningSnapshot, only_the_broker
 from reprocessing.plan.written_topics import GroupPosition, WrittenTopics, behind, group_words
 from streaming_jobs.errors import TransientError, UsageError
@@ -26,7 +26,6 @@ from streaming_jobs.ledger.positions import PartitionOffsets, TopicOffsets, Writ
 from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.preflight.snapshot import is_compacted, ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
@@ -36,33 +35,27 @@ from streaming_jobs.state.topic_records import TopicRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 
-BEFORE_ALL = Txn(0, -1)
 _NEWEST = 500
-
-
+"""Batches at most that are read from the primary table's log."""
 _EVERYTHING = (
     "everything that the stream has ever written to its topics becomes void, also what came from records before the "
     "target: these are not read again"
 )
 
 
-def start_of(base: Base) -> Txn:
-    """The last batch whose records stay; without a savepoint everything is written anew."""
-    return Txn(base.generation, base.batch) if base.savepoint is not None else BEFORE_ALL
-
-
 def first_written(
     settings: Settings, stream: Stream, record: StreamRecord, base: Base, ids: Mapping[str, str]
 ) -> dict[str, dict[int, int]]:
     """By topic and partition, the first offset that the stream has written after a base; raises as `written_after`."""
-    in_log = newest_batches(store_of(stream.primary).commits(settings, stream.primary), stream.name)
+    commits = store_of(stream.primary).commits(settings, stream.primary)
+    in_log = (c.entry for c in commits if c.entry and (c.entry.stream, c.entry.kind) == (stream.name, "batch"))
     in_table = (lambda: _in_table(settings, stream)) if stream.topics_only else None
     return written_after(
         ledger_file(settings, stream.name),
         stream,
-        start_of(base),
+        base.after,
         ids,
-        in_log,
+        islice(in_log, _NEWEST),
         generations=record.generations,
         in_table=in_table,
     )
@@ -140,7 +133,7 @@ def written_after(
 
 
 def _note(runs: list[range], batch: int) -> None:
-    """Add a batch to runs of consecutive ones; lines mostly come in their order."""
+    """Add a batch to runs of consecutive batches; the lines are mostly in order."""
     if runs and runs[-1].start <= batch <= runs[-1].stop:
         runs[-1] = range(runs[-1].start, max(runs[-1].stop, batch + 1))
     elif runs and batch == runs[-1].start - 1:
@@ -210,19 +203,13 @@ def wrong_from(
     """
     wrong = {topic: dict(each) for topic, each in firsts.items()}
     _lower(wrong, in_flight)
-    if start_of(base) == BEFORE_ALL:
+    if base.after == BEFORE_ALL:
         wrong = {topic: dict.fromkeys(each, 0) for topic, each in ends.items()}
     found: dict[str, dict[int, int]] = {}
     for topic, of_topic in ends.items():
         each_of = [offsets.get(topic, {}) for offsets in (wrong, *known)]
         found[topic] = {p: min(end, *(offsets.get(p, end) for offsets in each_of)) for p, end in of_topic.items()}
     return found
-
-
-def newest_batches(commits: Iterable[Commit], stream: str) -> list[LedgerEntry]:
-    """The entries of the newest batches in a table's log, newest first."""
-    found = (c.entry for c in commits if c.entry is not None and (c.entry.stream, c.entry.kind) == (stream, "batch"))
-    return list(islice(found, _NEWEST))
 
 
 def topics_written(stream: Stream, firsts: Mapping[str, PartitionOffsets]) -> list[str]:
@@ -238,7 +225,7 @@ def declared_since(
     The new generation starts before these, so they leave the path and their ranges would no longer hold.
     A replay that was given up has appended records there which are in no ledger.
     """
-    path, after = set(path_with(record, opened)), start_of(base)
+    path, after = set(path_with(record, opened)), base.after
     origins = {each.number: Txn(each.from_generation or 0, each.from_batch) for each in record.generations}
     later = {number for number, origin in origins.items() if number not in path and origin >= after}
     found: dict[str, dict[int, int]] = {}
@@ -300,7 +287,7 @@ def check_topic_sinks(snapshot: PlanningSnapshot, *, bounded: bool) -> None:
 
 @dataclass(frozen=True)
 class CommittedOffsets:
-    """The committed offsets of all consumer groups, asked for once for all streams of a plan, if at all."""
+    """The committed offsets of all consumer groups, requested at most once for all streams of a plan."""
 
     settings: Settings
 
@@ -333,7 +320,7 @@ def written_topics(
     notes = [
         *_compacted(snapshot, start, wrong, ends),
         *_groups(committed, wrong, ends),
-        *([_EVERYTHING] if discards and start_of(start) == BEFORE_ALL else []),
+        *([_EVERYTHING] if discards and start.after == BEFORE_ALL else []),
     ]
     return WrittenAtPlanning(wrong, ends, tuple(notes))
 
@@ -345,7 +332,7 @@ def _compacted(snapshot: PlanningSnapshot, start: Base, wrong: TopicOffsets, end
         void = any(begin < ends[name][partition] for partition, begin in begins.items())
         if info is None or not is_compacted(info) or not void:
             continue
-        if start_of(start) != BEFORE_ALL:
+        if start.after != BEFORE_ALL:
             stream = snapshot.stream.name
             raise UsageError(
                 f"topic {name} of stream {stream} is compacted: its cleaner removes records before the replay's start "

@@ -58,7 +58,7 @@ _OWN = "recourse."
 
 
 def group_words(group: GroupPosition, begins: PartitionOffsets, ends: PartitionOffsets) -> str:
-    """What a group has read of the wrong records of a partition, and what comes for it, in words.
+    """As text: which wrong records of a partition a group has read, and where it gets their corrections.
 
     `begins` are the first wrong offsets, `ends` the offsets at which the corrected records begin.
     """
@@ -124,13 +124,15 @@ class WrittenTopics:
         key = transactional_id(prefix, stream.name, sink.name)
         try:
             marker = read_marker(self._config, name, key, self.settings.kafka.timeout)
+            count, shards = 0 if marker is None else marker.shards, dict[int, LedgerEntry | None]()
+            if count:
+                shards |= read_shards(self._config, stream.name, sink.name, self.settings.topic_sink, count)
         except ClientLost as lost:
             raise TransientError(
-                f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker"
+                f"the markers of topic {sink.name} cannot be read: {lost}", "check the broker"
             ) from lost
         if marker is None:
             return None
-        shards = self._shards(stream, sink, marker.shards) if marker.shards else {}
         ahead = [
             replace(each, note=IN_SHARDS)
             for each in shards.values()
@@ -205,14 +207,14 @@ class WrittenTopics:
         return behind(self.committed(), topic, begins)
 
     def committed(self) -> list[GroupPosition]:
-        """The committed offsets of all consumer groups, asked for at once; raises TransientError."""
+        """The committed offsets of all consumer groups, from one request; raises TransientError."""
         timeout = self.settings.kafka.timeout.total_seconds()
         until, admin, found = time.monotonic() + timeout, AdminClient(self._config), list[GroupPosition]()
         try:
             listed = admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid
         except (KafkaException, TimeoutError) as error:
             raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
-        shown = self.settings.kafka.group_prefix  # those of streams, which a plan takes along as streams
+        shown = self.settings.kafka.group_prefix  # groups of streams, which a plan includes as streams
         names = [g.group_id for g in listed if not (shown and g.group_id.startswith(shown))]
         for number in range(0, len(names), _AT_ONCE):
             if time.monotonic() > until:
@@ -244,14 +246,6 @@ class WrittenTopics:
         finally:
             writer.close()
 
-    def _shards(self, stream: Stream, sink: KafkaSink, count: int) -> Mapping[int, LedgerEntry | None]:
-        try:
-            return read_shards(self._config, stream.name, sink.name, self.settings.topic_sink, count)
-        except ClientLost as lost:
-            raise TransientError(
-                f"the markers of the shards of topic {sink.name} cannot be read: {lost}", "check the broker"
-            ) from lost
-
     @cached_property
     def _bootstrap(self) -> str:
         return bootstrap_servers(self.settings)
@@ -266,7 +260,7 @@ class WrittenTopics:
 
 
 def _carried(newest: LedgerEntry, position: Txn) -> tuple[WrittenRange, ...]:
-    """The ranges of a batch after a position, from its own marker or from the one that a fence has made of it."""
+    """The ranges of a batch after a position, from its own marker or from the fence's copy of that marker."""
     return newest.written if newest.txn > position or newest.kind == "fence" else ()
 
 
@@ -339,7 +333,7 @@ def _known_ends(settings: Settings, stream: Stream, topic: str, topic_id: str, a
 
 
 def _may_be_later(headers: Mapping[str, bytes | None], stream: str, at: Txn) -> bool:
-    """True for a record of the stream of a later batch, and for one that does not say whose it is."""
+    """True for a record of a later batch of the stream, and for a record that does not name its stream."""
     found = {name: headers.get(_OWN + name) for name in ("stream", "generation", "batch")}
     if found["stream"] is None or found["generation"] is None or found["batch"] is None:
         return True

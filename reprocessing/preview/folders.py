@@ -69,7 +69,7 @@ class Folders:
         )
 
     def with_tables(self, name: str) -> Settings:
-        return self.settings.model_copy(update={"tables_dir": self.tables / name})
+        return self.settings.with_tables(self.tables / name)
 
     def clear(self) -> None:
         """Remove the folders, also those that a killed preview has left; raises TransientError if that fails.

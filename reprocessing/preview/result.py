@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from reprocessing.replay.difference import Difference
 from reprocessing.replay.session import ReplayFailure
-from reprocessing.report.page import SECTIONS, difference_section
+from reprocessing.replay.words import difference_lines
+from reprocessing.report.page import FIGURES, SECTIONS, difference_section, figures
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place
 from streaming_jobs.page import macros, render_page
-from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.text.spelling import counted, instant_words
 
-_SHOWN = 3
-_CHARACTERS = 200
-_COLUMNS = 8
+_CHARACTERS = 400
 _PARTITIONS = 24
 _RANGES = 200
 
@@ -34,7 +31,7 @@ class TableChange:
 
     @property
     def rows(self) -> int:
-        return self.difference.corrected + self.difference.new + self.difference.gone
+        return sum(self.difference.counts)
 
     @property
     def equal(self) -> bool:
@@ -68,7 +65,7 @@ class Counts:
     """Figures of the batches of one side: batches, and by name rows written, dead letters, rows that broke a rule."""
 
     batches: int = 0
-    named: Mapping[str, int] | None = None
+    named: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class Preview:
     suites: tuple[tuple[str, tuple[str, ...]], ...] = ()
     failure: ReplayFailure | None = None
     notes: tuple[str, ...] = ()
-    seconds: Mapping[str, float] | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> PreviewVerdict:
@@ -115,7 +112,7 @@ class Preview:
 
     def counted(self) -> list[tuple[str, int, int]]:
         """Figures of both sides, by name: published, then rebuilt."""
-        before, after = self.before.named or {}, self.after.named or {}
+        before, after = self.before.named, self.after.named
         return [(name, before.get(name, 0), after.get(name, 0)) for name in sorted({*before, *after})]
 
     def ranges(self) -> list[tuple[str, int, int, int]]:
@@ -126,6 +123,9 @@ class Preview:
 
     def value(self) -> dict[str, Any]:
         """The preview as JSON values; rows of a sample may have values that still have to become text."""
+        failure = None if self.failure is None else asdict(self.failure)
+        if failure is not None:
+            del failure["permanent"]
         return {
             "stream": self.stream,
             "verdict": self.verdict.value,
@@ -144,14 +144,10 @@ class Preview:
             "counts": {name: {"published": old, "rebuilt": new} for name, old, new in self.counted()},
             "batches": {"published": self.before.batches, "rebuilt": self.after.batches},
             "suites": {name: list(failing) for name, failing in self.suites},
-            "failure": None if self.failure is None else _failure_json(self.failure),
+            "failure": failure,
             "notes": list(self.notes),
-            "seconds": dict(self.seconds or {}),
+            "seconds": dict(self.seconds),
         }
-
-
-def _failure_json(failure: ReplayFailure) -> dict[str, Any]:
-    return {name: value for name, value in asdict(failure).items() if name != "permanent"}
 
 
 def reasons(preview: Preview) -> list[str]:
@@ -180,21 +176,13 @@ def _table_json(change: TableChange) -> dict[str, Any]:
     return {
         "table": d.table,
         "equal": change.equal,
-        "published_rows": d.old_rows,
-        "rebuilt_rows": d.new_rows,
-        "corrected": d.corrected,
-        "new": d.new,
-        "gone": d.gone,
+        **d.figures,
         "read": dict(zip(("published", "rebuilt"), d.read or (d.old_rows, d.new_rows), strict=True)),
         "new_columns": list(change.new_columns),
         "misfits": list(change.misfits),
         "sums": {name: {"published": old, "rebuilt": new} for name, (old, new) in d.totals.items()},
-        "sample": _samples(d.sample),
+        "sample": [dict(row) for row in d.sample],
     }
-
-
-def _samples(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [dict(row) for row in rows]
 
 
 def headline(preview: Preview) -> str:
@@ -228,7 +216,10 @@ def _body(preview: Preview) -> Iterator[str]:
     if len(ranges) > _PARTITIONS:
         yield f"  and {counted(len(ranges) - _PARTITIONS, 'more partition')}"
     for table in preview.tables:
-        yield from _table_text(table)
+        for line in difference_lines(table.difference):
+            yield line[2 : _CHARACTERS + 2] + (" ..." if len(line) > _CHARACTERS + 2 else "")
+        if table.new_columns:
+            yield f"  only the code on disk has: {', '.join(table.new_columns)}"
     for name, before, after in preview.counted():
         if before != after and not name.startswith("written"):
             yield f"{name}: {before:,} in the published batches, {after:,} rebuilt"
@@ -255,49 +246,10 @@ def range_words(preview: Preview) -> str:
 
 
 def _changed(table: TableChange) -> str:
-    d = table.difference
-    rows = [f"{n:,} {kind}" for n, kind in ((d.corrected, "changed"), (d.new, "new"), (d.gone, "gone")) if n]
-    parts = [f"rows: {', '.join(rows)}"] if rows else []
+    parts = [f"rows: {table.difference.counts.words()}"] if table.rows else []
     if table.new_columns:
         parts.append(f"new column {', '.join(table.new_columns)}")
-    return f"{d.table} {'; '.join(parts)}" if parts else ""
-
-
-def _table_text(table: TableChange) -> Iterator[str]:
-    d = table.difference
-    words = _changed(table).removeprefix(d.table).strip() or "equal"
-    yield f"{d.table}: {words}, of {counted(d.old_rows, 'published row')}"
-    if table.new_columns:
-        yield f"  only the code on disk has: {', '.join(table.new_columns)}"
-    sums = [f"{name} {old} -> {new}" for name, (old, new) in d.totals.items() if old != new]
-    if table.rows and sums:
-        yield f"  sums over {d.read_words()}: {', '.join(sums[:_COLUMNS])}"
-    for row in d.sample[:_SHOWN]:
-        yield f"  {_row_text(row)}"
-
-
-def _row_text(row: Mapping[str, Any]) -> str:
-    """A row of a sample; of one that has both sides, only the columns that differ, after its keys."""
-    parts = []
-    for name, value in row.items():
-        other = name.removesuffix(" published")
-        if name.endswith(" published") and f"{other} rebuilt" in row:
-            if value != row[f"{other} rebuilt"]:
-                parts.append(f"{other} {value} -> {row[f'{other} rebuilt']}")
-        elif not (name.endswith(" rebuilt") and f"{name.removesuffix(' rebuilt')} published" in row):
-            parts.append(f"{name} {_plain(value)}")
-    line = ", ".join(parts)
-    return line if len(line) <= _CHARACTERS else line[:_CHARACTERS] + " ..."
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {each}" for name, each in list(value.items())[:_COLUMNS])
-    return str(value)
-
-
-def write_page(path: Path, preview: Preview) -> None:
-    write_atomic(path, page(preview))
+    return f"{table.difference.table} {'; '.join(parts)}" if parts else ""
 
 
 def page(preview: Preview) -> str:
@@ -320,11 +272,14 @@ def _sections(preview: Preview) -> Iterator[str]:
     if why := reasons(preview):
         yield sections.reasons(why)
     if preview.tables:
-        head = ["table", "published rows", "rebuilt rows", "changed", "new", "gone", "new columns"]
-        yield parts.table(head, [_figures(table) for table in preview.tables], numbers=True)
-    if figures := [[name, f"{before:,}", f"{after:,}"] for name, before, after in preview.counted()]:
+        rows = [
+            [each.difference.table, *figures(each.difference), ", ".join(each.new_columns) or "none"]
+            for each in preview.tables
+        ]
+        yield parts.table(["table", *FIGURES, "new columns"], rows, numbers=True)
+    if counts := [[name, f"{before:,}", f"{after:,}"] for name, before, after in preview.counted()]:
         yield parts.heading("Figures of the batches")
-        yield parts.table(["", "published", "rebuilt"], figures, numbers=True)
+        yield parts.table(["", "published", "rebuilt"], counts, numbers=True)
     if preview.suites:
         yield parts.heading("Suites")
         outcomes = [[name, "; ".join(failing) if failing else "passes"] for name, failing in preview.suites]
@@ -335,9 +290,3 @@ def _sections(preview: Preview) -> Iterator[str]:
     if changed := [table for table in preview.tables if table.rows]:
         yield parts.heading("Rows of the code on disk against the published ones")
         yield from (difference_section(table.difference) for table in changed)
-
-
-def _figures(table: TableChange) -> list[str]:
-    d = table.difference
-    numbers = [f"{n:,}" for n in (d.old_rows, d.new_rows, d.corrected, d.new, d.gone)]
-    return [d.table, *numbers, ", ".join(table.new_columns) or "none"]

@@ -20,15 +20,16 @@ from dataclasses import dataclass, field
 from reprocessing.plan.history import in_lineage
 from reprocessing.preview.folders import Folders, hold_previews
 from reprocessing.preview.result import Counts, Edge, Preview, TableChange
-from reprocessing.preview.start import NewestBatch, PreviewStart, StartView, Wanted, choose, newest_batch, records
-from reprocessing.replay.border import Border
-from reprocessing.replay.difference import compare_stored
-from reprocessing.replay.session import ReplayFailure, ReplayResult, ReplaySession, missed_end
+from reprocessing.preview.start import NewestBatch, PreviewStart, StartView, Wanted, choose, newest_batch
+from reprocessing.replay.difference import compare_stored, compared_tables
+from reprocessing.replay.session import Border, ReplayFailure, ReplaySession
 from reprocessing.replay.staging import fill, make_empty_tables
+from reprocessing.report.facts import READ
 from reprocessing.stages.publish import misfit
-from reprocessing.stages.recovery import RunSuite, no_suites
+from reprocessing.stages.recovery import RebuiltTables, RunSuite, no_suites
 from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import offsets_between
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.code_version import loaded_code
@@ -36,7 +37,6 @@ from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import LATE
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
@@ -47,10 +47,6 @@ from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
-
-READ = 50_000
-"""Batches at most whose figures are read from a ledger, the newest ones."""
-
 
 RunReplay = Callable[[Folders, Stream, StreamRecord, NewestBatch, Callable[[int], None]], ReplayFailure | None]
 """Runs the stream's code on the preview's folders up to the border; reports batches, returns why it failed."""
@@ -73,25 +69,22 @@ def replay(
             progress(batch)
 
     target = folders.replay_settings()
-    outcome = ReplaySession(
-        target,
-        stream,
-        Archives(folders.settings),
-        replan=_Guard(target, stream.name, record, border(target, stream, record, until)),
-        until=until.ends,
-        topic_sinks=DiscardedTopicSinks(),
-        name=f"preview-{stream.name}",  # of Spark's log file: the stream's session has its own
-    ).run(watch)
-    return failure_at(outcome, until)
-
-
-def failure_at(outcome: ReplayResult, until: NewestBatch) -> ReplayFailure | None:
-    """Why a replay says that the code must not be deployed; raises TransientError if it says nothing about the code."""
-    failure = outcome.failure
-    if failure is not None and not failure.permanent:
-        raise TransientError(f"the replay failed: {failure.found}", failure.next_step or "try again")
-    if failure is None and (missed := missed_end(outcome.reached, until.ends, exactly=True)):
-        return ReplayFailure(PreflightRefused.code, missed, "see whether the topic still has these records")
+    failure = (
+        ReplaySession(
+            target,
+            stream,
+            Archives(folders.settings),
+            until.ends,
+            bounded=True,
+            replan=_Guard(target, stream.name, record, border(target, stream, record, until)),
+            topic_sinks=DiscardedTopicSinks(),
+            name=f"preview-{stream.name}",  # of Spark's log file: the stream's session has its own
+        )
+        .run(watch)
+        .failure
+    )
+    if failure is not None and not failure.permanent:  # it says nothing about the code
+        raise failure.error(failure.next_step or "try again")
     return failure
 
 
@@ -106,7 +99,7 @@ def _end_here() -> None:
 
 @dataclass(frozen=True)
 class _Guard:
-    """The check before each batch of the replay: the border, and that the state is the one that the stream keeps.
+    """The check before each batch of the replay: the border, and that the state fits the stream's stored state.
 
     A replay from the stream's start has no state that could refuse another aggregation; the running stream has.
     """
@@ -118,8 +111,7 @@ class _Guard:
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
         """As `Border` answers; raises PreflightRefused for another state than the stream's."""
-        begun = stream_record.load(self.replay_settings, self.stream)
-        assert begun is not None
+        begun = stream_record.existing(self.replay_settings, self.stream)
         if changes := differences(self.record.state_fingerprint, begun.state_fingerprint):
             raise PreflightRefused(
                 f"the state of stream {self.stream} was built by another aggregation: {changes}",
@@ -136,14 +128,6 @@ class PreviewRequest:
     suites: tuple[str, ...] = ()
     run_suite: RunSuite = no_suites
     replay: RunReplay = replay
-
-
-@dataclass(frozen=True)
-class PreviewTables:
-    """The stream with the tables of the replay, as suites see it."""
-
-    replay_settings: Settings
-    stream: Stream
 
 
 def preview(
@@ -213,7 +197,7 @@ def _preview(
 ) -> Preview:
     end = newest_batch(folders, stream, record)
     start = choose(request.wanted, _view(folders.settings, record, topics, end))
-    count = records(start.ends, end.ends)
+    count = offsets_between(start.ends, end.ends)
     where = f"savepoint {start.savepoint.id}" if start.savepoint else "the stream's start"
     tell(f"replays {counted(count, 'record')} from {where} ({start.why}) to {end.txn}; the stream runs on")
     failure = _undeclared(stream, record)
@@ -229,7 +213,7 @@ def _preview(
     if failure is None:
         tables = compare_tables(folders, stream)
         clock.done("comparison")
-        rebuilt = PreviewTables(folders.replay_settings(), stream)
+        rebuilt = RebuiltTables(folders.replay_settings(), stream)
         suites = tuple((name, tuple(request.run_suite(rebuilt, name))) for name in request.suites)
         if suites:
             clock.done("suites")
@@ -278,9 +262,7 @@ def prepare(folders: Folders, stream: Stream, record: StreamRecord, start: Previ
 def compare_tables(folders: Folders, stream: Stream) -> tuple[TableChange, ...]:
     """Compare each table of the stream with the published one as of the border."""
     changes = []
-    for declared, role in all_tables(stream):
-        if role in LATE:
-            continue
+    for declared in compared_tables(stream):
         published = open_table(folders.with_tables("published"), declared, stream.name)
         if published is None:  # a table that the stream does not have yet
             continue
@@ -299,18 +281,15 @@ def compare_tables(folders: Folders, stream: Stream) -> tuple[TableChange, ...]:
 
 
 def _view(settings: Settings, record: StreamRecord, topics: TopicReader, end: NewestBatch) -> StartView:
-    held = {name: topics.offsets(name) for name in end.ends}
     return StartView(
         stream=record.stream,
         generations=record.generations,
         savepoints=savepoints.savepoints(settings, record.stream),
         starts=record.starts,
-        earliest={name: offsets.earliest for name, offsets in held.items()},
+        topics={name: topics.offsets(name) for name in end.ends},
         end=end.txn,
         ends=end.ends,
         now=time.time(),
-        archived={name: offsets.archived for name, offsets in held.items()},
-        continues={name: offsets.continues for name, offsets in held.items()},
     )
 
 

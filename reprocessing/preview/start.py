@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
 from reprocessing.plan.history import has_present_rows
-from reprocessing.plan.journal import next_step
+from reprocessing.plan.journal import RecoveryUnderWay, refuse_under_way
 from reprocessing.plan.replay_range import lost
 from reprocessing.preview.folders import Folders
 from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.ledger.positions import Archived, TopicOffsets, by_place, ends_of, starts_of
+from streaming_jobs.ledger.positions import OffsetBounds, TopicOffsets, ends_of, offsets_between, starts_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
-from streaming_jobs.sinks.tables import all_tables, existing_table, open_table, store_of
+from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, open_table
 from streaming_jobs.state.savepoints import Savepoint, version_after
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation, StreamRecord
@@ -34,7 +34,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was asked for: records of the last so much time, or those after a savepoint; neither: the choice is ours."""
+    """The request: records of the last `last`, or records after a savepoint; if neither is given, Recourse chooses."""
 
     last: timedelta | None = None
     savepoint: str | None = None
@@ -48,12 +48,10 @@ class StartView:
     generations: Sequence[Generation]
     savepoints: Sequence[Savepoint]
     starts: TopicOffsets
-    earliest: TopicOffsets
+    topics: Mapping[str, OffsetBounds]
     end: Txn
     ends: TopicOffsets
     now: float
-    archived: Mapping[str, Archived | None] = field(default_factory=dict)
-    continues: TopicOffsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,15 +74,10 @@ def choose(wanted: Wanted, view: StartView) -> PreviewStart:
         if old:
             return _from(old[-1], f"the newest that is at least {span} old")
         return _beginning(view, usable, f"no savepoint is {span} old")
-    before = [each for each in usable if records(each.ends, view.ends)]
+    before = [each for each in usable if offsets_between(each.ends, view.ends)]
     if before:
         return _from(before[-1], "the newest that has records after it")
     return _beginning(view, [], "no savepoint has records after it" if usable else "there is no savepoint to begin at")
-
-
-def records(begin: TopicOffsets, end: TopicOffsets) -> int:
-    begins = by_place(begin)
-    return sum(max(offset - begins.get(place, 0), 0) for place, offset in by_place(end).items())
 
 
 def _named(name: str, view: StartView) -> PreviewStart:
@@ -94,7 +87,7 @@ def _named(name: str, view: StartView) -> PreviewStart:
             f"stream {view.stream} has no savepoint {name}", instead(name, [each.id for each in view.savepoints])
         )
     why_not = _unusable(savepoint, view)
-    if not why_not and not records(savepoint.ends, view.ends):
+    if not why_not and not offsets_between(savepoint.ends, view.ends):
         why_not = "no record came after it"
     if why_not:
         raise UsageError(f"a preview cannot begin at savepoint {name}: {why_not}", "choose another savepoint, or none")
@@ -105,7 +98,7 @@ def _unusable(savepoint: Savepoint, view: StartView) -> str:
     """Why a savepoint cannot be replayed from, in words; empty if it can."""
     if savepoint.txn > view.end or not has_present_rows(view.generations, savepoint.txn):
         return "a recovery has replaced what came after it"
-    return lost(savepoint.ends, view.earliest, view.archived, view.continues)
+    return lost(savepoint.ends, view.topics)
 
 
 def _from(savepoint: Savepoint, why: str) -> PreviewStart:
@@ -114,10 +107,10 @@ def _from(savepoint: Savepoint, why: str) -> PreviewStart:
 
 def _beginning(view: StartView, younger: Sequence[Savepoint], why: str) -> PreviewStart:
     """The stream's very start, if the topics still have all records since."""
-    gone = lost(view.starts, view.earliest, view.archived, view.continues)
+    gone = lost(view.starts, view.topics)
     if not gone:
         return PreviewStart(None, view.starts, why)
-    oldest = next((each for each in younger if records(each.ends, view.ends)), None)
+    oldest = next((each for each in younger if offsets_between(each.ends, view.ends)), None)
     raise UsageError(
         f"{why}, and {gone}",
         f"the oldest savepoint is of {instant_words(oldest.taken_at)}: --from-savepoint {oldest.id}"
@@ -128,7 +121,7 @@ def _beginning(view: StartView, younger: Sequence[Savepoint], why: str) -> Previ
 
 @dataclass(frozen=True)
 class NewestBatch:
-    """The newest committed batch of a stream: where it ended, where it began (if that is known), when it came.
+    """The newest committed batch of a stream: its end, its beginning (if known), and the time of its commit.
 
     `versions`: the version of each table after it. `at` in seconds since 1970. `foreign`: table -> versions of its
     commits that are not the stream's, as far back as its log reaches.
@@ -154,7 +147,7 @@ def newest_batch(folders: Folders, stream: Stream, record: StreamRecord) -> Newe
             found = _newest(folders.settings, stream, record)
             _link(folders, stream, found)
         except (FileNotFoundError, PreflightRefused) as error:
-            if isinstance(error, _Recovering):
+            if isinstance(error, RecoveryUnderWay):
                 raise
             reason = error  # the running stream has just removed a file or a part of its log
             shutil.rmtree(folders.with_tables("published").tables, ignore_errors=True)
@@ -167,20 +160,13 @@ def newest_batch(folders: Folders, stream: Stream, record: StreamRecord) -> Newe
     ) from reason
 
 
-class _Recovering(PreflightRefused):
-    """A recovery is under way; the fix is in the message."""
-
-
 def _newest(settings: Settings, stream: Stream, record: StreamRecord) -> NewestBatch:
     primary = existing_table(settings, stream.primary, stream.name)
     commit, _ = newest(primary.commits(), stream.name)
     entry = commit.entry if commit is not None else None
-    if commit is None or entry is None or (entry.kind == "batch" and entry.batch < 0):
-        raise UsageError(f"stream {stream.name} has not written a batch yet", "there is nothing to compare with")
-    if entry.kind == "fence" or (entry.kind == "publish" and entry.generation > record.generation):
-        plan = entry.plan or "PLAN"
-        raise _Recovering(f"the recovery plan {plan} of table {primary.name} is under way", next_step(plan, "applying"))
-    if entry.kind == "publish" and entry.batch < 0:
+    if entry is not None:
+        refuse_under_way(primary.name, entry, record.generation)
+    if commit is None or entry is None or entry.batch < 0:
         raise UsageError(f"stream {stream.name} has not written a batch yet", "there is nothing to compare with")
     versions, foreign = {}, {}
     for declared, _ in all_tables(stream):
@@ -199,10 +185,7 @@ def _newest(settings: Settings, stream: Stream, record: StreamRecord) -> NewestB
 
 
 def _link(folders: Folders, stream: Stream, found: NewestBatch) -> None:
-    place = folders.with_tables("published")
     for declared, _ in all_tables(stream):
-        version = found.versions.get(declared.name)
-        if version is None:
-            continue
-        table = existing_table(folders.settings, declared, stream.name)
-        store_of(declared).create(place, declared, stream.name, table.content(version), None)
+        if (version := found.versions.get(declared.name)) is not None:
+            content = existing_table(folders.settings, declared, stream.name).content(version)
+            copied_table(folders.settings, folders.tables / "published", declared, stream.name, content)

@@ -18,16 +18,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import StructField
 
 from reprocessing.plan.conditions import quoted
+from reprocessing.replay.words import RowCounts
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.platform.table_rows import failed, opened, rows_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.schemas import is_position
-from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.sinks.tables import store_of
+from streaming_jobs.sinks.stored import LATE, StoredTable
+from streaming_jobs.sinks.tables import all_tables, copied_table
+from streaming_jobs.stream import Stream
 
 DIFFERING = "differing"
 """The table of the rows whose counts differ: the columns, and `__net`."""
@@ -123,7 +126,7 @@ class ByTime:
     periods: Sequence[Period] = ()
 
     def rough(self) -> list[tuple[str, int, int, int]]:
-        """The same in at most `PERIODS` periods, the start as text."""
+        """The same in at most `PERIODS` longer periods, the start as text."""
         if not self.periods:
             return []
         width = _width(self.periods[-1][0] - self.periods[0][0], _ROUGH, PERIODS)
@@ -241,8 +244,6 @@ def dated_by_row(when: str) -> str:
 class Difference:
     """The difference of a rebuilt table from the published one. `totals` by numeric column: (published, rebuilt).
 
-    `by_time`: start of the period (text), then the numbers of rows that vanish, appear and change; the periods are
-    equally long, in order, and only those with differences are listed. `timeline` has the same in shorter periods.
     `keyed` is True if the table has keys; only then the differences are known by key. The sums are made over the rows
     `read` (published, rebuilt) of files that only one of the tables has; None: of all files. `unknown` is the reason
     why the tables could not be compared; then all numbers are zero.
@@ -257,7 +258,6 @@ class Difference:
     totals: Mapping[str, tuple[Any, Any]]
     sample: Sequence[Mapping[str, Any]]
     time_column: str = ""
-    by_time: Sequence[tuple[str, int, int, int]] = ()
     keyed: bool = False
     timeline: ByTime = NO_TIMES
     by_key: ByKey = NO_KEYS
@@ -267,21 +267,21 @@ class Difference:
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Difference:
         """The difference from the fields in a journal; journals of earlier versions lack some."""
-        nested = {"timeline": ByTime(**value.get("timeline", {})), "by_key": ByKey(**value.get("by_key", {}))}
-        return cls(**{**value, **nested})
+        return msgspec.convert(value, cls)
 
     @property
-    def corrected(self) -> int:
-        """Rows with other values; without keys, pairs of a row that vanishes and one that appears."""
-        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[0]
+    def by_time(self) -> list[tuple[str, int, int, int]]:
+        """By start of a period, as text, the numbers of rows that vanish, appear and change, as a text lists them."""
+        return self.timeline.rough()
 
     @property
-    def new(self) -> int:
-        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[1]
+    def counts(self) -> RowCounts:
+        return RowCounts.of(self.only_old, self.only_new, self.changed, keyed=self.keyed)
 
     @property
-    def gone(self) -> int:
-        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[2]
+    def figures(self) -> dict[str, int]:
+        """The numbers of rows by their names, in the order in which they are shown."""
+        return {"published_rows": self.old_rows, "rebuilt_rows": self.new_rows, **self.counts._asdict()}
 
     def read_words(self) -> str:
         """The rows over which the sums are made, in words."""
@@ -294,15 +294,14 @@ class Difference:
         return (self.only_old + self.only_new + self.changed) / max(self.old_rows, 1)
 
 
-def paired(gone: int, came: int, changed: int, *, keyed: bool) -> tuple[int, int, int]:
-    """(corrected, new, gone): without keys, a row that vanishes and one that appears count as one corrected row."""
-    both = 0 if keyed else min(gone, came)
-    return changed + both, came - both, gone - both
-
-
 def for_journal(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     """Differences as a journal stores them: without the sample, whose values may have any type."""
     return [asdict(replace(each, sample=())) for each in differences]
+
+
+def compared_tables(stream: Stream) -> list[DeclaredTable]:
+    """The tables with rows of their own; the others follow from these, and depend on the batches that noted them."""
+    return [declared for declared, role in all_tables(stream) if role not in LATE]
 
 
 def compare_stored(
@@ -313,11 +312,11 @@ def compare_stored(
     A piece of both has the same rows on both sides, so they cancel out as multisets; and in a table with keys, a key of
     a shared piece is in no other piece of either side. `folder` is for tables of those pieces; it is gone afterwards.
     """
-    store, here, there = store_of(declared), published.content(), rebuilt.content()
+    here, there = published.content(), rebuilt.content()
     shutil.rmtree(folder, ignore_errors=True)
     try:
         differing = [
-            store.create(settings.model_copy(update={"tables_dir": folder / side}), declared, stream, content, None)
+            copied_table(settings, folder / side, declared, stream, content)
             for side, content in (("published", here.without(there)), ("rebuilt", there.without(here)))
         ]
         before, after = (table.readable() for table in differing)
@@ -374,7 +373,7 @@ def _compare(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Seque
     if not times:
         return difference
     timeline = by_time(data, table, dated_by_key(rows, keys, times[0]) if keys else dated_by_row(times[0]))
-    return replace(difference, time_column=times[0], by_time=timeline.rough(), timeline=timeline)
+    return replace(difference, time_column=times[0], timeline=timeline)
 
 
 def _find(data: QueryBuilder, table: str, names: Sequence[str], path: Path) -> None:

@@ -37,7 +37,7 @@ def settings_of(settings: Settings, plan: StreamRecoveryPlan) -> Settings:
 def prepare(
     settings: Settings, stream: Stream, plan: StreamRecoveryPlan, record: StreamRecord, savepoint: Savepoint | None
 ) -> None:
-    """Make the staging folders anew; what a kill has left in them is removed."""
+    """Create the staging folders, and remove what a kill has left in them."""
     clear(settings, plan)
     target = settings_of(settings, plan)
     fill(settings, target, stream, record, opened_by(plan), savepoint, starts=plan.base.ends, plan=plan.id)
@@ -95,9 +95,7 @@ def make_empty_tables(settings: Settings, target: Settings, stream: Stream, open
             entry = LedgerEntry("publish", stream.name, declared.name, opened.number, -1, plan=plan)
             made = store_of(declared).create(target, declared, stream.name, live.no_rows(), entry)
             bound.append(BoundTable(declared.name, made.table_id, role))
-    begun = stream_record.load(target, stream.name)
-    assert begun is not None
-    stream_record.save(target, replace(begun, tables=tuple(bound)))
+    stream_record.save(target, replace(stream_record.existing(target, stream.name), tables=tuple(bound)))
 
 
 def sync_all(settings: Settings, plan: StreamRecoveryPlan) -> None:

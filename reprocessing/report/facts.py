@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from reprocessing.plan.journal import Journal, PlanOutcome
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
@@ -85,11 +86,6 @@ class BatchSeries:
         size = max(math.ceil(len(batches) / COLUMNS), 1)
         parts = [batches[begin : begin + size] for begin in range(0, len(batches), size)]
         return cls(tuple(_column(part) for part in parts), cut)
-
-    @classmethod
-    def decode(cls, value: Mapping[str, Any]) -> BatchSeries:
-        """The series from a journal; empty if it has none."""
-        return cls(tuple(BatchColumn(**each) for each in value.get("columns", ())), bool(value.get("cut", False)))
 
 
 def _column(batches: Sequence[BatchRows]) -> BatchColumn:
@@ -202,8 +198,7 @@ def _of_stream(plan: StreamRecoveryPlan, journal: Journal, *, aborted: bool) -> 
         published,
         tuple(sorted(shown, key=lambda each: (each.topic, each.partition))),
         LeftOut(rest, sum(each.moved for each in every) - sum(each.moved for each in shown)) if rest else LeftOut(),
-        BatchSeries.decode(batches.get("replaced", {})),
-        BatchSeries.decode(batches.get("replayed", {})),
+        *(msgspec.convert(batches.get(name, {}), BatchSeries) for name in ("replaced", "replayed")),
     )
 
 

@@ -14,11 +14,11 @@ from typing import Any
 from reprocessing.plan.journal import Journal, Line
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.plan_file import folder
-from reprocessing.replay.difference import Difference, paired
+from reprocessing.replay.difference import Difference
+from reprocessing.replay.words import RowCounts
 from reprocessing.report import plots
 from reprocessing.report.facts import READ, BatchSeries, ReportFacts, Span, StreamFacts, facts_of
 from streaming_jobs.page import macros, render_page
-from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.settings import Settings
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
@@ -27,18 +27,13 @@ from streaming_jobs.text.spelling import counted, instant_words
 SECTIONS = Path(__file__).with_name("sections.html.j2")
 _PLAN_LINES, _STEPS, _COLUMNS, _CHARACTERS = 400, 200, 200, 120
 _PLOTTED = ("differences", "batches", "ends", "starts")
-"""Result that are shown in sections of their own."""
+"""Findings that are shown in sections of their own."""
+FIGURES = ["published", "rebuilt", *RowCounts._fields]
 
 
 def report_of(settings: Settings, plan: str) -> Path:
     """The path of a plan's report, which is written when a stage fails or the plan is over."""
     return folder(settings, plan) / "report.html"
-
-
-def write_report(
-    path: Path, plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference], explained: str
-) -> None:
-    write_atomic(path, page(plan, journal, differences, explained))
 
 
 def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference], explained: str) -> str:
@@ -58,8 +53,7 @@ def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]
 def _sections(facts: ReportFacts) -> Iterator[str]:
     parts = macros()
     if facts.differences:
-        head = ["table", "published", "rebuilt", "corrected", "new", "gone"]
-        yield parts.table(head, [[d.table, *_counts(d)] for d in facts.differences], numbers=True)
+        yield parts.table(["table", *FIGURES], [[d.table, *figures(d)] for d in facts.differences], numbers=True)
     if shown := [each for each in facts.streams if each.partitions]:
         yield parts.heading("Offsets")
         yield from map(_offsets, shown)
@@ -135,13 +129,15 @@ def difference_section(d: Difference) -> str:
         {
             "table": d.table,
             "unknown": d.unknown,
-            "counts": _counts(d),
+            "figures": [FIGURES, figures(d)],
             "time_column": d.time_column,
             "without_time": f"{counted(without_time, 'differing row')} without a time not shown."
             if without_time
             else "",
             "by_time_plot": plots.by_time(d) if d.timeline.periods else "",
-            "periods": [[since, *(f"{n:,}" for n in paired(*counts, keyed=d.keyed))] for since, *counts in d.by_time],
+            "periods": [
+                [since, *(f"{n:,}" for n in RowCounts.of(*counts, keyed=d.keyed))] for since, *counts in d.by_time
+            ],
             "by_key_plot": plots.by_key(d) if keys.largest else "",
             "key_columns": ", ".join(keys.columns),
             "by_key_words": f"{counted(keys.groups, 'key')} with differences; {shown}, by the number of {unit}.",
@@ -158,9 +154,9 @@ def difference_section(d: Difference) -> str:
     return section
 
 
-def _counts(d: Difference) -> list[str]:
-    counts = (d.old_rows, d.new_rows, d.corrected, d.new, d.gone)
-    return ["?" if d.unknown else f"{n:,}" for n in counts]
+def figures(d: Difference) -> list[str]:
+    """The cells of a table whose columns are `FIGURES`."""
+    return ["?" if d.unknown else f"{n:,}" for n in d.figures.values()]
 
 
 def sample_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

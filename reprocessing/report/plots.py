@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reprocessing.replay.difference import ByKey, Difference, minute, paired
+from reprocessing.replay.difference import ByKey, Difference, minute
+from reprocessing.replay.words import RowCounts
 from reprocessing.report.facts import BatchColumn, BatchSeries, PartitionRanges, Span, StreamFacts
 from streaming_jobs.text.spelling import counted, instant_words
-from streaming_jobs.text.svg import VerticalScale, element, line, picture, rect, text, ticks
+from streaming_jobs.text.svg import VerticalScale, axis_notes, line, picture, polygon, rect, text, ticks
 
 WIDTH = 960
 _LEFT, _RIGHT = 190, 90
@@ -19,8 +20,6 @@ _KEPT = 0.3
 """Offsets from before the change that are drawn, at most, as a share of those after it; older ones are cut off."""
 
 
-KINDS = ("corrected", "new", "gone")
-"""Classes of the style, in the order of `paired`."""
 _HIGH, _TIME_LEFT, _TOP = 150, 70, 14
 _KEY_LEFT, _KEY_ROW, _KEY_CHARACTERS = 270, 22, 36
 
@@ -76,8 +75,7 @@ def _bar(span: Span, y: float, shift: float, scale: float, kind: str, words: str
     if end > begin:
         yield rect(begin, y, max(end - begin, 1.5), _BAR, hover=hover, class_=kind)
     if cut:
-        points = f"{_LEFT - 9},{y + _BAR / 2} {_LEFT - 1},{y} {_LEFT - 1},{y + _BAR}"
-        yield element("polygon", points=points, class_=kind)
+        yield polygon((_LEFT - 9, y + _BAR / 2), (_LEFT - 1, y), (_LEFT - 1, y + _BAR), class_=kind)
 
 
 def batches(stream: StreamFacts) -> str:
@@ -129,18 +127,9 @@ def _panel(words: str, series: BatchSeries, kind: str, top: float, largest: floa
         if column.batches > 1:
             yield line(x, scale.y(column.largest), x + bar, scale.y(column.largest), class_="most")
     yield line(_PANEL_LEFT, bottom, WIDTH - 10, bottom, class_="axis")
-    yield from _times(series, bottom + 18)
-
-
-def _times(series: BatchSeries, y: float) -> Iterator[str]:
-    """The times of the first and the last batch, and of the one in the middle if there is room between them."""
     columns = series.columns
-    yield text(_PANEL_LEFT, y, instant_words(columns[0].since), class_="note")
-    if len(columns) > 2:
-        middle = columns[len(columns) // 2]
-        yield text((_PANEL_LEFT + WIDTH) / 2, y, instant_words(middle.since), class_="note", text_anchor="middle")
-    if len(columns) > 1:
-        yield text(WIDTH - 10, y, instant_words(columns[-1].until), class_="note", text_anchor="end")
+    times = [columns[0].since, columns[len(columns) // 2].since, columns[-1].until]
+    yield from axis_notes(_PANEL_LEFT, WIDTH - 10, bottom + 18, list(map(instant_words, times)), len(columns))
 
 
 def _column_words(column: BatchColumn) -> str:
@@ -162,7 +151,7 @@ def _read(column: BatchColumn) -> str:
 def by_time(difference: Difference) -> str:
     """Differing rows per period of the table's time; a period without differences is a gap."""
     seconds, periods = difference.timeline.seconds, difference.timeline.periods
-    counts = [paired(*each[1:], keyed=difference.keyed) for each in periods]
+    counts = [RowCounts.of(*each[1:], keyed=difference.keyed) for each in periods]
     scale = VerticalScale(_TOP, _HIGH, max(sum(each) for each in counts))
     first, last = periods[0][0], periods[-1][0]
     slots = (last - first) // seconds + 1
@@ -172,27 +161,20 @@ def by_time(difference: Difference) -> str:
     parts = [*scale.grid(_TIME_LEFT, WIDTH - 10)]
     for (start, *_), each in zip(periods, counts, strict=True):
         x = _TIME_LEFT + wide * ((start - first) // seconds) + (wide - bar) / 2
-        hover = f"{minute(start)} to {minute(start + seconds)}: {words(each)}"
+        hover = f"{minute(start)} to {minute(start + seconds)}: {each.words()}"
         base = 0
-        for kind, count in zip(KINDS, each, strict=True):
+        for kind, count in each._asdict().items():
             if count:
                 parts += scale.column(x, bar, count, hover=hover, class_=kind, base=base)
             base += count
     parts.append(line(_TIME_LEFT, bottom, WIDTH - 10, bottom, class_="axis"))
-    parts += _ends(first, last + seconds, slots, bottom + 18)
+    ends = [first, (first + last + seconds) // 2, last + seconds]
+    parts += axis_notes(_TIME_LEFT, WIDTH - 10, bottom + 18, list(map(minute, ends)), slots)
     label = (
         f"Differing rows of table {difference.table} by {difference.time_column}, from {minute(first)} to "
-        f"{minute(last + seconds)}: {words((difference.corrected, difference.new, difference.gone))}"
+        f"{minute(last + seconds)}: {difference.counts.words()}"
     )
     return picture(WIDTH, bottom + 26, parts, label=label)
-
-
-def _ends(first: int, end: int, slots: int, y: float) -> Iterator[str]:
-    yield text(_TIME_LEFT, y, minute(first), class_="note")
-    if slots > 2:
-        yield text((_TIME_LEFT + WIDTH - 10) / 2, y, minute((first + end) // 2), class_="note", text_anchor="middle")
-    if slots > 1:
-        yield text(WIDTH - 10, y, minute(end), class_="note", text_anchor="end")
 
 
 def counts_rows(keys: ByKey) -> bool:
@@ -212,9 +194,9 @@ def by_key(difference: Difference) -> str:
         short = key if len(key) <= _KEY_CHARACTERS else key[: _KEY_CHARACTERS - 3] + "..."
         drawn.append(text(_KEY_LEFT - 8, top + 13, short, text_anchor="end"))
         gone, came, changed = counts
-        hover = f"{key}: {words((changed, came, gone))}; {values:,} differing values"
+        hover = f"{key}: {RowCounts(changed, came, gone).words()}; {values:,} differing values"
         x = float(_KEY_LEFT)
-        for kind, count in zip(KINDS, parts, strict=True):
+        for kind, count in parts._asdict().items():
             if count:
                 drawn.append(rect(x, top, max(count * scale, 1.5), _KEY_ROW - 6, hover=hover, class_=kind))
                 x += count * scale
@@ -228,15 +210,8 @@ def by_key(difference: Difference) -> str:
     return picture(WIDTH, 8 + len(bars) * _KEY_ROW, drawn, label=label)
 
 
-def _parts(counts: Sequence[int], values: int, rows: bool) -> tuple[int, int, int]:
-    """A bar's (corrected, new, gone) rows; or its differing values, in the place of what its one row is."""
+def _parts(counts: Sequence[int], values: int, rows: bool) -> RowCounts:
+    """A bar's rows; or its differing values, in the place of what its one row is."""
     gone, came, changed = counts
-    if rows:
-        return changed, came, gone
-    return values * changed, values * came, values * gone
-
-
-def words(counts: Sequence[int]) -> str:
-    """Counts of (corrected, new, gone) rows as text."""
-    each = (f"{count:,} {kind}" for count, kind in zip(counts, KINDS, strict=True) if count)
-    return ", ".join(each) or "no difference"
+    each = 1 if rows else values
+    return RowCounts(each * changed, each * came, each * gone)

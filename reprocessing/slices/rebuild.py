@@ -15,15 +15,16 @@ A kill at any moment leaves the table with the old slice or with the new one; th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from reprocessing.plan.history import in_lineage
+from reprocessing.plan.journal import refuse_under_way
 from reprocessing.plan.sliceable import Sliceable, check_plan
 from reprocessing.replay.difference import Difference, compare
-from streaming_jobs.declare.slices import SliceRange, slice_range
+from streaming_jobs.declare.slices import COLUMN_TYPES, SliceRange, slice_range
 from streaming_jobs.errors import CommitRefused, LeaseBusy, OffsetsLost, PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
@@ -59,7 +60,7 @@ _MARGIN = 60.0
 
 
 class SliceOpen(TransientError):
-    """The stream has not closed the slice yet: it will still write rows of it by itself."""
+    """The stream has not closed the slice yet, and will still write rows of it."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,13 @@ class SliceBase:
     entry: LedgerEntry
     offsets: OffsetRange
 
-    @property
-    def version(self) -> int:
-        return self.table.version
-
 
 def take_base(
     settings: Settings, made: Sliceable, chosen: SliceRange, topics: TopicReader, *, despite_accepted: bool = False
 ) -> SliceBase:
     """The base as it is now; raises PreflightRefused, OffsetsLost or SliceOpen for a slice that cannot be made.
 
-    `despite_accepted`: a slice may bring back what somebody else has changed, if that was accepted.
+    `despite_accepted`: a slice may revert an accepted change of another writer.
     """
     stream = made.stream
     topics = Archives(settings).added_to(topics, stream)
@@ -110,8 +107,6 @@ def take_base(
 
 def column_kind(settings: Settings, made: Sliceable) -> str:
     """The type of the column of slices in the table; raises UsageError for one that it cannot have."""
-    from streaming_jobs.declare.slices import COLUMN_TYPES
-
     table = existing_table(settings, made.table, made.stream.name)
     kinds = {field.name: field.dataType.typeName() for field in table.schema.fields}
     kind = kinds.get(made.slices.column, "missing")
@@ -136,7 +131,7 @@ def late_records(settings: Settings, record: StreamRecord, offsets: OffsetRange)
 
 
 def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
-    """The stream's newest entry on a table as it was opened; refuses one that a recovery or another is changing.
+    """The stream's newest entry on a table as it was opened; refuses a table that a recovery or another writer changes.
 
     The stream may commit meanwhile: what the opened version does not have is not the slice's to make.
     """
@@ -149,14 +144,8 @@ def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
                 f"undo it, or accept it: {commands.accept(record.stream, table.name, other.version)}",
             )
     entry = commit.entry if commit is not None else None
-    if entry is None:
-        return None
-    if entry.kind == "fence" or entry.generation != record.generation:
-        raise PreflightRefused(
-            f"table {table.name} is in generation {entry.generation}, stream {record.stream} in {record.generation}: "
-            f"a recovery is under way{f' (plan {entry.plan})' if entry.plan else ''}",
-            f"finish it, or give it up: {commands.plans()}",
-        )
+    if entry is not None:
+        refuse_under_way(table.name, entry, record.generation)
     return entry
 
 
@@ -299,6 +288,16 @@ class SliceReport:
     seconds: float
     difference: Difference
 
+    @property
+    def figures(self) -> dict[str, int]:
+        """The numbers of the slice's rows by their names."""
+        difference = self.difference
+        return {
+            "rows_before": difference.old_rows,
+            "rows_after": difference.new_rows,
+            **difference.counts._asdict(),
+        }
+
 
 def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_run: bool = False) -> SliceReport:
     """Rebuild the slice between two days or times; raises the refusal's error if it cannot be, or is not, rebuilt."""
@@ -348,7 +347,7 @@ class _Attempt:
             table=self.made.table.name,
             words=self.chosen.words,
             outcome=outcome,
-            base=self.base.version,
+            base=self.base.table.version,
             version=version,
             records=self.base.offsets.records,
             taken_out=rebuilt.taken_out,
@@ -365,7 +364,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     try:
         staged.split(at.chosen)  # first: links keep the version's files while the function runs
     except PreflightRefused as error:
-        return f"version {at.base.version} is gone: {error.found}"
+        return f"version {at.base.table.version} is gone: {error.found}"
     rebuilt = _compute(at, staged)
     difference = compare(at.made.table.name, staged.before(), staged.after(), (), staged.folder / "compared")
     if dry_run or not (difference.only_old or difference.only_new):
@@ -410,6 +409,8 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
     from streaming_jobs.sources.kafka import KafkaSource
 
     made, stream, offsets = at.made, at.made.stream, at.base.offsets
+    if at.number == 1:
+        at.tools.tell("starting Spark, which runs the stream's function on the slice's records")
     spark = at.tools.spark()
     client = client_file(at.tools.settings, at.tools.bootstrap)
     try:
@@ -490,19 +491,7 @@ def _name(made: Sliceable, attempt: int) -> str:
 
 
 def nothing_committed(made: Difference, dry_run: bool) -> str:
-    """The outcome of a rebuild without a commit; a slice without a row is told apart from one that is right."""
+    """The outcome of a rebuild without a commit; distinguishes an empty slice from an unchanged one."""
     if not (made.old_rows or made.new_rows or made.unknown):
         return f"{'dry run' if dry_run else 'unchanged'}: no row is in the slice, before or after"
     return "dry run" if dry_run else "unchanged"
-
-
-def difference_rows(report: SliceReport) -> Sequence[tuple[str, int]]:
-    """The numbers of a report by their names, as people read them."""
-    made = report.difference
-    return (
-        ("rows before", made.old_rows),
-        ("rows after", made.new_rows),
-        ("corrected", made.corrected),
-        ("new", made.new),
-        ("gone", made.gone),
-    )

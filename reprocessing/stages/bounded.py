@@ -1,4 +1,4 @@
-"""The end of a bounded recovery: rebuilt rows and the rows that came after them become one content per table.
+"""The end of a bounded recovery: rebuilt rows and later rows become one content per table.
 
 With K the savepoint of the replay's start, U the last batch to correct, and L the stream's last batch, a table's new
 content is
@@ -27,7 +27,6 @@ from typing import Any
 
 from reprocessing.plan.conditions import columns
 from reprocessing.plan.plan import Until
-from reprocessing.plan.plan_file import staging_folder
 from reprocessing.plan.replay_range import rows_of_no_batch
 from reprocessing.replay.difference import one, unequal
 from reprocessing.replay.session import last_entry
@@ -43,7 +42,7 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.sinks.tables import all_tables, open_table, store_of
+from streaming_jobs.sinks.tables import all_tables, copied_table, store_of
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
@@ -72,13 +71,13 @@ def until_savepoint(context: RecoveryContext) -> Savepoint:
 
 
 def add_later_rows(context: RecoveryContext) -> Mapping[str, Any]:
-    """Make the tables below the staging folder anew; returns the findings of the stage.
+    """Recreate the tables below the staging folder; returns the findings of the stage.
 
     Raises PreflightRefused if there are rows that are of no batch (`refuse_other_changes`).
     """
     refuse_other_changes(context)
     for folder in (_COMBINED, _UNTIL, _BEFORE):
-        shutil.rmtree(_settings(context, folder).tables, ignore_errors=True)
+        shutil.rmtree(context.beside(folder), ignore_errors=True)
     before, then = (
         savepoints.contents_of(context.settings, context.stream, savepoint)
         for savepoint in (context.kept(), until_savepoint(context))
@@ -86,7 +85,7 @@ def add_later_rows(context: RecoveryContext) -> Mapping[str, Any]:
     position, later_files = publish_position(context), dict[str, Any]()
     for declared, _ in all_tables(context.stream):
         staged = context.staged()[declared.name]
-        store, nothing = store_of(declared), staged.no_rows()  # a quarantine may be younger than a savepoint
+        nothing = staged.no_rows()  # a quarantine may be younger than a savepoint
         now, earlier = before.get(declared.name, nothing), then.get(declared.name, nothing)
         entry = LedgerEntry(
             "publish",
@@ -98,14 +97,16 @@ def add_later_rows(context: RecoveryContext) -> Mapping[str, Any]:
             code=position.code,
             plan=context.plan.id,
         )
-        combined = store.create(_settings(context, _COMBINED), declared, context.stream.name, staged.content(), entry)
+        combined = store_of(declared).create(
+            combined_settings(context), declared, context.stream.name, staged.content(), entry
+        )
         later = combined.add_later_rows(now, earlier)
         for folder, content in ((_UNTIL, earlier), (_BEFORE, now)):
-            store.create(_settings(context, folder), declared, context.stream.name, content, None)
+            copied_table(context.replay_settings, context.beside(folder), declared, context.stream.name, content)
         context.crash_point("recover_add_later_rows_between")
         later_files[declared.name] = {"whole": later.whole, "split": later.split}
     for folder in (_COMBINED, _UNTIL, _BEFORE):
-        sync_tree(_settings(context, folder).tables)
+        sync_tree(context.beside(folder))
     return {"later_files": later_files}
 
 
@@ -120,23 +121,23 @@ def refuse_other_changes(context: RecoveryContext, *, waiting: bool = False) -> 
 
 def combined(context: RecoveryContext) -> dict[str, StoredTable]:
     """The tables that a plan publishes, by name: the combined ones, or, of an ordinary recovery, the staging tables."""
-    if context.plan.until is None:
-        return context.staged()
-    return {declared.name: _table(context, _COMBINED, declared) for declared, _ in all_tables(context.stream)}
+    folder = "" if context.plan.until is None else _COMBINED
+    return {declared.name: context.rebuilt_table(declared, folder) for declared, _ in all_tables(context.stream)}
 
 
 def combined_settings(context: RecoveryContext) -> Settings:
     """The settings under which the tables to publish are ordinary tables."""
-    return context.replay_settings if context.plan.until is None else _settings(context, _COMBINED)
+    settings = context.replay_settings
+    return settings if context.plan.until is None else settings.with_tables(context.beside(_COMBINED))
 
 
 def rows_until(context: RecoveryContext, declared: DeclaredTable) -> StoredTable:
-    return _table(context, _UNTIL, declared)
+    return context.rebuilt_table(declared, _UNTIL)
 
 
 def compared_folder(context: RecoveryContext) -> Path:
     """The folder for tables of the pieces that a comparison reads, and for what its queries spill."""
-    return staging_folder(context.settings, context.plan) / "_compared"
+    return context.beside("_compared")
 
 
 def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int:
@@ -145,21 +146,22 @@ def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int
     All rows are counted, whatever pieces hold them: combined + at U = before + staging. Pieces on both sides of the
     equation are not read.
     """
-    after, until = _table(context, _COMBINED, declared).content(), rows_until(context, declared).content()
-    before, staged = _table(context, _BEFORE, declared).content(), context.staged()[declared.name].content()
+    after, until, before, staged = (
+        context.rebuilt_table(declared, folder).content() for folder in (_COMBINED, _UNTIL, _BEFORE, "")
+    )
     after, staged = after.without(staged), staged.without(after)
     before, until = before.without(until), until.without(before)
     after, before = after.without(before), before.without(after)
     until, staged = until.without(staged), staged.without(until)
     if not any(content.pieces for content in (after, until, before, staged)):
         return 0
-    folder, store = compared_folder(context), store_of(declared)
+    folder = compared_folder(context)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         tables = {}
         for name, content in (("combined", after), ("until", until), ("before", before), ("staged", staged)):
-            place = context.replay_settings.model_copy(update={"tables_dir": folder / name})
-            tables[name] = store.create(place, declared, context.stream.name, content, None).readable()
+            copied = copied_table(context.replay_settings, folder / name, declared, context.stream.name, content)
+            tables[name] = copied.readable()
         weights = {"combined": 1, "until": 1, "before": -1, "staged": -1}
         names = list(dict.fromkeys(name for table in tables.values() for name in columns(table)))
         sql = unequal(names, {name: (weights[name], columns(table)) for name, table in tables.items()})
@@ -212,35 +214,16 @@ def _border_line(context: RecoveryContext, kept: Savepoint) -> LedgerEntry:
 def _corrected(context: RecoveryContext, kept: Savepoint) -> CorrectedBatches:
     """What the replay has read and written, in place of the batches that it has corrected."""
     base, until = context.plan.base, _until(context)
-    days = ledger_file(context.replay_settings, context.stream.name).days(context.stream.name)
-    # A batch that a kill has repeated has two lines, perhaps of two days.
-    lines = {line.txn: line for day in reversed(list(days)) for line in day}
     rows = Counter[str]()
-    for line in lines.values():
-        rows.update(line.read().entry.rows)
+    for entry in {entry.txn: entry for entry in context.replayed()}.values():  # a repeated batch counts once
+        rows.update(entry.rows)
     offsets = (
         OffsetRange(topic, kept.topic_ids[topic], dict(base.ends.get(topic, {})), dict(ends))
         for topic, ends in until.ends.items()
     )
-    after = Txn(base.generation, base.batch) if base.savepoint else Txn(0, -1)
-    return CorrectedBatches(after, until.txn, tuple(offsets), dict(rows), publish_position(context).code.hash)
+    return CorrectedBatches(base.after, until.txn, tuple(offsets), dict(rows), publish_position(context).code.hash)
 
 
 def _until(context: RecoveryContext) -> Until:
     assert context.plan.until is not None
     return context.plan.until
-
-
-def _settings(context: RecoveryContext, folder: str) -> Settings:
-    place: Path = staging_folder(context.settings, context.plan) / folder
-    return context.replay_settings.model_copy(update={"tables_dir": place})
-
-
-def _table(context: RecoveryContext, folder: str, declared: DeclaredTable) -> StoredTable:
-    table = open_table(_settings(context, folder), declared, context.stream.name)
-    if table is None:
-        raise PreflightRefused(
-            f"staging table {declared.name} of plan {context.plan.id} is gone",
-            f"give the plan up: {commands.abort(context.plan.id)}; then make a new one",
-        )
-    return table

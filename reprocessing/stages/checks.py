@@ -1,6 +1,11 @@
 """Checks that rebuilt rows have to pass before they are published; the audit walks the list of them.
 
 A new kind of check is a new class here, and a line in `checks_of`.
+
+Tables are compared with the published ones. Of a topic, the records that counted before the recovery and those that
+count afterwards are written to tables in staging, decoded by the topic's format, and compared in the same way. Of a
+topic with the changes of an aggregation (`emit="update"`) the last record of each key is compared: how many changes
+there are between depends on where batches end.
 """
 
 from __future__ import annotations
@@ -8,22 +13,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
-from reprocessing.plan.conditions import broken
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+
+from reprocessing.plan.conditions import broken, quoted
 from reprocessing.plan.plan import StreamRecoveryPlan, Until
-from reprocessing.replay.difference import Difference, compare_stored, not_compared
-from reprocessing.stages.bounded import combined, combined_settings, compared_folder, rows_until, unequal_later_rows
+from reprocessing.plan.void_records import first_changed, path_of
+from reprocessing.replay.difference import Difference, compare, compare_stored, compared_tables, not_compared
+from reprocessing.stages.bounded import combined_settings, compared_folder, rows_until, unequal_later_rows
 from reprocessing.stages.publish import incompatible, misfit
-from reprocessing.stages.recovery import RecoveryContext, RunSuite, no_suites
+from reprocessing.stages.recovery import RebuiltTables, RecoveryContext, RunSuite, no_suites
 from reprocessing.stages.replay import kept_table
-from reprocessing.stages.topic_difference import topic_differences
 from streaming_jobs.declare.table import DeclaredTable
-from streaming_jobs.platform.table_rows import QueryFailed
-from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import LATE, StoredTable
+from streaming_jobs.declare.topic_sink import KafkaSink
+from streaming_jobs.ledger.positions import decode, decode_partitions
+from streaming_jobs.platform.table_rows import QueryFailed, opened
+from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.stream import Stream
+from streaming_jobs.sources.base import Span
+from streaming_jobs.sources.record_blocks import RECORD, RecordBlocks, SourceRecords
+from streaming_jobs.sources.void_ranges import VoidRanges
+from streaming_jobs.state import topic_records
 from streaming_jobs.text.spelling import counted
 
 
@@ -31,45 +45,31 @@ from streaming_jobs.text.spelling import counted
 class RebuiltStream:
     """One stream that was rebuilt: its published and its staging tables by name, opened once.
 
-    `combined` are the tables to publish: of a bounded recovery not the staging tables, which end with the last batch to
-    correct.
+    The staging tables of a bounded recovery are not those to publish: they end with the last batch to correct.
     """
 
     context: RecoveryContext
     published: Mapping[str, StoredTable]
     staged: Mapping[str, StoredTable]
-    combined: Mapping[str, StoredTable]
 
     @classmethod
     def of(cls, context: RecoveryContext) -> RebuiltStream:
-        return cls(context, context.published(), context.staged(), combined(context))
-
-    @property
-    def replay_settings(self) -> Settings:
-        """The settings under which the tables to publish are ordinary tables, for suites."""
-        return combined_settings(self.context)
-
-    @property
-    def stream(self) -> Stream:
-        return self.context.stream
+        return cls(context, context.published(), context.staged())
 
     @cached_property
     def differences(self) -> list[Difference]:
         """The differences of every topic, and of every table with rows of its own; computed when first asked for."""
-        differences = []
-        for declared, role in all_tables(self.context.stream):
-            if self.context.stream.topics_only and role == "primary":
-                continue  # its rows are the batches themselves
-            if role not in LATE:  # they follow from the rows, and depend on the batches that noted them
-                differences.append(self._difference(declared))
-        return [*topic_differences(self.context), *differences]
+        stream = self.context.stream
+        batches = stream.primary.name if stream.topics_only else None  # its rows are the batches themselves
+        compared = [declared for declared in compared_tables(stream) if declared.name != batches]
+        return [*_topic_differences(self.context), *map(self._difference, compared)]
 
     def _difference(self, declared: DeclaredTable) -> Difference:
         """The difference of a table; a lack of memory or disk does not end the recovery."""
         folder = compared_folder(self.context)
         try:
             return compare_stored(
-                self.context.replay_settings, folder, declared, self.stream.name, *self._compared(declared)
+                self.context.replay_settings, folder, declared, self.context.stream.name, *self._compared(declared)
             )
         except QueryFailed as error:
             return not_compared(declared.name, error.found)
@@ -101,14 +101,14 @@ class EveryRow:
 
     def refusals(self, rebuilt: RebuiltStream) -> Iterator[str]:
         staged = rebuilt.staged[rebuilt.context.stream.primary.name]
-        for rule, rows in broken(staged.readable(), [self.rule]).items():
-            if rows.rows:
-                yield rows.words(rule)
+        rows = broken(staged.readable(), self.rule)
+        if rows.rows:
+            yield rows.words(self.rule)
 
 
 @dataclass(frozen=True)
 class FitsTheTable:
-    """The rebuilt files can become those of the published tables: columns, types and partitions are the same.
+    """The rebuilt files can replace the published files: columns, types and partitions are the same.
 
     An undo goes back to rows from before a column that the undone recovery may have added: it is null in them.
     """
@@ -152,7 +152,8 @@ class SuitePasses:
         return f"suite {self.suite}"
 
     def refusals(self, rebuilt: RebuiltStream) -> Iterator[str]:
-        for words in self.run(rebuilt, self.suite):
+        published = RebuiltTables(combined_settings(rebuilt.context), rebuilt.context.stream)
+        for words in self.run(published, self.suite):
             yield f"suite {self.suite}: {words}"
 
 
@@ -166,7 +167,7 @@ class LaterRowsUnchanged:
         return f"the rows after batch {self.until.batch} are the same as before"
 
     def refusals(self, rebuilt: RebuiltStream) -> Iterator[str]:
-        for declared, _ in all_tables(rebuilt.stream):
+        for declared, _ in all_tables(rebuilt.context.stream):
             if rows := unequal_later_rows(rebuilt.context, declared):
                 yield (
                     f"{counted(rows, 'row')} of table {declared.name} after batch {self.until.batch} would not be the "
@@ -183,3 +184,89 @@ def checks_of(plan: StreamRecoveryPlan, run_suite: RunSuite = no_suites) -> tupl
         *([] if plan.until is None else [LaterRowsUnchanged(plan.until)]),
         *(AtMostChanged(share) for share in ([] if bound is None else [bound])),
     )
+
+
+_KEY, _PARTITION, _OFFSET = "record key", "_partition", "_offset"
+_ROWS_AT_ONCE = 200_000
+
+
+def _topic_differences(context: RecoveryContext) -> list[Difference]:
+    """The difference of each topic to which the stream's replay has appended."""
+    if not context.plan.wrong_from:
+        return []
+    sinks = {sink.name: sink for sink in context.stream.topic_sinks.values()}
+    return [
+        _topic_difference(context, sinks[topic]) for topic in context.result("void_records")["topics"] if topic in sinks
+    ]
+
+
+def _topic_difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
+    settled, record = context.result("void_records"), topic_records.load(context.settings, sink.name)
+    assert record is not None  # settle has written it
+    before, after = record.holding(path_of(context.record)), record.holding()
+    begins = first_changed(decode_partitions(settled["begins"][sink.name]), before, after)
+    ends = decode_partitions(settled["ends"][sink.name])
+    appended = decode(context.result("replay")["appended"])[sink.name]
+    folder = context.beside("_topics") / sink.name
+    keyed = sink.emit == "update" and sink.key is not None
+    counted = {
+        "published": _table(context, sink, folder / "published", _spans(begins, ends), before, keyed=keyed),
+        "rebuilt": _table(context, sink, folder / "rebuilt", _spans(begins, appended), after, keyed=keyed),
+    }
+    keys = [_KEY] if keyed else []
+    return compare(f"topic {sink.name}", counted["published"], counted["rebuilt"], keys, folder / "_compared")
+
+
+def _spans(begins: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, Span]:
+    return {p: (begins.get(p, end), end) for p, end in ends.items()}
+
+
+def _table(
+    context: RecoveryContext, sink: KafkaSink, path: Path, spans: Mapping[int, Span], void: VoidRanges, *, keyed: bool
+) -> DeltaTable:
+    """The records that are not void as a new table, with their fields; keyed, the last one of each key."""
+    blocks = RecordBlocks(sink.topic, "all", recovered=True)
+    schema = _rows(blocks, None, keyed=keyed).schema
+    write_deltalake(path, schema.empty_table(), mode="overwrite", schema_mode="overwrite")
+    waiting: list[pa.Table] = []
+    for records in context.written.blocks(sink.name, void.clipped(spans)):
+        waiting.append(_rows(blocks, void.kept(records), keyed=keyed))
+        if sum(len(each) for each in waiting) >= _ROWS_AT_ONCE:
+            write_deltalake(path, pa.concat_tables(waiting), mode="append")
+            waiting = []
+    if waiting:
+        write_deltalake(path, pa.concat_tables(waiting), mode="append")
+    table = DeltaTable(path)
+    return _last_of_each_key(table, path.with_name(f"{path.name}_by_key")) if keyed else table
+
+
+def _rows(blocks: RecordBlocks, records: SourceRecords | None, *, keyed: bool) -> pa.Table:
+    """The fields of records that are no tombstones and could be decoded, as the topic's readers see them."""
+    batch = blocks.schema.empty_table() if records is None else pa.Table.from_batches([blocks.of(records)])
+    batch = batch.filter(pc.invert(batch["_bad"]))
+    record = batch[RECORD].combine_chunks()
+    columns = dict(zip([f.name for f in record.type], record.flatten(), strict=True))
+    if keyed:
+        keys = [_shown(key) for key in batch["key"].to_pylist()]
+        columns |= {_KEY: pa.array(keys, pa.string()), _PARTITION: batch["partition"], _OFFSET: batch["offset"]}
+    return pa.table(columns)
+
+
+def _shown(key: bytes | None) -> str | None:
+    """A key as text; as hexadecimal digits if it is none."""
+    if key is None:
+        return None
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return f"0x{key.hex()}"
+
+
+def _last_of_each_key(table: DeltaTable, path: Path) -> DeltaTable:
+    names = [field.name for field in table.schema().fields if field.name not in (_PARTITION, _OFFSET)]
+    shown = ", ".join(quoted(name) for name in names)
+    rank = f'row_number() OVER (PARTITION BY "{_KEY}" ORDER BY "{_PARTITION}", "{_OFFSET}" DESC)'
+    query = f'SELECT {shown} FROM (SELECT *, {rank} AS "_rank" FROM records) WHERE "_rank" = 1'  # noqa: S608 - quoted
+    found = opened({"records": table}, path.with_name("_spill")).execute(query)
+    write_deltalake(path, found, mode="overwrite", schema_mode="overwrite")
+    return DeltaTable(path)

@@ -1,7 +1,7 @@
 """The commits of a recovery on the published tables: the fence, and the one commit that replaces the rows.
 
 Each is made once, however often it is tried, and refused if another writer has changed the table. Pieces that a table
-has already stay in their place; others are added at the place `r-<plan>`. Secondary tables come first and the primary
+has already stay where they are; others are added in the folder `r-<plan>`. Secondary tables come first and the primary
 last; its entry names the positions of the others.
 """
 

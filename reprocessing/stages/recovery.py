@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from reprocessing.plan.journal import Journal
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
+from reprocessing.plan.plan_file import staging_folder
 from reprocessing.plan.written_topics import WrittenTopics
 from reprocessing.replay import staging
 from reprocessing.replay.difference import Difference
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import TopicOffsets, decode
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
@@ -47,15 +53,12 @@ class RecoveryEvents:
     stage: Callable[[StageBegun], None] | None = None
 
 
-class RebuiltTables(Protocol):
-    """A stream with rebuilt tables that are not published: those of a recovery, or of a preview."""
+@dataclass(frozen=True)
+class RebuiltTables:
+    """A stream with rebuilt tables that are not published; under `replay_settings` they are the stream's tables."""
 
-    @property
-    def replay_settings(self) -> Settings:
-        """The settings under which the rebuilt tables are the stream's tables."""
-
-    @property
-    def stream(self) -> Stream: ...
+    replay_settings: Settings
+    stream: Stream
 
 
 RunSuite = Callable[[RebuiltTables, str], Iterable[str]]
@@ -72,7 +75,7 @@ def no_suites(rebuilt: RebuiltTables, suite: str) -> Iterable[str]:
 
 @dataclass
 class Recovery:
-    """A recovery that is being carried out; `differences` are those of the audit, once it has run."""
+    """A recovery in progress; `differences` are the audit's, once it has run."""
 
     settings: Settings
     streams: Mapping[str, Stream]
@@ -122,9 +125,7 @@ class RecoveryContext:
 
     @property
     def record(self) -> StreamRecord:
-        record = stream_record.load(self.settings, self.stream.name)
-        assert record is not None
-        return record
+        return stream_record.existing(self.settings, self.stream.name)
 
     @property
     def replay_settings(self) -> Settings:
@@ -136,19 +137,40 @@ class RecoveryContext:
         return {each.name: existing_table(self.settings, each, name) for each, _ in all_tables(self.stream)}
 
     def staged(self) -> dict[str, StoredTable]:
-        tables = {
-            each.name: open_table(self.replay_settings, each, self.stream.name) for each, _ in all_tables(self.stream)
-        }
-        if gone := [name for name, table in tables.items() if table is None]:
+        return {each.name: self.rebuilt_table(each) for each, _ in all_tables(self.stream)}
+
+    def beside(self, folder: str) -> Path:
+        """A folder beside the staging tables, which is removed with them."""
+        return staging_folder(self.settings, self.plan) / folder
+
+    def rebuilt_table(self, declared: DeclaredTable, folder: str = "") -> StoredTable:
+        """A staging table, or that of a folder beside them; raises PreflightRefused if it is gone."""
+        table = open_table(self.replay_settings.with_tables(self.beside(folder)), declared, self.stream.name)
+        if table is None:
             raise PreflightRefused(
-                f"staging table {', '.join(gone)} of plan {self.plan.id} is gone",
+                f"staging table {declared.name} of plan {self.plan.id} is gone",
                 f"give the plan up: {commands.abort(self.plan.id)}; then make a new one",
             )
-        return {name: table for name, table in tables.items() if table is not None}
+        return table
 
     def base(self) -> Savepoint | None:
         """The savepoint at which the replay starts; raises PreflightRefused if it was dropped."""
         return None if self.plan.base.savepoint is None else self.savepoint(self.plan.base.savepoint)
+
+    @property
+    def position(self) -> TopicOffsets:
+        """Where the stream was when it was stopped, with a batch that is in the tables and not in `commits`."""
+        return decode(self.result("take_savepoint")["position"])
+
+    @property
+    def stopped_at(self) -> Txn:
+        """The last batch in the tables when the stream was stopped."""
+        return Txn(self.plan.saw.generation, self.result("take_savepoint")["batch"])
+
+    def replayed(self) -> Iterator[LedgerEntry]:
+        """Yields the entries of the replay's batches, oldest first; one that a kill has repeated comes twice."""
+        days = list(ledger_file(self.replay_settings, self.stream.name).days(self.stream.name))
+        return (line.read().entry for day in reversed(days) for line in day)
 
     def kept(self) -> Savepoint:
         return self.savepoint(self.result("take_savepoint")["savepoint"])

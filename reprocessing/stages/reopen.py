@@ -18,7 +18,7 @@ from reprocessing.stages.recovery import RecoveryContext
 from reprocessing.stages.void_ranges import continue_topics
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, decode
+from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.sinks.stored import Content, StoredTable, newest
 from streaming_jobs.state import savepoints, stream_record
@@ -53,7 +53,7 @@ def skip(context: RecoveryContext) -> Mapping[str, Any]:
 
 def skipped_to(context: RecoveryContext) -> TopicOffsets:
     """The offsets at which the stream continues: those of the plan, or its position, if that is further."""
-    at = position(context)
+    at = context.position
     return {
         topic: {p: max(offset, at.get(topic, {}).get(p, 0)) for p, offset in each.items()}
         for topic, each in context.plan.wanted.items()
@@ -67,11 +67,6 @@ def check_skip(context: RecoveryContext) -> None:
         _as_they_are(context, context.kept(), "skip")
 
 
-def position(context: RecoveryContext) -> TopicOffsets:
-    """The stream's position when it was stopped, with a batch that is in the tables and not in `commits`."""
-    return decode(context.result("take_savepoint")["position"])
-
-
 def _as_they_are(context: RecoveryContext, savepoint: Savepoint, doing: Doing) -> dict[str, Content]:
     """The content of the tables after the savepoint's batch, with changes that a person has accepted since.
 
@@ -79,7 +74,7 @@ def _as_they_are(context: RecoveryContext, savepoint: Savepoint, doing: Doing) -
     removed; a skip continues after it, so they stay. Raises PreflightRefused if an accepted change came after rows that
     would be removed.
     """
-    unfinished = context.result("take_savepoint")["batch"] != savepoint.batch
+    unfinished = context.stopped_at.batch != savepoint.batch
     if unfinished and doing == "skip":
         return {table.name: table.content() for table in tables_to_publish(context.settings, context.stream)}
     contents = savepoints.contents_of(context.settings, context.stream, savepoint)
@@ -140,7 +135,7 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
 
 def _void(context: RecoveryContext, ends: TopicOffsets, generation: int) -> Iterator[Mapping[str, Any]]:
     """Yields the record's entries for the void ranges, which hold as long as their generation is on the path."""
-    at = position(context)
+    at = context.position
     earliest = {topic.name: topic.earliest for topic in context.plan.saw.topics}
     for topic, each in ends.items():
         for partition, end in each.items():

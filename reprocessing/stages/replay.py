@@ -1,7 +1,7 @@
 """The replay of a recovery: the stream's ordinary session on the staging tables, and where it can be compared.
 
 Before the batch after the border, the content of the staging tables is copied to tables beside them. The audit compares
-these, so that records which arrived since the stream stopped are no part of the difference.
+these, so that the difference excludes records that arrived since the stream stopped.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ import structlog
 from reprocessing.plan.conditions import refuse_unaskable
 from reprocessing.plan.history import lineage
 from reprocessing.plan.plan import StreamRecoveryPlan
-from reprocessing.plan.plan_file import staging_folder
-from reprocessing.replay.border import Border, RowByRow
-from reprocessing.replay.session import ReplayFailure, ReplaySession, missed_end
+from reprocessing.replay.session import Border, ReplaySession, RowByRow
 from reprocessing.report.facts import READ, BatchRows, BatchSeries
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.void_ranges import border_offsets, lagged, void_for
 from streaming_jobs.declare.table import DeclaredTable
-from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused, RecourseError, TransientError
+from streaming_jobs.errors import OffsetsLost, PreflightRefused, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of
+from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, offsets_between
 from streaming_jobs.platform.files import sync, sync_tree
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
-from streaming_jobs.sinks.tables import all_tables, existing_table, open_table, store_of
+from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, open_table, store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -65,12 +62,13 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         context.replay_settings,
         context.stream,
         archives,
+        context.kept().ends if until is None else until.ends,
+        bounded=until is not None,
         replan=border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
-        until=None if until is None else until.ends,
     ).run(_ReplayWatch(context, void))
-    if outcome.failure is not None:
-        raise _error(outcome.failure, plan.id)
-    check_end(plan, outcome.reached, context.kept().ends)
+    if (failure := outcome.failure) is not None:
+        give_up = f"{commands.abort(plan.id)}, correct it, and plan again"
+        raise failure.error(give_up if failure.permanent else f"continue it: {commands.resume(plan.id)}")
     assert outcome.last is not None
     return {
         "batch": outcome.last.batch,
@@ -79,27 +77,6 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         "since": past_the_border(context, outcome.reached) if until is None else 0,
         "ends": {topic: dict(ends) for topic, ends in outcome.reached.items()},
     }
-
-
-def _error(failure: ReplayFailure, plan: str) -> RecourseError:
-    found = f"the replay failed: {failure.code} {failure.found}"
-    if failure.permanent:
-        return PermanentError(found, f"{commands.abort(plan)}, correct it, and plan again")
-    return TransientError(found, f"continue it: {commands.resume(plan)}")
-
-
-def check_end(plan: StreamRecoveryPlan, reached: TopicOffsets, before: TopicOffsets) -> None:
-    """Raise PermanentError if a replay ended before the stream's last batch, `before`.
-
-    A bounded recovery has to end exactly at its end: a later record would be in the tables twice.
-    """
-    wanted = before if plan.until is None else plan.until.ends
-    if missed := missed_end(reached, wanted, exactly=plan.until is not None):
-        short = missed_end(reached, wanted, exactly=False)
-        raise PermanentError(
-            missed,
-            f"{'records are missing from the topic; ' if short else ''}abort: {commands.abort(plan.id)}",
-        )
 
 
 class _ReplayWatch:
@@ -212,13 +189,13 @@ def _can_end_at(context: RecoveryContext, step: TopicOffsets) -> bool:
 
 def kept_table(context: RecoveryContext, declared: DeclaredTable) -> StoredTable | None:
     """A staging table as it was at the border; None if there is no border, or nothing was read past it."""
-    folder = staging_folder(context.settings, context.plan) / _FOLDER
-    return open_table(_with_tables(context, folder.name), declared, context.stream.name)
+    kept = context.replay_settings.with_tables(context.beside(_FOLDER))
+    return open_table(kept, declared, context.stream.name)
 
 
 def keep_tables(context: RecoveryContext) -> None:
     """Copy the staging tables as they are now; an existing copy stays."""
-    folder = staging_folder(context.settings, context.plan) / _FOLDER
+    folder = context.beside(_FOLDER)
     if folder.is_dir():
         return
     partial = folder.with_name(f"{_FOLDER}.partial")
@@ -226,32 +203,23 @@ def keep_tables(context: RecoveryContext) -> None:
     for declared, _ in all_tables(context.stream):
         table = open_table(context.replay_settings, declared, context.stream.name)
         if table is not None:
-            copies = _with_tables(context, partial.name)
-            store_of(declared).create(copies, declared, context.stream.name, table.content(), None)
+            copied_table(context.replay_settings, partial, declared, context.stream.name, table.content())
     partial.mkdir(parents=True, exist_ok=True)
     sync_tree(partial)  # every resume relies on what is there under the final name
     partial.replace(folder)
     sync(folder.parent)
 
 
-def _with_tables(context: RecoveryContext, folder: str) -> Settings:
-    tables = staging_folder(context.settings, context.plan) / folder
-    return context.replay_settings.model_copy(update={"tables_dir": tables})
-
-
 def past_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None:
     """Records that the replay has read past the border; None if no tables were copied there."""
-    border = by_place(border_offsets(context))
-    since = {place: offset - border.get(place, 0) for place, offset in by_place(reached).items()}
-    if not any(since.values()):
-        return 0
-    return sum(since.values()) if kept_table(context, context.stream.primary) is not None else None
+    since = offsets_between(border_offsets(context), reached)
+    return None if since and kept_table(context, context.stream.primary) is None else since
 
 
 def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dict[str, Content]:
-    """By table, the pieces of the staging tables that came after the border; without tables where that is not known.
+    """By table, the pieces of the staging tables from after the border; leaves out tables where they are unknown.
 
-    It is not known for a table that has a batch from after the border: a kill came between it and the primary table.
+    They are unknown for a table with a batch from after the border: a kill happened between it and the primary table.
     """
     known = context.journal.done("take_savepoint") is not None and not lagged(context)
     past = past_the_border(context, reached) if known else None
@@ -286,14 +254,13 @@ def _with_rows_past_the_border(context: RecoveryContext) -> set[str]:
 
 def replay_batches(context: RecoveryContext) -> dict[str, Any]:
     """The findings of a replay about batches: `replaced`, those after the plan's base, and `replayed`, its own."""
-    base, kept = context.plan.base, context.journal.done("take_savepoint") or {}
-    after = Txn(base.generation, base.batch) if base.batch >= 0 else Txn(0, -1)
+    kept = context.journal.done("take_savepoint") or {}
     up_to = Txn(context.plan.saw.generation, kept.get("batch", context.plan.saw.batch))
     up_to = up_to if context.plan.until is None else context.plan.until.txn
     own = ledger_file(context.replay_settings, context.plan.stream)
     replayed = own.after(context.plan.stream, None, at_most=READ + 1)
     return {
-        "replaced": asdict(_series(_replaced(context, after, up_to))),
+        "replaced": asdict(_series(_replaced(context, context.plan.base.after, up_to))),
         "replayed": asdict(_series(_batch(line.at, line.entry) for line in replayed)),
     }
 

@@ -10,8 +10,8 @@ before everything that was rebuilt has been compared.
     prepare              each          makes the new generation's checkpoint and staging tables
     replay               each          runs an ordinary session of the stream into the staging tables
     add_later_rows       each          adds the rows after the end of a bounded recovery, as they are
-    audit                all streams   checks rules, compares with the published tables, and asks
-    confirm              all           asks, if nothing was rebuilt that could be compared
+    audit                all streams   checks rules, compares with the published tables, asks for confirmation
+    confirm              all           asks for confirmation if there are no rebuilt rows to compare
     publish              each          commits once per table: from here on readers see the new rows
     skip                 each          lets checkpoint, tables and record continue at the plan's offsets
     switch_generation    each          moves the stream's record to the new generation
@@ -462,8 +462,7 @@ class SwitchGeneration(OfOneStream):
         release(context)
         ledger_file(context.settings, self.stream).adopt(ledger_file(context.replay_settings, self.stream))
         output_plans.adopt(stream_folder.output_plans, rebuilt.output_plans)
-        replayed = stream_record.load(context.replay_settings, self.stream)
-        assert replayed is not None
+        replayed = stream_record.existing(context.replay_settings, self.stream)
         stream_record.save(
             context.settings,
             replace(

@@ -1,4 +1,4 @@
-"""The streams of a plan while somebody works on it: stopped, their leases held, truncated files repaired."""
+"""The streams of a plan in progress: stopped, their leases held, truncated files repaired."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _leases(recovery: Recovery) -> Iterator[None]:
 
 
 def _has_fenced(recovery: Recovery) -> bool:
-    """True if a table of the plan's streams is fenced, or if that cannot be told: then the streams stay stopped."""
+    """True if a table of the plan's streams is fenced, or may be: then the streams stay stopped."""
     try:
         return any(
             recovery.journal.begun("fence", context.stream.name)

@@ -22,7 +22,6 @@ from reprocessing.stages.recovery import RecoveryContext
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
-from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
@@ -47,16 +46,16 @@ def refuse_unfinished(context: RecoveryContext, position: Txn) -> None:
 
 def fence_topics(context: RecoveryContext) -> list[WrittenRange]:
     """Fence every topic of the stream; returns the ranges of a batch that only topics have."""
-    position = Txn(context.plan.saw.generation, context.result("take_savepoint")["batch"])
     found: list[WrittenRange] = []
+    generation, position = context.plan.generation, context.stopped_at
     for sink in context.stream.topic_sinks.values():
-        found += context.written.fence(context.stream, sink, context.plan.generation, context.plan.id, position)
+        found += context.written.fence(context.stream, sink, generation, context.plan.id, position)
         context.crash_point("recover_fence_topic")
     return found
 
 
 def void_records(context: RecoveryContext) -> Mapping[str, Any]:
-    """Wait until every topic stands still, and declare the wrong records void; nobody reads them from now on."""
+    """Wait until no topic has an open transaction, and declare the wrong records void: no stream reads them again."""
     stream, plan = context.stream, context.plan
     in_flight = _ranges(context.result("fence").get("in_flight", ()))
     sinks = [sink.name for sink in stream.topic_sinks.values()]
@@ -92,7 +91,7 @@ def _existing(context: RecoveryContext, topic: str) -> str:
 
 
 def _refuse_readers_beyond(context: RecoveryContext, begins: TopicOffsets) -> None:
-    """Raise UsageError if a stream of the plan would start behind the first wrong record: it came after planning."""
+    """Raise UsageError if a stream of the plan would start after a wrong record that was written since planning."""
     for each in context.whole.streams:
         for topic, offsets in begins.items():
             ends = {} if each.base.savepoint is None else each.base.ends.get(topic, {})
@@ -155,10 +154,9 @@ def mark_topics(context: RecoveryContext, at: Txn) -> list[WrittenRange]:
     """Say in every topic that it has the stream's batches up to a position; returns what only topics have."""
     if not context.stream.topic_sinks:
         return []
-    position = Txn(context.plan.saw.generation, context.result("take_savepoint")["batch"])
     found: list[WrittenRange] = []
     for sink in context.stream.topic_sinks.values():
-        found += context.written.mark(context.stream, sink, at, context.plan.id, position)
+        found += context.written.mark(context.stream, sink, at, context.plan.id, context.stopped_at)
     return found
 
 
@@ -169,8 +167,7 @@ def continue_topics(context: RecoveryContext, at: Txn, opened: Generation) -> No
     before = lowest(mark_topics(context, at))
     settled = context.journal.done("void_records")
     if settled is not None:  # what the replay has written may be in further partitions and topics
-        days = ledger_file(context.replay_settings, context.stream.name).days(context.stream.name)
-        replayed = lowest(each for day in days for line in day for each in line.read().entry.written)
+        replayed = lowest(each for entry in context.replayed() for each in entry.written)
         kept = decode(settled["kept"])
         before = {
             t: {**replayed.get(t, {}), **before.get(t, {}), **kept.get(t, {})} for t in {*replayed, *before, *kept}
@@ -188,7 +185,7 @@ def continue_topics(context: RecoveryContext, at: Txn, opened: Generation) -> No
 
 
 def void_for(context: RecoveryContext) -> dict[str, VoidRanges]:
-    """By topic, the ranges that the replay of a stream must not read: those of the streams before it in the plan."""
+    """By topic, the ranges of earlier streams in the plan, which the replay of a stream must not read."""
     found = {}
     for upstream in context.whole.upstream(context.stream.name):
         for topic in upstream.wrong_from:
@@ -202,9 +199,7 @@ def appended_until(context: RecoveryContext, border: TopicOffsets) -> dict[str, 
 
     It is where the next batch has written, or the end of the topic, so that transaction markers are not between.
     """
-    days = ledger_file(context.replay_settings, context.stream.name).days(context.stream.name)
-    entries = (line.read().entry for day in days for line in day)
-    beyond = lowest(each for entry in entries if not _within(entry, border) for each in entry.written)
+    beyond = lowest(each for entry in context.replayed() if not _within(entry, border) for each in entry.written)
     ends = {topic: context.written.settled(topic) for topic in context.result("void_records")["topics"]}
     return {topic: {p: beyond.get(topic, {}).get(p, end) for p, end in each.items()} for topic, each in ends.items()}
 
@@ -215,7 +210,7 @@ def border_offsets(context: RecoveryContext) -> dict[str, Mapping[int, int]]:
     They are those at which the published tables end. In a topic that another stream of the plan has appended to, it is
     where that stream's records end which come from the same source records.
     """
-    border: dict[str, Mapping[int, int]] = dict(decode(context.result("take_savepoint")["position"]))
+    border: dict[str, Mapping[int, int]] = dict(context.position)
     for upstream in context.whole.upstream(context.stream.name):
         appended = (context.journal.done("replay", upstream.stream) or {}).get("appended", {})
         border |= {topic: each for topic, each in decode(appended).items() if topic in border}
@@ -227,7 +222,7 @@ def lagged(context: RecoveryContext) -> bool:
 
     Then the border has records that its published tables do not have.
     """
-    position = decode(context.result("take_savepoint")["position"])
+    position = context.position
     for upstream in context.whole.upstream(context.stream.name):
         ends = decode((context.journal.done("void_records", upstream.stream) or {}).get("ends", {}))
         for topic, each in ends.items():

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reprocessing.timeline.marks import KINDS, Mark, MarkKind
-from reprocessing.timeline.timeline import BatchPoint, Timeline
+from reprocessing.timeline.timeline import BatchPoint, Timeline, group
 from streaming_jobs.errors import UsageError
 from streaming_jobs.page import colours, macros, render_page
 from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.text.spelling import counted, instant_words
-from streaming_jobs.text.svg import VerticalScale, element, line, rect, text, title
+from streaming_jobs.text.svg import VerticalScale, element, line, polygon, rect, text, title
 
 COLUMNS = 220
 """Columns at most."""
@@ -70,21 +70,16 @@ MOST = 500
 """Marks at most that a page lists, the newest ones."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Bin:
-    """The batches that ended in one part of the time, from `since` on; those of a replay are counted apart."""
+    """The batches that ended in one part of the time, from `since` on; those of a replay count apart in `replayed`."""
 
     since: float
-    batches: int = 0
-    rows: int = 0
-    replayed: int = 0
-    timed: int = 0
-    seconds: float = 0.0
-    slowest: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        return self.seconds / self.timed if self.timed else 0.0
+    batches: int
+    rows: int
+    replayed: int
+    mean: float
+    slowest: float
 
 
 def width_of(since: float, until: float) -> int:
@@ -95,22 +90,15 @@ def width_of(since: float, until: float) -> int:
 def bins_of(batches: Sequence[BatchPoint], since: float, until: float) -> list[Bin]:
     width = width_of(since, until)
     last = int((until - since) // width)
-    bins: dict[int, Bin] = {}
-    for each in batches:
-        place = min(int((each.at - since) // width), last)  # a clock that was set back gives times after the end
-        found = bins.get(place)
-        if found is None:
-            found = bins[place] = Bin(since + place * width)
-        found.batches += 1
-        if each.replay:
-            found.replayed += each.rows
-        else:
-            found.rows += each.rows
-        if each.seconds is not None:
-            found.timed += 1
-            found.seconds += each.seconds
-            found.slowest = max(found.slowest, each.seconds)
-    return [bins[place] for place in sorted(bins)]
+    bins: dict[int, list[BatchPoint]] = {}
+    for each in batches:  # a clock that was set back gives times after the end
+        bins.setdefault(min(int((each.at - since) // width), last), []).append(each)
+    return [_bin(since + place * width, bins[place]) for place in sorted(bins)]
+
+
+def _bin(since: float, batches: Sequence[BatchPoint]) -> Bin:
+    joined, replayed = group(batches), sum(each.rows for each in batches if each.replay)
+    return Bin(since, len(batches), joined.rows - replayed, replayed, joined.seconds or 0.0, joined.slowest or 0.0)
 
 
 def draw(timeline: Timeline) -> str:
@@ -270,19 +258,19 @@ class _Picture:
             for mark, end in zip(marks, ends, strict=True):
                 x = self.x(mark.at)
                 words = f"{instant_words(mark.at)}: {mark.text}"
-                yield element("g", title(words), *_sign(mark, x, y), class_="sign")
+                yield element("g", title(words), _sign(mark, x, y), class_="sign")
                 label = _label(mark)
                 if label and x + 9 + len(label) * _LETTER < end - 8:
                     yield text(x + 9, y + 4, label, class_="note")
 
     def _apart(self, kind: MarkKind, pixels: float) -> list[Mark]:
-        """The marks of a kind, without those that would lie upon the one before."""
+        """The marks of a kind, without marks that would cover the previous one."""
         shown: list[Mark] = []
         for mark in self.timeline.marks:
             if mark.kind == kind and (not shown or self.x(mark.at) - self.x(shown[-1].at) >= pixels):
                 shown.append(mark)
             elif mark.kind == kind and shown and mark.what in ("failed", "published", "undone", "aborted"):
-                shown[-1] = mark  # of two in one place, the one that matters more
+                shown[-1] = mark  # of two at one position, the more important one
         return shown
 
 
@@ -295,22 +283,17 @@ def _class(mark: Mark) -> str:
     return "failed" if mark.kind == "session" and mark.what in ("failed", "restarted") else mark.kind
 
 
-def _sign(mark: Mark, x: float, y: float) -> Sequence[str]:
+def _sign(mark: Mark, x: float, y: float) -> str:
     name = _class(mark)
     if mark.kind in ("deploy", "code"):
-        return [
-            element(
-                "polygon", points=f"{x:.1f},{y - 6:.1f} {x + 6:.1f},{y + 5:.1f} {x - 6:.1f},{y + 5:.1f}", class_=name
-            )
-        ]
+        return polygon((x, y - 6), (x + 6, y + 5), (x - 6, y + 5), class_=name)
     if mark.kind == "recovery":
-        around = f"{x:.1f},{y - 6:.1f} {x + 6:.1f},{y:.1f} {x:.1f},{y + 6:.1f} {x - 6:.1f},{y:.1f}"
-        return [element("polygon", points=around, class_=name)]
+        return polygon((x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y), class_=name)
     if mark.kind == "session":
         if mark.what == "stopped":
-            return [rect(x - 4, y - 4, 8, 8, class_=name)]
-        return [element("circle", cx=x, cy=y, r=4.5, class_=name)]
-    return [line(x, y - 6, x, y + 6, class_=name)]
+            return rect(x - 4, y - 4, 8, 8, class_=name)
+        return element("circle", cx=x, cy=y, r=4.5, class_=name)
+    return line(x, y - 6, x, y + 6, class_=name)
 
 
 def _label(mark: Mark) -> str:
@@ -329,7 +312,7 @@ def _span(seconds: int) -> str:
 
 
 def write(path: Path, timeline: Timeline) -> None:
-    """Write the file anew, readable by its owner alone; raises UsageError if its folder is missing."""
+    """Replace the file, readable by its owner alone; raises UsageError if its folder is missing."""
     content = draw(timeline) if path.suffix == ".svg" else page(timeline)
     try:
         write_atomic(path, content)

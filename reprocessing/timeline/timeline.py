@@ -27,7 +27,7 @@ MOST = 1_000_000
 
 
 _SPARE = 1_000
-"""Lines of a day that are read beyond the batches asked for: some may be of one batch, or out of order."""
+"""Lines of a day that are read beyond the requested batches: some may be of one batch, or out of order."""
 
 
 _PERIODS = (60, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 7 * 86_400)
@@ -94,7 +94,7 @@ class BatchPoint(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class ReadBatches:
-    """Batches, oldest first; `newest` is the time of the newest one on file, also if it is before those asked for."""
+    """Batches, oldest first; `newest` is the time of the newest batch on file, even before the requested ones."""
 
     batches: tuple[BatchPoint, ...]
     newest: float | None
@@ -233,7 +233,7 @@ def _items(batches: Iterable[BatchPoint], marks: Sequence[Mark], period: int) ->
     merged: list[BatchPoint | Mark] = sorted([*batches, *marks], key=lambda each: each.at)
     opened = _Open()
     uncounted: list[Mark] = []
-    """Marks that are to be counted in the group that comes."""
+    """Marks to count in the next group."""
     for each in merged:
         if opened.batches and opened.batches[-1].at // period != each.at // period:
             yield from opened.close()
@@ -259,7 +259,7 @@ def _items(batches: Iterable[BatchPoint], marks: Sequence[Mark], period: int) ->
 
 
 def _left_over(marks: Sequence[Mark]) -> Iterator[Mark]:
-    """Marks after which no batch came: the last of each kind, with the number of the others."""
+    """Marks without a later batch: the last of each kind, with the number of the others."""
     for kind in ("savepoint", "session"):
         of_kind = [mark for mark in marks if mark.kind == kind]
         if of_kind:
@@ -317,19 +317,13 @@ def item_json(item: Item) -> dict[str, Any]:
 
 
 def batch_json(batch: BatchPoint) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(batch)
+    del fields["line"]
     return {
         "kind": "batch",
         "at": batch.at,
         "time": instant_words(batch.at),
-        "generation": batch.generation,
-        "batch": batch.batch,
-        "records": batch.records,
-        "rows": batch.rows,
-        "dead_letters": batch.dead_letters,
-        "quarantined": batch.quarantined,
-        "seconds": batch.seconds,
-        "version": batch.version,
-        "code": batch.code,
+        **fields,
         "replay": batch.replay,
         "offsets": batch.offsets,
     }

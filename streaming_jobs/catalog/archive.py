@@ -2,7 +2,7 @@
 
     flights_archive = archive(FLIGHTS)
 
-The table's columns are a contract (`columns`). It is partitioned by Kafka's partition: a replay asks for offsets of
+The table's columns are a contract (`columns`). The table is partitioned by Kafka's partition: a replay reads offsets of
 partitions, so each file belongs to one of them, and the bounds on `offset` in the table's log say which offsets it has.
 Kafka's date would not do: producers choose it, and a batch of old records would be as many files as it has dates.
 """
@@ -26,7 +26,7 @@ COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "timestamp_type", "ke
 def archive(topic: KafkaTopic | str, *, name: str | None = None, owners: Sequence[str] = ()) -> Stream:
     """Declare the archive of a topic: a stream and its table, both named `name` (default: `<topic>_archive`).
 
-    Raises UsageError if that is no name of a stream, as the names of topics may have other characters.
+    Raises UsageError if that is not a valid stream name, since names of topics may have other characters.
     """
     topic_name = topic if isinstance(topic, str) else topic.name
     chosen = f"{topic_name}_archive" if name is None else name

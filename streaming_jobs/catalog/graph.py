@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -33,7 +33,7 @@ Edge = tuple[Node, Node]
 class Graph:
     """Nodes and edges without a cycle; both in order of the streams that they belong to.
 
-    Dead letters, quarantines and remembered deletes are no nodes: they lead nowhere.
+    Dead letters, quarantines and remembered deletes are not nodes: no stream reads them.
     """
 
     nodes: tuple[Node, ...]
@@ -57,14 +57,6 @@ class Graph:
         """The nodes that its records reach directly."""
         return [end for begin, end in self.edges if begin == node]
 
-    def downstream(self, streams: Collection[str]) -> list[str]:
-        """The streams that read, directly or through others, what these streams write; in the order of records."""
-        reached = {Node("stream", name) for name in streams}
-        for node in self.in_order:
-            if any(each in reached for each in self.before(node)):
-                reached.add(node)
-        return [node.name for node in self.in_order if node in reached and node.kind == "stream"]
-
     @cached_property
     def ranks(self) -> dict[Node, int]:
         """The number of edges of the longest way that leads to each node."""
@@ -81,7 +73,7 @@ class Graph:
 
     @property
     def in_order(self) -> list[Node]:
-        """The nodes, each after all that its records come from."""
+        """The nodes, each after its predecessors."""
         return sorted(self.nodes, key=lambda node: self.ranks[node])
 
     def parts(self) -> list[Graph]:
@@ -109,7 +101,7 @@ def source_node(source: KafkaTopic | DeltaSource) -> Node:
 
 
 def describe(topology: Topology, names: Iterable[str] = ()) -> str:
-    """Sources, stream and sinks of the named streams, or of all; and who writes the ones and reads the others."""
+    """Sources, stream and sinks of the named streams, or of all; with the sources' writers and the sinks' readers."""
     whole = Graph.of(topology.streams.values())
     selected = {stream.name: stream for stream in topology.select(names)}
     parts = [[node.name for node in part.in_order if node.kind == "stream"] for part in whole.parts()]

@@ -98,7 +98,7 @@ def with_columns(stream: Stream, streams: Mapping[str, Stream], writers: Mapping
 def _refuse_without_order(stream: Stream) -> None:
     """Raise UsageError for an upsert table without `order_by` of a stream that reads a table.
 
-    The content of a table comes in the order of its files, which after a compaction is not that of the writes.
+    The content of a table is read in the order of its files, which differs from the write order after a compaction.
     """
     for sink in stream.sinks.values() if stream.tables_read else ():
         if sink.keys and not sink.order_by:
@@ -174,7 +174,7 @@ _DECLARATIONS = ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable
 class Topology:
     """The streams by name, checked against each other: one name, one writer per table, and no cycle.
 
-    A source without columns of its own has those that the table's writer declares.
+    A source that declares no columns has the columns of the table's writer.
     """
 
     streams: dict[str, Stream]

@@ -25,7 +25,7 @@ from streaming_jobs.stream import Stream
 class NotComparable(RecourseError):
     """Raised by a truth that cannot state the rows for these records; the table is then not compared.
 
-    Nothing, if that is what the truth's author meant: the message has the author's reason.
+    Nothing, if the truth's author intended it: the message has the author's reason.
     """
 
     code = "REC-032"

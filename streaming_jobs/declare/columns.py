@@ -110,7 +110,7 @@ def _refuse(table: str, schema: StructType, partition_by: Sequence[str], kinds: 
 
 
 def _kinds(kind: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """The type of every column and of every field and element inside of it, each with its place."""
+    """The type of every column and of every nested field and element, each with its path."""
     for field in getattr(kind, "fields", ()):
         inner = f"{place}.{field.name}".lstrip(".")
         yield inner, field.dataType.typeName()

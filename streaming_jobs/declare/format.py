@@ -42,7 +42,7 @@ class Refused(Exception):
 class Block:
     """The columns of a block of values, and the refusals by the value's index.
 
-    `columns` has the fields that were asked for, in the schema's order, one row per value. All fields are nullable, at
+    `columns` has the requested fields, in the schema's order, one row per value. All fields are nullable, at
     every depth. The types are Arrow's for the Spark types: timestamp("us", tz="UTC"), timestamp("us") for one without a
     zone, date32, decimal128(p, s), string, binary, bool, numbers, list and struct; there are no maps. The row of a
     refused value is null in every column.
@@ -73,7 +73,7 @@ class BlockWriter(Protocol):
     def write(self, rows: pa.RecordBatch) -> Written:
         """The value of each row of the schema's fields. The format's reader reads it back as the same row.
 
-        A row for which there is no such value is refused; nothing that the rows hold makes it raise.
+        A row without such a value is refused; no content of a row makes the method raise.
         """
 
 
@@ -107,7 +107,7 @@ class Format(Protocol):
 
 
 def checked_fields(schema: StructType, fields: Sequence[str] | None) -> frozenset[str]:
-    """The names of the fields to build; raises UsageError for one that the schema does not have."""
+    """The names of the fields to build; raises UsageError for an unknown field."""
     names = schema.fieldNames()
     if fields is None:
         return frozenset(names)

@@ -53,7 +53,7 @@ def checked_schema(what: str, schema: StructType | Mapping[str, object] | None) 
 
 
 def check_event_time(source: str, column: str, schema: StructType, kind: str, otherwise: str) -> None:
-    """Raise UsageError if a source has no such column, or one of no timestamps; `otherwise` says how to make one."""
+    """Raise UsageError if a source lacks the column, or it has no timestamps; `otherwise` says how to make one."""
     names = schema.fieldNames()
     if column not in names:
         raise UsageError(f"{source}: event_time '{column}' is not a {kind}", instead(column, names))

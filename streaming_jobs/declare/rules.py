@@ -76,7 +76,7 @@ class Rule(ABC):
 
     @abstractmethod
     def condition(self, dialect: Dialect = "spark") -> str:
-        """SQL that is true for a row that keeps the rule, false or null for one that breaks it."""
+        """SQL that is true for a row that meets the rule, and false or null for a row that breaks it."""
 
     @abstractmethod
     def _default_name(self) -> str: ...
@@ -226,7 +226,7 @@ class Holds(Rule):
 
 @dataclass(frozen=True)
 class Unique(Rule):
-    """No other row of the same batch has the same values in these columns. A null is no value: such rows pass."""
+    """No other row of the same batch has the same values in these columns. Rows with a null pass."""
 
     columns_of: Sequence[str] | str
 

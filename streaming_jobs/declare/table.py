@@ -31,7 +31,7 @@ class DeclaredTable(Protocol):
 
     @property
     def schema(self) -> StructType | None:
-        """The columns that the table must have; None: those that the function returns."""
+        """The columns that the table must have; None: the columns that the function returns."""
 
     @property
     def keys(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Event times that are no timestamp in the record: a number of seconds since 1970, or what a function makes of fields.
+"""Event times from other fields than timestamps: a number of seconds since 1970, or a function of several fields.
 
     KafkaTopic("quakes", value=Json(QUAKE), event_time=EpochMillis("time"), lateness="1 hour")
 
@@ -58,7 +58,7 @@ class _Epoch:
             )
 
     def of(self, fields: Sequence[pa.Array]) -> pa.Array:
-        """Microseconds since 1970; those that are out of range are the largest number."""
+        """Microseconds since 1970; a value out of range becomes the largest number."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc

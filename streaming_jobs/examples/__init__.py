@@ -1,1 +1,1 @@
-"""The streams that come with Recourse. Read `flights/streams.py` first."""
+"""The streams that Recourse ships. Read `flights/streams.py` first."""

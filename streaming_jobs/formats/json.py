@@ -1,4 +1,4 @@
-"""JSON records with a declared schema: every record is decoded whole or refused, and never half of it.
+"""JSON records with a declared schema: every record is decoded completely or refused.
 
     Json(StructType([StructField("id", LongType(), nullable=False), StructField("note", StringType())]))
 

@@ -1,7 +1,7 @@
 """Values that JSON has no type for, checked and cast a column at a time: dates, times, decimals, single floats.
 
-Texts are joined, and one pattern looks at all of them. It accepts exactly the texts that Arrow's cast accepts, so the
-cast never fails; single values are looked at only where the whole does not match.
+Texts are joined and matched by one pattern. It accepts exactly the texts that Arrow's cast accepts, so the
+cast never fails; single values are checked only if the whole does not match.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class FloatColumn:
         return pa.float32()
 
     def build(self, values: Sequence[float | None]) -> Built:
-        """The numbers; one that overflows is a fault."""
+        """The numbers; an overflow is a fault."""
         array = pa.array(values, pa.float32())
         infinite = np.flatnonzero(np.isinf(array.to_numpy(zero_copy_only=False)))
         return Built(array, [ValueFault(int(position), "wrong_type", "Number out of range") for position in infinite])

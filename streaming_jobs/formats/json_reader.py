@@ -44,7 +44,7 @@ _EMPTY = Refusal("empty_value", "the value is null, empty or blank")
 def unseen_faults(values: Sequence[bytes | None]) -> dict[int, Refusal]:
     """The refusals of values that msgspec has decoded although they are bad, by index; None for those it has refused.
 
-    The block is looked at as a whole first; for a good one this costs a few nanoseconds per record.
+    The whole block is checked first; for a good block this costs a few nanoseconds per record.
     """
     refusals = not_utf8(values, joined(values))
     if max(map(len, filter(None, values)), default=0) >= _DEEP_BYTES:
@@ -100,7 +100,7 @@ class _Field(NamedTuple):
 
 
 class JsonReader:
-    """The reader of records of one schema. Fields that are not asked for are checked, but not built."""
+    """The reader of records of one schema. It checks all fields, but builds only requested ones."""
 
     def __init__(self, schema: StructType, fields: Sequence[str] | None = None) -> None:
         asked_for = checked_fields(schema, fields)
@@ -144,7 +144,7 @@ class JsonReader:
         return rows, refused
 
     def _columns(self, rows: list[Any]) -> tuple[dict[str, pa.Array], dict[int, Refusal]]:
-        """The columns that are asked for, and the refusals that all columns give."""
+        """The requested columns, and the refusals from all columns."""
         columns: dict[str, pa.Array] = {}
         refused: dict[int, Refusal] = {}
         for field in self._fields:

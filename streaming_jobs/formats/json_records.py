@@ -1,6 +1,6 @@
 """The declared schema as classes of msgspec, which decodes a record straight into them and checks types on the way.
 
-The fields of a class are called f0, f1, ... and renamed to those of the record, so any name is possible that msgspec
+The fields of a class are called f0, f1, ... and renamed to the record's fields, so any name is possible that msgspec
 finds in a record: all but those with a quote, a backslash or a control character.
 """
 

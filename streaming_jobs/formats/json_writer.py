@@ -148,7 +148,7 @@ def _times(array: pa.Array, place: str) -> WrittenColumn:
 
 
 def time_texts(array: pa.Array, place: str) -> tuple[pa.Array, dict[int, Refusal]]:
-    """Dates or times as JSON's texts, and the refusals of those that have none."""
+    """Dates or times as JSON texts, and the refusals of values without a text."""
     if pa.types.is_date(array.type):
         return array.cast(pa.string()), _outside(array.cast(pa.int32()), FIRST_DAY, LAST_DAY, place)
     zoned = array.type.tz is not None

@@ -1,1 +1,1 @@
-"""What a batch did: the entry of each commit and positions. Read `entry.py` first."""
+"""The ledger: the entry of each commit, and positions in sources. Read `entry.py` first."""

@@ -87,7 +87,7 @@ NO_CODE = CodeVersion("", "")
 READ = "read"
 """The name under which an entry counts the rows that it read from tables, records from topics included."""
 DROPPED, QUARANTINED = "dropped:", "quarantined:"
-"""Begin the names, with that of a table, under which an entry counts the rows that row rules have taken out of it."""
+"""Prefixes of a table's name, under which an entry counts the rows that row rules have removed from the table."""
 
 
 def taken_out(rows: Mapping[str, int], how: str) -> int:

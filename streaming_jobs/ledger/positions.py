@@ -87,7 +87,7 @@ class OffsetBounds:
 
 
 def first_after(begin: int, partition: int, earliest: PartitionOffsets, continues: PartitionOffsets) -> int | None:
-    """The first offset that can be read if one that begins a range cannot; None if it can."""
+    """The first readable offset if the beginning of a range is gone; None if it is readable."""
     if begin < earliest.get(partition, 0):
         return earliest[partition]
     return continues[partition] if 0 < begin < continues.get(partition, 0) else None
@@ -101,6 +101,12 @@ def starts_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:
 def ends_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:
     """The offsets after the last ones of ranges: topic -> partition -> offset."""
     return {each.topic: dict(each.end) for each in ranges}
+
+
+def offsets_between(begin: TopicOffsets, end: TopicOffsets) -> int:
+    """The number of offsets from one position to another; a partition that only the second one has counts whole."""
+    begins = by_place(begin)
+    return sum(max(offset - begins.get(place, 0), 0) for place, offset in by_place(end).items())
 
 
 def by_place(offsets: TopicOffsets) -> dict[Place, int]:

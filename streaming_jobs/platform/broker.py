@@ -181,7 +181,7 @@ def running(settings: Settings) -> Running | None:
 
 
 class Broker:
-    """Starts the embedded broker, or attaches to the one that runs already.
+    """Starts the embedded broker, or attaches to a running one.
 
     `start`, `stop`, `kill` and `restart` may be called in any state and more than once. Not for several threads.
     """

@@ -56,7 +56,7 @@ def folder(settings: Settings) -> Path:
 
 
 def reading(file: Path) -> list[str]:
-    """Options for a JVM that uses an archive, whose time of change becomes now; none if there is no such file."""
+    """Options for a JVM that uses an archive, whose modification time becomes now; none without an archive."""
     if not file.is_file():
         return []
     with suppress(OSError):  # in a cache of another user

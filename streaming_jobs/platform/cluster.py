@@ -43,7 +43,7 @@ _ROUNDS = 5
 _LOOK_EVERY = 2.0
 _CODE = "recourse-code.zip"
 _SAME = ("pyspark",)
-_NEEDED = ("pyarrow", "confluent_kafka", "numpy", "structlog", "pydantic")
+NEEDED = ("pyarrow", "confluent_kafka", "numpy", "structlog", "pydantic")
 """Packages that reading a topic, judging its records and writing Parquet import on an executor."""
 
 
@@ -148,7 +148,8 @@ def _roots(name: str) -> list[Path]:
 # What executors have to prove before the first batch
 #
 # Spark writes "successfully" to a disk that only one machine has: the driver would commit a batch without those rows,
-# and state would be lost with its machine. An executor that comes later is not asked; the rows in its files are counted.
+# and state would be lost with its machine. An executor that joins later proves nothing; the rows in its files are
+# counted.
 
 
 def check(
@@ -210,7 +211,7 @@ def _compare_versions(answer: Answer, archive: str) -> None:
             f"the executor on {host} has Python {answer['python']}, the driver {here}",
             f"set spark.executor_python to a Python {here} that every worker has",
         )
-    missing = [name for name in (*_SAME, *_NEEDED) if name not in answer["versions"]]
+    missing = [name for name in (*_SAME, *NEEDED) if name not in answer["versions"]]
     if missing:
         raise PermanentError(
             f"the Python of the executor on {host} has no {', '.join(missing)}",
@@ -256,7 +257,7 @@ def _difference(file: Path, token: str, visible: float) -> str:
 
 def _task(asked: Sequence[str], visible: float) -> Task:
     """What runs on executors: a function within one is sent as code, so it needs nothing but the standard library."""
-    packages = (*_SAME, *_NEEDED)
+    packages = (*_SAME, *NEEDED)
 
     def prove(_: Iterable[object]) -> Iterator[Answer]:
         import importlib.util

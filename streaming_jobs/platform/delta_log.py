@@ -31,7 +31,7 @@ class CommitActions:
 
     @classmethod
     def of(cls, version: int, lines: Iterable[Mapping[str, Any]]) -> CommitActions:
-        """The commit of these lines. Raises TypeError, AttributeError or KeyError for lines that are no actions."""
+        """The commit of these lines. Raises TypeError, AttributeError or KeyError for lines other than actions."""
         by_kind: dict[str, list[Mapping[str, Any]]] = {}
         for line in lines:
             for kind, action in line.items():
@@ -72,9 +72,9 @@ def read_commit(table: Path, version: int) -> CommitActions:
 
 
 def read_kept_commit(table: Path, version: int) -> CommitActions:
-    """A version, also one that is kept for readers only. Raises as `read_commit` does.
+    """A version, also a version that is kept for readers only. Raises as `read_commit` does.
 
-    A commit may be moved at any moment, so the log comes first.
+    A commit may move at any moment, so the log is read first.
     """
     try:
         return read_commit(table, version)
@@ -105,7 +105,7 @@ def actions(commit: Path, containing: str = "") -> Iterator[dict[str, Any]]:
 
 
 def changes_rows(action: Mapping[str, Any]) -> bool:
-    """True for an added or removed file whose rows are new or gone, false for one that compaction has rewritten."""
+    """True for an added or removed file whose rows are new or gone, false if compaction has rewritten the file."""
     return bool(action.get("dataChange", True))
 
 

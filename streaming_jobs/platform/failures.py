@@ -211,7 +211,7 @@ def function_raised(function: Callable[..., object], error: Exception) -> Transi
 
 
 def _from_a_worker(text: str) -> RecourseError | None:
-    """The error that Recourse raised in a Python process of Spark's, of which only the traceback came back."""
+    """The error that Recourse raised in a Python process of Spark, rebuilt from its traceback."""
     match = _OURS.search(text)
     kind = getattr(errors, match["kind"], None) if match else None
     if match is None or not (isinstance(kind, type) and issubclass(kind, RecourseError)):

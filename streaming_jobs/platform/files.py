@@ -121,7 +121,7 @@ def sync(path: Path) -> None:
 
 
 def remove_files(*paths: Path) -> Iterator[Path]:
-    """Remove those of the files that exist, each on disk before the next; yields each one."""
+    """Remove the existing files, each on disk before the next; yields each one."""
     for path in paths:
         if path.exists():
             path.unlink()
@@ -202,7 +202,7 @@ _held: dict[tuple[int, Path, str], Scratch] = {}
 
 
 def scratch(home: Path, kind: str) -> Scratch:
-    """This process's folder of a kind; made, and those that nobody holds are removed, if there is none yet."""
+    """This process's folder of a kind; if it does not exist yet, it is created, and unused folders are removed."""
     key = (os.getpid(), home.absolute(), kind)
     there = _held.get(key)
     if there is not None and there.folder.is_dir():

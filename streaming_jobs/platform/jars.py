@@ -115,7 +115,7 @@ def cache(settings: Settings) -> Path:
 def ensure(
     settings: Settings, jars: Iterable[Jar], *, progress: Progress | None = None, fetch: Fetch | None = None
 ) -> list[Path]:
-    """Paths of the jars, all verified just now; raises SetupError for one that is damaged or cannot be fetched."""
+    """Paths of the jars, all just verified; raises SetupError if a jar is damaged or cannot be fetched."""
     folder, wanted = cache(settings), list(jars)
     missing, damaged = examine(folder, wanted)
     if damaged:
@@ -199,7 +199,7 @@ def _fetch_all(folder: Path, scratch: Path, jars: list[Jar], progress: Progress 
 
 
 def _bring(jar: Jar, folder: Path, scratch: Path, fetch: Fetch) -> None:
-    """Fetch, verify, and only then give the file its name, so that no reader ever sees a part of it."""
+    """Fetch, verify, and only then give the file its name, so that readers never see a partial file."""
     arrived = _attempt(jar, scratch, fetch)
     if not jar.matches(arrived):
         raise SetupError(
@@ -249,7 +249,7 @@ def _from_maven(settings: Settings) -> Fetch:
 
 
 def main(arguments: list[str]) -> int:
-    """`fetch` completes the cache, `fetch --again` also replaces damaged jars, `lock` writes jars.lock anew."""
+    """`fetch` completes the cache, `fetch --again` also replaces damaged jars, `lock` rewrites jars.lock."""
     settings = Settings.load()
     if arguments == ["lock"]:
         from streaming_jobs.platform.jars_lock import write_lock

@@ -32,7 +32,7 @@ def append(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bool = T
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The objects in the file, oldest first, without lines that a kill has cut off; none if there is no file."""
+    """The objects in the file, oldest first, without lines that a kill has truncated; none without a file."""
     try:
         texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:

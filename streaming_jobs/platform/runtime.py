@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -141,6 +141,28 @@ class LocalSpark:
             process.wait(JVM_END if self.record_classes is None else RECORD_SECONDS)
 
 
+@contextmanager
+def spark_on_demand(settings: Settings, name: str) -> Iterator[Callable[[], SparkSession]]:
+    """Gives a function that returns the session, and starts it when it is first called.
+
+    The block ends it; after an exception without waiting for a running query.
+    """
+    runtime, sessions = LocalSpark(settings), list[Any]()
+
+    def session() -> SparkSession:
+        if not sessions:
+            sessions.append(runtime.start(name))
+        started: SparkSession = sessions[0]
+        return started
+
+    try:
+        yield session
+    except BaseException:
+        runtime.kill()
+        raise
+    runtime.stop()
+
+
 @dataclass
 class ExistingSpark:
     """Spark that exists already: that of the given session, or of the active one. It runs on afterwards."""
@@ -197,7 +219,7 @@ class ExistingSpark:
         self._stop_queries()
 
     def _stop_queries(self) -> bool:
-        """Stop each query, also after one that does not end; True if all of them have ended."""
+        """Stop each query, even if one of them does not end; True if all of them have ended."""
         if self._ours is None:
             return True
         try:

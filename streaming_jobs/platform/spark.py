@@ -125,7 +125,7 @@ _PACKAGE, _UTILITIES = "pyspark.testing", "pyspark.testing.utils"
 
 
 class _Unloaded(ModuleType):
-    """Stands for a module until something is asked of it that it has not been given."""
+    """A placeholder for a module, until code uses an attribute that the placeholder lacks."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and (name != "__path__" or self.__name__ != _PACKAGE):
@@ -377,7 +377,7 @@ def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
 
 def _initialise_functions(gateway: Any) -> None:
     """Let the JVM make its table of SQL functions, which takes half a second, while it makes the Spark context."""
-    with suppress(Exception):  # the session meets it too, and tells
+    with suppress(Exception):  # the session meets the error too, and reports it
         gateway.jvm.java.lang.Class.forName(_FUNCTIONS)
 
 

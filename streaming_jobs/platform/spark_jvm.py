@@ -59,7 +59,7 @@ def new_object(session: SparkSession, name: str, source: str) -> Any:
 
 # The heap of a session's JVM: collected when its old objects have doubled, not when it is full.
 #
-# Java's serial collector looks at its old generation only when there is no more room for it, so the process grows to
+# Java's serial collector collects its old generation only when the generation is full, so the process grows to
 # the largest heap allowed, although the objects in use are a small part of that. What gets old and dies in a session
 # are mostly broadcasts, maps and plans of batches: 5 MB per second with three busy streams. A full collection takes 0.1
 # to 0.3 s.
@@ -101,7 +101,7 @@ public class EarlyCollection implements javax.management.NotificationListener {
 
 
 def collect_early(session: SparkSession) -> None:
-    """Collect the old generation at 128 MB, or at twice what the last such collection left.
+    """Collect the old generation at 128 MB, or at twice the size after the last collection.
 
     Only the serial collector needs it, which is ours; a user's own choice of another one is left alone.
     """

@@ -10,7 +10,7 @@ The rules:
 3. Every secondary table has the batch that the primary's newest entry lists for it, or the last planned batch.
 4. No other writer has changed the rows of a table since our newest entry, unless a person accepted the change.
 5. The topics are exactly those that the stream began with, and they still have all records from the stream's
-   position on. None of those that it has read was declared void by a recovery that left it out.
+   position on. No recovery that left the stream out has declared void a record that the stream has read.
 6. The stream still has the tables that it began with; remembered deletes and quarantines may begin later.
 7. The topics that it writes are where the primary table says (`topic_rules.py`).
 """

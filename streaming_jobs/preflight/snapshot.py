@@ -86,7 +86,7 @@ class TopicSinkSnapshot:
     """One topic that the stream writes: `info` is None if it does not exist, `marker` is its newest batch's entry.
 
     `marker_info` is the topic of the marker, None without one. `name` is the sink's name in ledger entries. `shards`
-    are those that the marker speaks of, and those of the declared number, if that is another one.
+    are the marker's shards, and the shards of the declared number, if the number differs.
     """
 
     name: str
@@ -125,7 +125,7 @@ class CheckpointSnapshot:
 
 @dataclass(frozen=True)
 class StreamSnapshot:
-    """Everything that `check_start` looks at; `folders` are the stream's state folder and its tables."""
+    """All input of `check_start`; `folders` are the stream's state folder and its tables."""
 
     stream: str
     record: StreamRecord | None
@@ -135,7 +135,7 @@ class StreamSnapshot:
     folders: tuple[Path, ...] = ()
     topic_sinks: tuple[TopicSinkSnapshot, ...] = ()
     topic_sinks_known: bool = False
-    """False where nobody looked at the topics that it writes, as in a replay."""
+    """False if the stream's written topics were not examined, as in a replay."""
 
     @property
     def start_over(self) -> str:
@@ -295,7 +295,7 @@ def _content_gone(settings: Settings, stream: Stream, name: str, at: CheckpointS
 def _void_since(settings: Settings, stream: Stream, topic: TopicSnapshot) -> tuple[VoidRange, ...]:
     """The ranges of a topic that hold and were declared after the stream's last batch; an archive reads void records.
 
-    A stream that a recovery takes along has batches of the replay after the ranges.
+    A downstream stream of a recovery has batches of the replay after the ranges.
     """
     record = None if topic.kind == "table" or is_archive(stream) else topic_records.load(settings, topic.name)
     if record is None or record.topic_id != topic.topic_id:

@@ -110,7 +110,7 @@ def _gone(
     first: int,
     position: Mapping[str, Mapping[int, int]],
 ) -> StartFinding:
-    """The finding for the offsets from `offset` on and before `first`, which are no longer readable."""
+    """The finding for the lost offsets, from `offset` on and before `first`."""
     if topic.kind == "table":
         rebuild = commands.plan(snapshot.stream, to_batch=-1)
         return StartFinding(
@@ -157,7 +157,7 @@ def _keeps_state(snapshot: StreamSnapshot) -> bool:
 
 
 def _with_unread(topic: TopicSnapshot, offsets: TopicOffsets) -> dict[int, int]:
-    """The offsets of a topic with those of partitions that were added since: such a partition is read from 0 on."""
+    """The offsets of a topic, including partitions that were added since, which are read from 0 on."""
     known = offsets.get(topic.name, {})
     return {**dict.fromkeys(topic.earliest, 0), **known} if known and topic.kind == "topic" else dict(known)
 

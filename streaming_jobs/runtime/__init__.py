@@ -1,1 +1,1 @@
-"""A running stream: the query, one batch's way into the tables, failures and restarts. Read `batch.py` first."""
+"""A running stream: the query, the path of a batch into the tables, failures and restarts. Read `batch.py` first."""

@@ -1,8 +1,9 @@
-"""One batch's way from Kafka to the tables, exactly once. This module is the heart; read `BatchPipeline.__call__`.
+"""The path of one batch from Kafka to the tables, exactly once. The heart of Recourse; read `BatchPipeline.__call__`.
 
 Spark has logged the batch's offsets (`offsets/N`) and calls the pipeline; after it returns, Spark writes `commits/N`.
 A crash anywhere in between repeats the batch with the same offsets, and the ledger in the tables' own commits shows
-which tables have it already. Secondary tables come first, then topics, and the primary last: what is in it is in all.
+which tables have it already. Secondary tables commit first, then topics, then the primary table: if the primary has a
+batch, all of them have it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class BatchCounts:
         self.rules |= done.rules
 
     def of_write(self, table: str, counted_as: str, pending: PendingWrite) -> None:
-        """Count the prepared rows of a table, and those that its rules have taken out."""
+        """Count the prepared rows of a table, and the rows that its rules have removed."""
         self.rows[counted_as] = pending.rows
         if pending.outcome.dropped:
             self.rows[f"{DROPPED}{table}"] = pending.outcome.dropped
@@ -191,7 +192,7 @@ class BatchPipeline:
     query: Query | None = None
     pause: Pause | None = None
     ends_when_quiet: bool = False
-    """Spark would plan batches without an end: end the query after one that had no records, rows or due timers."""
+    """Spark would plan batches for ever: end the query after a batch without records, rows or due timers."""
     failure: BaseException | None = field(default=None, init=False)
     stopped_at_border: bool = field(default=False, init=False)
     replanned: bool = field(default=False, init=False)
@@ -405,7 +406,7 @@ class BatchPipeline:
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
         """Yields each other sink with its entry if it has the batch, else with its pending rows, if there are any.
 
-        Dead letters come first, then the companions of tables, then tables, then topics."""
+        Dead letters are first, then the companions of tables, then tables, then topics."""
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
         refuse_other_letters(done, staged, self.sinks, entry)

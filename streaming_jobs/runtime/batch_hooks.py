@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class StopAtBorder(Exception):
-    """Raised at the top of a batch when a stop is asked for: the one graceful way to end a query."""
+    """Raised at the beginning of a batch after a stop request: the only graceful way to end a query."""
 
 
 class Replan(Protocol):
-    """A check before each batch: Spark has planned it, and nothing of it is done yet."""
+    """A check before each batch, which Spark has planned but not started."""
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
-        """True if it wrote the batch's checkpoint entry anew: the query is then restarted and reads the new entry."""
+        """True if it rewrote the batch's checkpoint entry: the query is then restarted and reads the new entry."""
 
 
 class Query(Protocol):
@@ -135,7 +135,7 @@ def choose_path(
 
     The number of records is known from the offsets before the batch runs. State can emit any number of rows;
     there the session's cap on result size stops a batch that does not fit, and its repetition takes the executors.
-    An unknown operator may multiply rows or keep state, so its rows come to the driver only if the setting `path`
+    An unknown operator may multiply rows or keep state, so its rows go through the driver only if the setting `path`
     is driver.
     """
     if settings.path != "auto":

@@ -2,7 +2,7 @@
 
 The process replaces itself (`execv`) when its JVM has ended and its leases are free. Its pid, its standard input and
 its log stay, so that Dagster, or the service manager that started it, sees one session that continues. Streams that
-somebody has stopped meanwhile stay stopped, and a stream that another session runs by now is left to that session.
+were stopped meanwhile stay stopped, and a stream that another session runs by now is left to that session.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def next_command(arguments: Sequence[str]) -> list[str]:
 
 
 def take_signals(stop: threading.Event) -> None:
-    """Unblock the signals that waited since the session before, and take those that it saw too late."""
+    """Unblock the signals that waited since the previous session, and take the signals that it saw too late."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     left = os.environ.pop(_SIGNALS, None)
     if left is not None:
@@ -173,7 +173,7 @@ class ChildSessions:
                 child.again_at, child.failures = self._clock(), 0
 
     def look(self) -> None:
-        """Take note of children that have ended, start those whose time has come, kill those that do not stop."""
+        """Register ended children, start children whose pause is over, kill children that do not stop."""
         now = self._clock()
         for child in self._children:
             if child.process is not None and self._kill_at is not None and now > self._kill_at:
@@ -197,7 +197,7 @@ class ChildSessions:
                 child.process.ask_to_end()
 
     def close(self) -> None:
-        """End all children; the caller has waited for them, so only those of a failed session still run."""
+        """End all children; the caller has waited for them, so only children of a failed session still run."""
         self.ask_to_stop()
         for child in self._children:
             if child.process is not None:

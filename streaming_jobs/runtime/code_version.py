@@ -41,7 +41,7 @@ Found = tuple[ModuleSpec, str]
 """A module's spec and its source text."""
 
 _PLATFORM = frozenset({__name__.partition(".")[0], "pyspark", "py4j", "delta"})
-"""Packages that are no part of a stream's code even where PYTHONPATH has them, as spark-submit does."""
+"""Packages that never belong to a stream's code, even if PYTHONPATH has them, as under spark-submit."""
 
 
 def module_source(module: ModuleType | None) -> str | None:
@@ -77,7 +77,7 @@ def reached(
 
 
 def users_own(roots: tuple[str, ...], module: str) -> Callable[[str], ModuleSpec | None]:
-    """What finds the modules of a stream's code: those that are not installed, and its own ones if they are.
+    """Finds the modules of a stream's code: modules that are not installed, and the stream's own even if they are.
 
     Own are all modules below `roots` (the setting `flows`), and those of the installed distribution to which the roots
     and the stream's `module` belong. Never a part of Recourse or of Spark, unless it is below a root.
@@ -306,7 +306,7 @@ def _declared(stream: Stream, type_name: TypeName) -> list[object]:
 
 def _described(value: object, type_name: TypeName) -> object:
     """A declared value in a form that is the same in each process; options that have their default are left out."""
-    if hasattr(value, "jsonValue"):  # a type of Spark; comments of columns are no code
+    if hasattr(value, "jsonValue"):  # a type of Spark; comments of columns are not code
         return json.dumps(_without_comments(value.jsonValue()), sort_keys=True)
     if isinstance(value, Mapping):
         return [(str(name), _described(each, type_name)) for name, each in value.items()]

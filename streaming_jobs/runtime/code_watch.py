@@ -1,4 +1,4 @@
-"""The code and the settings on disk, compared with those that a session runs.
+"""The code and the settings on disk, compared with the session's.
 
 When a file has changed, a new process (`--print-versions`) reports the versions that a session started now would run.
 Its answer is valid until a file changes again. Code that cannot be loaded is reported, and not used. Before a start in
@@ -106,7 +106,7 @@ class CodeWatch:
         )
 
     def on_disk(self, stream: str) -> DiskCode | None:
-        """The stream's code and settings on disk, by the last answer; None if they are those that run."""
+        """The stream's code and settings on disk, by the last answer; None if they equal the running ones."""
         self._look()
         if self._error is not None:
             return DiskCode(None, False, self._error, self._since)

@@ -46,7 +46,7 @@ def note(stream: Stream, settings: Settings) -> None:
 
 
 def noted(settings: Settings, stream: str, code: str) -> Parts | None:
-    """The parts that the session with this code has written; None if there are none, or those of other code."""
+    """The parts that the session with this code has written; None without parts, or if other code wrote them."""
     try:
         value = json.loads(StreamFolder.of(settings, stream).declaration.read_text(encoding="utf-8"))
         return dict(value["parts"]) if value["code"] == code else None

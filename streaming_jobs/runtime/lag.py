@@ -61,7 +61,7 @@ class Ends:
     def blocked(self, position: TopicOffsets) -> dict[str, dict[int, float]]:
         """The partitions that a stream has read up to an open transaction, and since when that has been open.
 
-        Without transactions that only one look has seen: those of a producer at work end soon.
+        Without transactions that only one sample has seen: the transactions of an active producer end soon.
         """
         waits = {
             topic: {
@@ -87,7 +87,7 @@ class StreamLag:
 
 @dataclass
 class LagClock:
-    """Computes lag from looks at the topics; `read_up_to` is the moment known from an earlier session."""
+    """Computes lag from samples of the topics; `read_up_to` is the moment known from an earlier session."""
 
     read_up_to: float | None = None
     _looks: deque[Ends] = field(default_factory=deque)
@@ -295,7 +295,7 @@ def first_timestamps(config: Mapping[str, Any], starts: Mapping[Place, int], wit
     """Timestamp (seconds since 1970) of the first committed record at or after an offset, by topic and partition.
 
     `within` is in seconds. Partitions without such a record, or without an answer in time, are missing. Offsets that
-    are gone count from the first one that is there.
+    are gone count from the first available offset.
     """
     found: dict[Place, float] = {}
     waiting = set(starts)
@@ -393,7 +393,7 @@ class Unread:
 
     @property
     def oldest(self) -> float | None:
-        """The timestamp of the oldest one, of those that are first in their partition."""
+        """The oldest timestamp among the first records of the partitions."""
         return min((each.oldest for each in self.partitions if each.oldest is not None), default=None)
 
     @property

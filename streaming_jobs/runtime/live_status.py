@@ -83,7 +83,7 @@ class LiveStatus:
             return False
         fresh = [newest] if newest.batchId <= self._seen_batch + 1 else query.recentProgress
         for report in fresh:
-            # A report of an idle moment carries the number of the batch that is still to come.
+            # A report of an idle moment carries the number of the next batch.
             if report.batchId > self._seen_batch and "addBatch" in report.durationMs:
                 self._seen_batch = report.batchId
                 self.status.late_rows_dropped += late_rows(json.loads(report.json))

@@ -46,7 +46,7 @@ def nodes(path: Path, codes: Iterable[str]) -> set[str]:
 
 
 def output_of(plan: str, sources: Iterable[str]) -> dict[str, Any]:
-    """The entry for a plan (its text): `nodes` besides those of the sources, and `position`, two columns or None."""
+    """The entry for a plan (its text): `nodes` besides the sources' nodes, and `position`, two columns or None."""
     nodes = Counter(name for name, _ in streaming_nodes(plan))
     for source in sources:
         nodes -= Counter(name for name, _ in streaming_nodes(source))
@@ -90,6 +90,6 @@ def write(path: Path, made: Mapping[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # each start notes it anew
+    except (FileNotFoundError, ValueError):  # each start writes it again
         return {}
     return dict(value.get("code", {})) if value.get("format") == _FORMAT else {}

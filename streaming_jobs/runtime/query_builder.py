@@ -158,7 +158,7 @@ def sources_of(
     return made
 
 
-# What a batch asks its running query (`batch_hooks.Query`).
+# What a batch requests from its running query (`batch_hooks.Query`).
 
 _DROPPED, _WATERMARK = "numRowsDroppedByWatermark", "eventTimeWatermarkForLateEvents"
 _DROPPED_ROWS = f"""
@@ -187,7 +187,7 @@ public class DroppedRows implements java.util.function.Function {{
 
 
 class QueryHandle:
-    """The running query, once there is one: the pipeline's first batch can come before `start` returns."""
+    """The running query, once there is one: the pipeline's first batch can begin before `start` returns."""
 
     def __init__(self, spark: SparkSession | None = None) -> None:
         self._spark = spark
@@ -383,7 +383,7 @@ class QueryBuilder:
         return sources_of(self.stream, self.stream_settings, self.connection.client, archives, topic_ids)
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
-        """The first offsets of each topic: those of the record, or resolved from `start` if it has none to begin at."""
+        """The first offsets of each topic: from the record, or resolved from `start` if the record has none."""
         if snapshot.checkpoint.planned is not None:
             return record.starts
         recovered = record.generation > 1 and bool(record.starts)  # a recovery from the very start

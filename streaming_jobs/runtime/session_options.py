@@ -81,7 +81,7 @@ def supervised_command(streams: Sequence[str], *options: str) -> list[str]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options as given; argparse ends the process for one that does not exist."""
+    """The options as given; argparse ends the process for an unknown option."""
     parser = argparse.ArgumentParser(prog="python -m streaming_jobs.session", description="Run streams.")
     parser.add_argument("--streams", default="", help="names, separated by commas; all if left out")
     parser.add_argument("--trigger", help="continuous, available-now, or 'every 10 seconds'")

@@ -109,7 +109,7 @@ def _carried_out(request: SliceCommitRequest, tables: Mapping[str, StoredTable])
     except SliceOutdated as outdated:
         return request.ended("outdated", reason=outdated.found)
     except Exception as error:  # noqa: BLE001 - no change, of whatever version, may end the stream
-        if (version := _there(stored, request)) is not None:  # it came after the commit
+        if (version := _there(stored, request)) is not None:  # the error followed the commit
             return request.ended("committed", version=version)
         return request.ended("failed", reason=f"{type(error).__name__}: {error}"[:500])
 

@@ -124,7 +124,7 @@ _DECODED = "_record"
 _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 _STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
 _BY_BATCH = ("FlatMapGroupsInPandas", "FlatMapGroupsInArrow")
-"""Functions on the groups of one batch: no state, although their names begin like those of operators that have it."""
+"""Functions on the groups of one batch: no state, although stateful operators have similar names."""
 _STATELESS_ONCE = tuple(f"{name} " for name in _BY_BATCH)
 """Fingerprints of the first scheme have such nodes."""
 _WALL_CLOCK = re.compile(
@@ -163,7 +163,7 @@ _STATIC = ("RelationV2", "LogicalRelation", "LocalRelation", "LogicalRDD", "OneR
 _ORDER_DEPENDENT = ("LocalLimit", "Sample", "EventTimeWatermark")
 """Plain operators that choose among rows, or belong to streams only: a batch that has them is not read row by row."""
 _ROW_BY_ROW = {*_PLAIN, *_MULTIPLIES, *_STATIC}.difference(_ORDER_DEPENDENT)
-"""Operators of a batch whose rows come from one row each; a join is one with a table that does not change."""
+"""Operators of a batch that derive each row from one row; a join is with a table that does not change."""
 _SOURCE = "StreamingRelation"
 _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -24,7 +24,7 @@ _UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_00
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """The changes from the first state to the second, in one line; empty if the states are the same.
 
-    What only one of two schemes of fingerprints knows is no change.
+    A fact that only one of two fingerprint schemes records is not a change.
     """
     before, after = comparable(before, after)
     if before == after:

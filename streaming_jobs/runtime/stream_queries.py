@@ -52,11 +52,11 @@ _TOPIC_CHECK_EVERY, _TABLE_CHECK_EVERY = 1.0, 10.0
 
 
 class RunningQuery(Protocol):
-    """Spark's `StreamingQuery`, as far as a session looks at it; the names are Spark's."""
+    """The part of Spark's `StreamingQuery` that a session uses; the names are Spark's."""
 
     @property
     def isActive(self) -> bool:  # noqa: N802
-        """False once a stop was requested, or the query has failed or come to its end."""
+        """False once a stop was requested, or the query has failed or ended."""
 
     @property
     def lastProgress(self) -> Any:  # noqa: N802
@@ -159,7 +159,7 @@ class Queries(Protocol):
 class SparkQueries:
     """Queries of Spark over Kafka topics. A `connection` that is not given is made by `open`, from the settings.
 
-    `archives` have what topics no longer have; by default those of the settings.
+    `archives` have records that topics no longer have; the default is the settings' archives.
     With `until`, queries with the trigger available-now end at these offsets instead of at their topics' ends, and read
     no record past them. `shown`: the consumer groups that show the streams' offsets, if there are any.
     """
@@ -244,7 +244,7 @@ class SparkQueries:
         return report_and_show
 
     def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
-        """The check that runs when the rows of a batch are ready: the topics are still the ones it was read from."""
+        """The check that runs when the rows of a batch are ready: the topics are still the same."""
         return TopicIdCheck(stream, self.settings, self._archives.added_to(self._reach.quick, stream))
 
     def ends(self, stream: Stream) -> Ends | None:
@@ -261,7 +261,7 @@ class SparkQueries:
         return self.topic_sinks
 
     def close(self) -> None:
-        """Stop the thread that looks at the topics, and remove the files that the processes of Spark read."""
+        """Stop the thread that samples the topics, and remove the files that the processes of Spark read."""
         if self.topic_sinks is not None:
             self.topic_sinks.close()
         if self.shown is not None:
@@ -290,7 +290,7 @@ def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
 
 @dataclass
 class TopicIdCheck:
-    """A check before a commit, at most once per second: the topics are still the ones the stream began with.
+    """A check before a commit, at most once per second: the topics are still the same as at the stream's start.
 
     The id of a table costs a reading of its log, so a stream that reads tables checks every ten seconds. A topic that
     the broker does not know was deleted only if it stays unknown for `UNKNOWN_FOR`.
@@ -304,7 +304,7 @@ class TopicIdCheck:
     _unknown_since: float | None = field(default=None, init=False)
 
     def __call__(self, record: StreamRecord) -> None:
-        """Raise OffsetsLost for a topic that was deleted, or made anew, while the stream was reading it."""
+        """Raise OffsetsLost for a topic that was deleted, or recreated, while the stream was reading it."""
         every = _TABLE_CHECK_EVERY if self.stream.tables_read else _TOPIC_CHECK_EVERY
         if self._checked is not None and self.monotonic() - self._checked < every:
             return

@@ -58,7 +58,7 @@ class RestartReasons:
         left_out: Iterable[str] = (),
         began: float | None = None,
     ) -> None:
-        """`left_out`: streams that somebody else had stopped before it began.
+        """`left_out`: streams that had been stopped before the session began.
 
         `began`: the moment before this process loaded its code, in seconds since 1970; None: now.
 
@@ -151,7 +151,7 @@ class Streams(Protocol):
         """Release the lease of a stream that has ended; without effect if its status cannot be written."""
 
     def held_elsewhere(self, stream: str) -> bool:
-        """True if somebody holds the lease of a stream that is not this session's now."""
+        """True if another process holds the lease of a stream that is not this session's now."""
 
     def declared(self, stream: str) -> bool:
         """True if the session could run the stream: it was started with it, stopped or not."""
@@ -199,7 +199,7 @@ class StreamRestarts:
         return self.children is not None and bool(self.children.failed)
 
     def look(self, *, stopping: bool = False) -> None:
-        """Stop those that are to start again, and start those that have stopped; `stopping`: only end."""
+        """Stop the streams that have to restart, and start them once they have stopped; `stopping`: only stop."""
         if self.children is not None:
             if stopping or self.superseded:
                 self.children.ask_to_stop()
@@ -264,7 +264,7 @@ class StreamRestarts:
             self._done(names)
 
     def _hurry(self, children: ChildSessions) -> None:
-        """Start what waits for its next try at once, if somebody asks for it."""
+        """On request, start a stream at once that waits for its next retry."""
         if asked := self._asked(children.waiting):
             children.hurry(asked)
             now = time.time()
@@ -280,7 +280,7 @@ class StreamRestarts:
             log.warning("stream not started", stream=name, reason=str(error))
             if any(running.stream.name == name for running in self.streams.runners):
                 self._supersede()
-            self.pending -= {name}  # one that was left out runs elsewhere
+            self.pending -= {name}  # a stream that was left out runs elsewhere
         except OSError as error:  # a new session starts it from the beginning
             log.warning("stream not restarted in place", stream=name, reason=str(error))
             self._supersede()
@@ -294,7 +294,7 @@ class StreamRestarts:
             self.reasons.forget(name)
 
     def _still_changing(self, names: Sequence[str]) -> bool:
-        """True until no further stream has come for a moment: those of one deploy share one process."""
+        """True until no further stream was added for a moment: the streams of one deploy share one process."""
         now = self.clock()
         if self._seen[0] != frozenset(names):
             self._seen = frozenset(names), now

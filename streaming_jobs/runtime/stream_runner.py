@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# The retries of a failed stream: soon at first, then every ten minutes; none for a failure that would come again.
+# The retries of a failed stream: soon at first, then every ten minutes; none for a failure that would recur.
 #
 # | failure | tried again |
 # |---|---|
@@ -56,7 +56,7 @@ log = structlog.get_logger()
 # | of the stream's function, a second time in a row: same kind, place and batch | never: it would repeat itself |
 # | needs a person (`PermanentError`, `UsageError`) | never |
 #
-# After ten good batches, or ten minutes, the count begins anew. With `max_restarts` 0 nothing is tried again.
+# After ten good batches, or ten minutes, the count restarts. With `max_restarts` 0 there are no retries.
 
 LASTING_DELAY = 600.0
 AWAIT_DELAY = 2.0
@@ -129,7 +129,7 @@ class Retries:
         return error, delay
 
     def _awaited(self, error: TransientError, now: float) -> tuple[RecourseError, float | None]:
-        """Plan the next look for a table or a topic; it is no failure, until the time for it is over."""
+        """Schedule the next check for a missing table or topic, which is not a failure until the wait is over."""
         patience = UNKNOWN_FOR if isinstance(error, TopicUnknown) else self.await_table
         if self._awaited_since is None:
             self._awaited_since = now
@@ -140,7 +140,7 @@ class Retries:
 
 
 def _for_good(error: RecourseError) -> FunctionFailed:
-    """The function's exception as an error that would come again."""
+    """The function's exception as an error that would recur."""
     permanent = FunctionFailed(
         error.found, "correct the function; a supervised session then loads it, any other has to be started again"
     )
@@ -221,7 +221,7 @@ class QueryStop:
 
 
 _SETTLE = 10.0
-"""Seconds that a failing session waits for a savepoint; whatever is left of it after that is no savepoint."""
+"""Seconds that a failing session waits for a savepoint; after that, the savepoint is incomplete and does not count."""
 
 
 @dataclass

@@ -126,7 +126,7 @@ def upkeep_of(
 
 
 def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> StructType:
-    """The columns of a table: what the function returns for it, and those that Recourse adds."""
+    """The columns of a table: the function's columns, and the columns that Recourse adds."""
     from pyspark.sql.types import StructType
 
     if table == stream.dead_letters:
@@ -161,7 +161,7 @@ log = structlog.get_logger()
 
 class TopicSinks(Protocol):
     def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
-        """The stream's topics as sinks, in their order; nobody else writes them from now on."""
+        """The stream's topics as sinks, in their order; from now on all other writers are fenced."""
 
     def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
         """The topics as they are, for preflight; None if they do not matter."""
@@ -262,7 +262,7 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
 def _shards(
     settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, *, marked: int
 ) -> Iterator[ShardsSnapshot]:
-    """The shards that the marker speaks of, and those of the declared number, if they have markers."""
+    """The marker's shards, and the shards of the declared number, if they have markers."""
     own = settings.topic_sink
     for count in sorted({marked, sink.shards or 0} - {0}):
         name = shards_topic(own.prefix, stream.name, sink.name, count)

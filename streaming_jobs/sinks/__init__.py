@@ -1,4 +1,4 @@
-"""The outputs of a stream: a sink, as its batches see it, and a table at rest, as everything else sees it.
+"""The outputs of a stream: the sink that its batches write, and the stored table that everything else uses.
 
 Read `base.py` first, then `stored.py`.
 """

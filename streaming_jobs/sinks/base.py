@@ -1,7 +1,7 @@
 """The seam between a batch (`runtime/batch.py`) and the tables, or other outputs, that it writes to.
 
 A sink takes the rows of each batch once. It prepares them (nothing is visible), then commits them together with the
-batch's ledger entry. If the same batch comes again, nothing is committed. `sinks/delta/sink.py` is the sink of a
+batch's ledger entry. If the batch is repeated, nothing is committed. `sinks/delta/sink.py` is the sink of a
 Delta table, `streaming_jobs.testing` has one in memory.
 """
 
@@ -53,7 +53,7 @@ NOTHING_BROKEN = RuleOutcome()
 class PendingWrite(ABC):
     """Rows of one batch for one sink, computed and not yet visible.
 
-    `rejected` rows become dead letters in place of being written: those that the sink cannot hold, and null keys.
+    `rejected` rows become dead letters instead of being written: rows that the sink cannot hold, and null keys.
     `before` are writes to companions of the table that are committed before this one; each has rows.
     """
 
@@ -96,13 +96,13 @@ class Sink(Protocol):
         """The number of its last commit."""
 
     def refresh(self) -> None:
-        """Read the commits that came since."""
+        """Read newer commits."""
 
     def newest_entry(self) -> LedgerEntry | None:
         """The stream's newest ledger entry in it; None if it no longer shows one."""
 
     def sync(self) -> None:
-        """Have every commit on disk, also those of an earlier driver that were not synced when it was killed."""
+        """Sync every commit to disk, also commits of an earlier driver that was killed before it synced them."""
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
         """A stream's output in the sink's columns; `topics` are the stream's. Nothing is computed.

@@ -71,7 +71,7 @@ class BatchesSink:
 
 @dataclass
 class BatchesWrite(PendingWrite):
-    """The rows of one batch; asked for when its topics have been written."""
+    """The rows of one batch; called after its topics have been written."""
 
     sink: BatchesSink
     txn: Txn

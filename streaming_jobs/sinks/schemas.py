@@ -1,4 +1,4 @@
-"""Columns that Recourse defines, for every store: those of dead letters and remembered deletes, and `_position`."""
+"""Columns that Recourse defines, for every store: of dead letters and remembered deletes, and `_position`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ QUARANTINE_FIELDS = (
     _column("_generation", T.IntegerType(), "generation of the batch that made it"),
     _column("_batch", T.LongType(), "number of the batch that made it"),
 )
-"""The columns of a quarantine besides those of its table."""
+"""The columns of a quarantine besides its table's columns."""
 
 POSITION_FIELD = T.StructField(
     POSITION_COLUMN,

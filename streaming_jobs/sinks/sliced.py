@@ -28,7 +28,7 @@ class SliceOutdated(TransientError):
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Rows that were computed for a slice: the number staged, those that rules took out, and those refused."""
+    """Rows that were computed for a slice: the numbers of staged, removed and refused rows."""
 
     rows: int
     taken_out: int
@@ -45,7 +45,7 @@ class StagedSlice(Protocol):
         """Stage the rows of the slice as they are, and the other rows of their files; returns the slice's rows."""
 
     def write(self, rows: DataFrame, chosen: SliceRange, topics: Sequence[str], rules: RowRules) -> Rebuilt:
-        """Compute rows as the function returns them, and stage those of the slice. Raises RuleBroken."""
+        """Compute rows as the function returns them, and stage the slice's rows. Raises RuleBroken."""
 
     def before(self) -> DeltaTable:
         """The rows of the slice as they are."""

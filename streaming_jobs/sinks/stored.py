@@ -88,7 +88,7 @@ class Commit:
 
 
 def newest(commits: Iterable[Commit], stream: str) -> tuple[Commit | None, list[Commit]]:
-    """The stream's newest entry among commits, newest first, and the foreign commits that came after it.
+    """The stream's newest entry among commits, newest first, and the later foreign commits.
 
     Without an entry, None and every foreign commit.
     """
@@ -115,7 +115,7 @@ def refuse_foreign(commits: Iterable[Commit], known: int, table: str, stream: st
 
 
 def entries(commits: Iterable[Commit], limit: int) -> list[tuple[Commit, LedgerEntry]]:
-    """The newest ledger entries among commits, newest first, without those of maintenance and schema changes."""
+    """The newest ledger entries among commits, newest first, without maintenance and schema changes."""
     shown = ((c, c.entry) for c in commits if c.entry is not None and c.entry.kind not in ("upkeep", "schema"))
     return list(islice(shown, limit))
 
@@ -181,7 +181,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class LaterRows:
-    """The pieces with rows that came after a version of a table: those that were added whole, and those split."""
+    """The pieces with rows from after a version of a table: pieces that were added whole, and split pieces."""
 
     whole: int
     split: int
@@ -189,7 +189,7 @@ class LaterRows:
 
 @dataclass(frozen=True)
 class Need:
-    """The versions of a table that a stream needs: from `first` on; it reads `then` next, None if nobody knows."""
+    """The versions of a table that a stream needs: from `first` on; it reads `then` next, None if unknown."""
 
     first: int
     then: int | None
@@ -208,7 +208,7 @@ class StoredTable(DeadLetterSink, Protocol):
 
     @property
     def table_id(self) -> str:
-        """The table's identity; a table made anew has another."""
+        """The table's identity; a recreated table has another."""
 
     @property
     def owner(self) -> str | None:
@@ -308,7 +308,7 @@ class TableStore(Protocol):
     """Exceptions of the store's library that a damaged table raises."""
 
     def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> StoredTable | None:
-        """The table if it exists, also one that another program made."""
+        """The table if it exists, even if another program created it."""
 
     def commits(self, settings: Settings, declared: DeclaredTable, *, up_to: int | None = None) -> Iterator[Commit]:
         """The commits of a table up to a version (None: all), newest first; none if it does not exist.
@@ -346,7 +346,7 @@ class TableStore(Protocol):
         """The contents of these tables of a savepoint, by name."""
 
     def release(self, settings: Settings, saved: SavedAs) -> None:
-        """Release the rows that a savepoint keeps, also those of an unfinished one."""
+        """Release the rows that a savepoint keeps, also an unfinished one."""
 
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
         """The folders, other than the savepoint's, with the files that it keeps of a table."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 
 from streaming_jobs.declare.columns import checked_order
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import Role, StoredTable, TableStore
+from streaming_jobs.sinks.stored import Content, Role, StoredTable, TableStore
 from streaming_jobs.stream import Stream
 
 _DELTA = "streaming_jobs.sinks.delta.store"
@@ -83,6 +84,13 @@ def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> 
     if table is None:
         raise PreflightRefused(f"table {declared.name} is gone", "put it back from a copy")
     return table
+
+
+def copied_table(
+    settings: Settings, folder: Path, declared: DeclaredTable, stream: str, content: Content
+) -> StoredTable:
+    """A table with a content of the declared one, in another folder; it has no ledger entry."""
+    return store_of(declared).create(settings.with_tables(folder), declared, stream, content, None)
 
 
 def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:

@@ -1,10 +1,10 @@
-"""Ranges of offsets of which Kafka may no longer have the beginning: that part comes from an archive.
+"""Ranges of offsets of which Kafka may no longer have the beginning: an archive supplies that part.
 
     archive   [begin ............... end)
     Kafka                [first ................ latest)
     range           [........|.........)            the part before `first` from the archive, the rest from Kafka
 
-A range gives the same records whichever part comes from where, so retention may move at any moment, also while a range
+A range gives the same records whichever part is archived, so retention may move at any moment, also while a range
 is read: what Kafka no longer has is then read from the archive.
 """
 
@@ -84,9 +84,9 @@ def read_ranges(
     first: Firsts | None = None,
     look: Callable[[], Firsts] | None = None,
 ) -> Iterator[SourceRecords]:
-    """Yields the records of the ranges, about `most` at a time, those of a partition in order.
+    """Yields the records of the ranges, about `most` at a time, in order within each partition.
 
-    `first` is what Kafka had when somebody looked, and `look` looks again, if offsets prove to be gone. Raises
+    `first` has Kafka's first offsets at the last look-up, and `look` repeats it, if offsets prove to be gone. Raises
     OffsetsLost for offsets that are in neither place.
     """
     from streaming_jobs.sources.record_blocks import KafkaMessages  # Arrow and NumPy, which preflight does without

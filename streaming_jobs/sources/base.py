@@ -82,7 +82,7 @@ class TopicEnds(Protocol):
         """Next offset of every partition; raises a RecourseError if no broker answers in time."""
 
     def high_watermarks(self, name: str) -> dict[int, int]:
-        """The same with the records of open transactions, which nobody can read yet."""
+        """The same with the records of open transactions, which are not readable yet."""
 
 
 class TopicReader(TopicEnds, Protocol):
@@ -111,7 +111,7 @@ class Archive(Protocol):
     def bounds(self) -> Mapping[int, Span]:
         """By partition the offsets that it covers as of now, all of them; a partition without any is left out.
 
-        An offset among them that it has no record of is one that Kafka gave no record of either.
+        If it has no record of such an offset, Kafka had returned none either.
         """
 
     def read(self, partition: int, span: Span, most: int) -> Iterator[ArchivedRecords]:

@@ -76,7 +76,7 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
 
 
 def _log_in(kafka: KafkaSettings) -> dict[str, str]:
-    """Of a user with a password, or of a client that fetches tokens; librdkafka renews them by itself."""
+    """For a user with a password, or for a client that fetches tokens, which librdkafka renews."""
     if kafka.sasl_mechanism != "OAUTHBEARER":
         return {"sasl.username": kafka.sasl_username, "sasl.password": kafka.sasl_password.get_secret_value()}
     if not kafka.sasl_oauthbearer_token_endpoint_url:
@@ -93,7 +93,7 @@ def _log_in(kafka: KafkaSettings) -> dict[str, str]:
 
 
 class Failures:
-    """Collects the errors that librdkafka passes to its `error_cb`, and raises early for those that will not pass.
+    """Collects the errors that librdkafka passes to its `error_cb`, and raises early for permanent errors.
 
     A refused log-in or handshake counts after `_GRACE` seconds of a call: a broker that stops while a client connects
     looks the same for a moment.

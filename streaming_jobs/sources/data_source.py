@@ -3,7 +3,7 @@
 Spark calls a data source in three kinds of Python processes:
 
     planner     one per query, as long as it runs: decides where the next batch ends (`StreamReader`)
-    workers     read a large batch, each some parts of it; Spark reuses the processes from batch to batch
+    workers     read the parts of a large batch; Spark reuses the processes from batch to batch
     pickling    one at the start, which only takes the reader apart and sends it to the workers
 
 A small batch needs no worker: the planner sends its records along with the plan of the batch (`getCache`, as Spark's
@@ -267,7 +267,7 @@ class FrameSource(ABC):
         start: Mapping[int, int],
         used: Path | None = None,
     ) -> Reading[Any]:
-        """A reading from `start` on. `used` is a file that may list the columns that somebody looks at."""
+        """A reading from `start` on. `used` is a file that may list the columns in use."""
 
     def stream(self, spark: SparkSession, *, start: Mapping[int, int], limits: BatchLimits, owner: str) -> DataFrame:
         """The streaming frame of good records. `start` holds for a checkpoint's first batch only.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BLOCK = 10_000
 """Records of one Arrow batch, about."""
 _LAST = 50
-"""Records at the end of a range that are looked at: a transaction's marker is an offset without a record."""
+"""Records to inspect at the end of a range: a transaction's marker is an offset without a record."""
 
 _readers: dict[tuple[Path, str, str], RangeReader] = {}
 """The readers of this process by client file, source and topic; they stay connected from batch to batch."""

@@ -94,7 +94,7 @@ SMALL = 20_000
 _FETCH_AHEAD = 10_000
 _SURE_AFTER = 1.0
 _LOOK_EVERY = 5.0
-"""Seconds between two looks at the topic, for new partitions, and for a topic that was made anew."""
+"""Seconds between two checks of the topic for new partitions, and for a recreated topic."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Planner:
             stop_at = self._stop_at if self.limits.until is None else {**start, **self._stop_at}
             self._check(start, stop_at)
             if self._looked is None and self.archive is not None:
-                self._look(start)  # once: for what comes from the archive
+                self._look(start)  # once: for the part from the archive
             return stop_at
         if self._backlog or self._archived(start):
             return self._look(start)

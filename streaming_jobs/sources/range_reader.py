@@ -57,10 +57,10 @@ class KafkaConsumer(Protocol):
 
 @dataclass
 class _Partition:
-    """An assigned partition: all records below `next` were received; `ahead` are those that no range took yet.
+    """An assigned partition: all records below `next` were received; `ahead` are records that no range took yet.
 
-    `end` is where the broker said that the partition ends, unless more came since, or another range began; `heard` is
-    true once anything came from it. `size`: bytes of the values ahead.
+    `end` is the partition's end by the broker, unless more arrived since, or another range began; `heard` is
+    true once the partition has answered. `size`: bytes of the values ahead.
     """
 
     first: int
@@ -108,7 +108,7 @@ class RangeReader:
         self._failures = Failures(str(self.config["bootstrap.servers"]))
 
     def read(self, spans: Mapping[int, Span], most: int) -> Iterator[list[Message]]:
-        """Yields the records of the ranges, about `most` at a time, those of a partition in order."""
+        """Yields the records of the ranges, about `most` at a time, in order within each partition."""
         self._position({p: start for p, (start, _) in spans.items()})
         waiting = {p: span for p, span in spans.items() if span[1] > span[0]}
         taken: list[Message] = []
@@ -269,7 +269,7 @@ class RangeReader:
         return TransientError(f"topic {self.topic} cannot be read: {error.str()}", "check the brokers")
 
     def _stuck(self, partition: int, end: int) -> RecourseError:
-        """The error for a partition from which nothing came in time, although its range is not complete."""
+        """The error for a partition that did not answer in time, although its range is not complete."""
         there = self._partitions[partition]
         at = there.next
         if there.end is not None and there.end <= at:

@@ -180,7 +180,7 @@ _TOMBSTONE = Refusal("tombstone", "the value is null and the stream does not tak
 class RecordBlocks:
     """Makes record batches. `rows`: "all" with the decoded values, or the "refused" ones with reason and detail.
 
-    `used` is a file that may list the columns that somebody looks at, `_record.field` for those of the value; the
+    `used` is a file that may list the columns in use, `_record.field` for fields of the value; the
     others are null. It is read when the first batch is made. `recovered`: the topic has records that a recovery has
     written again.
     """
@@ -345,12 +345,12 @@ class RecordBlocks:
 
 
 def note_used(path: Path, columns: Iterable[str]) -> None:
-    """Write the columns that somebody looks at."""
+    """Write the columns in use."""
     write_json(path, sorted(columns), durable=False)
 
 
 def read_used(path: Path | None) -> frozenset[str] | None:
-    """The columns of such a file; None if there is none."""
+    """The columns in the file; None without a file."""
     if path is None:
         return None
     try:

@@ -25,6 +25,7 @@ from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.sources.base import KEEP_FOREVER, NOT_SHOWN, TopicInfo, TopicReader
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.text import commands
+from streaming_jobs.text.durations import format_duration
 
 if TYPE_CHECKING:
     from streaming_jobs.settings import KafkaSettings
@@ -68,7 +69,7 @@ _PASSING = {
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
-"""Errors that the protocol calls retriable; librdkafka marks them as such only in transactions."""
+"""Errors that the protocol calls retriable; librdkafka marks them as retriable only in transactions."""
 _WRONG_REQUEST = {KafkaError._INVALID_ARG, KafkaError._UNSUPPORTED_FEATURE, KafkaError._NOT_IMPLEMENTED}
 _DENIED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 _RIGHTS = {"create": "CREATE", "delete": "DELETE", "describe": "DESCRIBE", "offsets": "DESCRIBE"}
@@ -176,7 +177,7 @@ class Topics:
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
         """By partition the first offset whose record timestamp is at or after `ms` (Unix, milliseconds).
 
-        A partition without such a record gives its end as it was before the look-up, so nothing is skipped.
+        A partition without such a record gives its end from before the look-up, so nothing is skipped.
         """
         deadline = self._deadline()
         partitions = self._partitions(name, deadline)
@@ -185,7 +186,7 @@ class Topics:
         return {partition: offset if offset >= 0 else ends[partition] for partition, offset in offsets.items()}
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
-        """Bytes of key and value of an average record, from the first ones at `starts`; None when none came in time."""
+        """Mean bytes of key and value of the first records at `starts`; None if no record arrived in time."""
         sizes: list[int] = []
         ends_at = time.monotonic() + _SIZES_WITHIN
         consumer = Consumer({**self._settings, "group.id": "recourse-sizes", "enable.auto.commit": False})
@@ -405,6 +406,12 @@ class TopicFigures:
         return sum(self.latest.values())
 
     @property
+    def retention(self) -> str:
+        """How long the topic keeps records, in words."""
+        kept = timedelta(milliseconds=self.retention_ms)
+        return "for ever" if self.retention_ms < 0 else format_duration(kept)
+
+    @property
     def rate(self) -> float | None:
         """Records per second in all partitions; None if there was no second look."""
         return None if self.rates is None else sum(self.rates.values())
@@ -461,7 +468,7 @@ def with_rates(
 
 
 def since(before: TopicFigures, now: TopicFigures) -> TopicFigures:
-    """The newer figures with the rates since the older ones; without, if the topic was made anew."""
+    """The newer figures with the rates since the older ones; without rates if the topic was recreated."""
     span = now.at - before.at
     if now.id != before.id or span <= 0:
         return now

@@ -187,7 +187,7 @@ def _damaged(path: Path, how: str = "cannot be read") -> CheckpointDamaged:
 
 
 class CheckpointSync:
-    """Syncs the files of one checkpoint; made anew each time that a query starts on it."""
+    """Syncs the files of one checkpoint; a new one for each start of a query."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._folder = checkpoint.folder
@@ -208,7 +208,7 @@ class CheckpointSync:
         wanted: list[Path] = []
         for folder, below, names in os.walk(self._folder / "state"):
             here = Path(folder)
-            if here.name == "SSTs":  # those of a snapshot are complete when the snapshot's own file is there
+            if here.name == "SSTs":  # a snapshot's files are complete once its own file exists
                 continue
             now = frozenset((*names, *below))
             fresh = now - self._known.get(here, frozenset())
@@ -342,7 +342,7 @@ _PATH = re.compile(r'"file:[^"]*/state/(\d+)/_stateSchema/')
 
 
 def point_to(checkpoint: Path) -> list[Path]:
-    """Let a checkpoint's metadata name the schemas beside them; returns the files that were written anew.
+    """Let a checkpoint's metadata name the schemas beside them; returns the rewritten files.
 
     They are replaced, not written to: other checkpoints may share them as hard links.
     """

@@ -103,7 +103,7 @@ Word = Literal[
 
 @dataclass(frozen=True)
 class Due:
-    """A start that somebody waits for: `after` what, in words, `since` when (seconds since 1970)."""
+    """An expected start: `after` which event, as text, and `since` when (seconds since 1970)."""
 
     after: str
     since: float
@@ -124,7 +124,7 @@ class HealthFacts:
     stop: StreamRequest | None = None
     start: Due | None = None
     supervisor: supervisors.Note | None = None
-    """What Dagster's keepalive last said of the stream's job, if it looks at it."""
+    """Dagster's keepalive's last note on the stream's job, if it watches the job."""
     disk: Space | None = None
 
     @property
@@ -179,11 +179,11 @@ class Health:
     settled: bool = True
     """False if a session runs the stream and has not shown yet that it works."""
     warnings: tuple[Reason, ...] = ()
-    """What will make it red if nobody acts."""
+    """The causes that will turn the stream red unless a person acts."""
 
     @property
     def red(self) -> bool:
-        """True if somebody should look at the stream now."""
+        """True if the stream needs attention now."""
         return bool(self.reasons)
 
     @property
@@ -267,7 +267,7 @@ def _settled(seen: HealthFacts) -> bool:
 
 
 def _unasked(seen: HealthFacts, should_run: bool | None) -> bool:
-    """True if a stream without a session ended although nobody asked for that."""
+    """True if a stream without a session ended without a request."""
     status = seen.status
     if should_run is not None or status is None or status.state != "stopped":
         return bool(should_run)

@@ -131,7 +131,7 @@ class FileLease:
     def lock_again(self) -> bool:
         """Take the lease back after `unlock`, for the JVM too; False while another process holds it.
 
-        Raises LeaseBusy if the stream's folder was moved or made anew: a lock on the old file excludes nobody.
+        Raises LeaseBusy if the stream's folder was moved or recreated: a lock on the old file excludes no process.
         """
         if self.descriptor == _CLOSED or not lock(self.descriptor, wait=0):
             return False

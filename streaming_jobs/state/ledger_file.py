@@ -59,7 +59,7 @@ class LedgerLine:
 
 @dataclass(slots=True)
 class _DayLines:
-    """The lines of a file, which stay there until they are asked for: a day has up to a million."""
+    """The lines of a file, which are read on demand: a day has up to a million."""
 
     file: IO[bytes]
     _full: tuple[int, dict[str, Any]] = (-1, {})
@@ -171,7 +171,7 @@ class LedgerFile:
     def days(self, stream: str) -> Iterator[list[RawLine]]:
         """Yields the complete lines of each day in the order they were written, the newest day first.
 
-        Lines without the full line that they name are left out, as those that a crash has cut off.
+        Lines without the full line that they name are left out, like lines that a crash has truncated.
         """
         for path in reversed(_by_day(self.folder)):
             yield lines_of(stream, _opened(path))
@@ -213,7 +213,7 @@ class LedgerFile:
     def _roll_aside(self, today: Path) -> None:
         """Roll the files before today's in a thread; after a kill, the next driver rolls the rest.
 
-        It is no daemon: an interpreter that ends in order waits for it.
+        The thread is not a daemon: an interpreter that ends in order waits for it.
         """
         if any(path != today for path in self.folder.glob("*.jsonl")) and self.rolled(0):
             self._state.rolling = threading.Thread(target=self._rolling, args=(today.name,), name="ledger")
@@ -289,7 +289,7 @@ def lines_of(stream: str, file: IO[bytes]) -> list[RawLine]:
 
 
 def _moment(line: RawLine) -> tuple[Txn, float]:
-    """The batch and the time at which the line was written: what tells two lines apart."""
+    """The batch and the time of the line, which identify the line."""
     return line.txn, float(json.loads(line.text)["t"])
 
 
@@ -357,7 +357,7 @@ Entry = tuple[Commit, LedgerEntry]
 
 
 def newest_entries(commits: Iterable[Commit], table: str, file: LedgerFile, stream: str, limit: int) -> list[Entry]:
-    """The newest entries of the stream's primary table, newest first; `commits` are those of its log."""
+    """The newest entries of the stream's primary table, newest first; `commits` are its log's."""
     in_log = entries(commits, limit)
     return [
         *in_log,
@@ -410,12 +410,12 @@ def _history_entry(line: RawLine, table: str) -> Entry:
 # which each record of a replay has in a header, so that they refuse the same records as before.
 
 _A_DAY = 96
-"""Ledger lines of a day that are looked at: with more batches the times are exact to a quarter of an hour."""
+"""Ledger lines that are read per day: with more batches the times are exact to a quarter of an hour."""
 
 
 @dataclass
 class FirstReads:
-    """Times for the batches of one replay, which come in their order; `ledger` is that of the stream itself.
+    """Times for the batches of one replay, which are in order; `ledger` is the stream's own.
 
     `in_records` gives the time that the last records of a range have in their headers, None if they have none: the
     stream may read what a replay of another one has written, which its own ledger does not know.
@@ -448,7 +448,7 @@ class FirstReads:
 
 
 def _covers(read: Sequence[OffsetRange], wanted: Sequence[OffsetRange]) -> bool:
-    """True if the ends of `read` are not before those of `wanted`, in each partition."""
+    """True if `read` ends at or after `wanted`, in each partition."""
     ends = {(each.topic, each.topic_id): each.end for each in read}
     return all(
         ends.get((each.topic, each.topic_id), {}).get(partition, 0) >= end

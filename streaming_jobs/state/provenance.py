@@ -1,6 +1,6 @@
 """Which batch, and so which code, wrote a file of a table: the commit that added the file, and its ledger entry.
 
-A compaction puts the rows of several batches into one file: those of the files that it replaced in the same partition.
+A compaction puts the rows of several batches into one file: of all files that it replaced in the same partition.
 A commit that the log no longer has is looked up in the ledger beside the state, by the time at which the file was
 written: a batch writes its files before its line, and after the line of the batch before.
 """
@@ -88,7 +88,7 @@ def changes(table: Path, after: int, version: int) -> Sequence[Change] | None:
 
 
 class TableLog:
-    """The commits of a table's log, read from a version backwards as far as they are asked for."""
+    """The commits of a table's log, read on demand from a version backwards."""
 
     def __init__(self, table: Path, version: int) -> None:
         self.table = table
@@ -146,7 +146,7 @@ def batch_during(ledger: LedgerFile, stream: str, written: int, rows: int) -> Le
 
 
 Codes = frozenset[CodeVersion]
-"""Several for a file that mixes rows of them, none if nothing tells who wrote it."""
+"""Several for a file that mixes their rows, none if the writer is unknown."""
 
 
 def codes_by_time(

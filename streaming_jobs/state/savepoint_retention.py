@@ -1,4 +1,4 @@
-"""Which savepoints stay: those that names hold, those of recoveries, and the others by age and by their bytes.
+"""Which savepoints stay: savepoints that a name or a recovery holds, and the others by age and by their bytes.
 
 A name is one savepoint of each of several streams, under a name that a person has given them:
 
@@ -139,7 +139,7 @@ def last_batch(settings: Settings, stream: str) -> int | None:
 def take_last(settings: Settings, stream: Stream, reason: Reason, note: str = "") -> Savepoint:
     """Take a savepoint of a stream's last finished batch; the stream may run. Raises UsageError if it has none.
 
-    One that exists, and that its age would let go, stays from now on for the purpose that is asked for.
+    An existing savepoint that would expire by age stays from now on for the requested purpose.
     """
     for _ in range(_ATTEMPTS):
         record, last = stream_record.load(settings, stream.name), last_batch(settings, stream.name)
@@ -181,7 +181,7 @@ def take_named(
         with only_one(settings):
             _refuse_used(settings, name)
             if not all(_is_there(settings, saved) for saved in taken):
-                continue  # a recovery has come between, or retention
+                continue  # a recovery has intervened, or retention
             check()
             now = time.time()
             for old in named(settings):
@@ -222,7 +222,7 @@ def drop_named(
                 )
             gone.append(saved)
         remove_name(settings, name)
-        for saved in gone:  # still alone: nobody gives one of them another name
+        for saved in gone:  # still under the lock: none of them can get another name
             savepoints.drop(settings, streams[saved.stream], saved.id)
     return [f"{saved.stream} {saved.id}" for saved in gone]
 
@@ -253,9 +253,9 @@ _NONE: Files = np.empty((0, 3), np.uint64)
 def expired(
     savepoints: Sequence[Savepoint], rule: SavepointSettings, now: float, held: Collection[str] = ()
 ) -> list[Savepoint]:
-    """The savepoints to drop because of their age; those taken on purpose, and those that names hold, stay.
+    """The savepoints to drop because of their age; savepoints on purpose, and savepoints that a name holds, stay.
 
-    All stay for `keep`, the first of each day and those of recoveries for `keep_daily`, and the newest one always.
+    All stay for `keep`, the first of each day and recoveries' savepoints for `keep_daily`, and the newest one always.
     """
     days: set[int] = set()
     gone = [s for s in savepoints if s.reason == "recovery" and timedelta(seconds=now - s.taken_at) > rule.keep_daily]
@@ -341,7 +341,7 @@ def prune(settings: Settings, stream: Stream) -> list[str]:
             named = _held(settings, stream.name)
             chosen = {s.id: s.reason for s in existing}
             gone = [name for name in gone if name not in named and now.get(name, chosen[name]) == chosen[name]]
-            for name in gone:  # from here on nobody gives one of them a name
+            for name in gone:  # from here on none of them can get a name
                 savepoints.forget(settings, stream.name, name)
     begun = (
         p for p in savepoints.folder(settings, stream.name).glob("g*-b*") if p.name not in {s.id for s in existing}

@@ -37,7 +37,7 @@ from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
 # The list of a savepoint's files, which never change: made once, when it is taken. `links.npy` in its folder has a row
-# of device, inode and bytes for each, so that retention looks at no link again.
+# of device, inode and bytes for each, so that retention reads no link again.
 
 AGING = ("time", "code", "name")
 """Reasons of savepoints that are dropped with age; those with a name only after the name."""
@@ -78,7 +78,7 @@ def list_links(folder: Path, places: Iterable[Path]) -> Files:
 
 
 def links(folder: Path, places: Iterable[Path]) -> Files:
-    """The files of a savepoint; those of one that an earlier version took are listed now."""
+    """The files of a savepoint; listed now if an earlier version took the savepoint."""
     try:
         with (folder / LINKS).open("rb") as file:
             return np.asarray(np.load(file, allow_pickle=False), np.uint64).reshape(-1, 3)
@@ -152,7 +152,7 @@ def checkpoint_of(settings: Settings, savepoint: Savepoint) -> Path:
 def take(
     settings: Settings, stream: Stream, record: StreamRecord, batch: int, reason: Reason, note: str = ""
 ) -> Savepoint:
-    """Take a savepoint after a batch of the current generation; one that exists already is returned.
+    """Take a savepoint after a batch of the current generation, or return the existing one.
 
     Raises UsageError or PreflightRefused when the checkpoint or a table no longer shows that moment.
     """
@@ -164,7 +164,7 @@ def take(
     for attempt in range(_ATTEMPTS):
         try:
             return _take(settings, stream, record, txn, reason, note)
-        except FileNotFoundError:  # a running driver has just removed or rewritten a file: it is listed anew
+        except FileNotFoundError:  # a running driver has just removed or rewritten a file: list again
             if attempt + 1 == _ATTEMPTS:
                 raise
     raise AssertionError
@@ -218,7 +218,7 @@ def drop_outdated(settings: Settings, stream: Stream, record: StreamRecord, batc
 
 
 def keep_for_recovery(settings: Settings, savepoint: Savepoint) -> None:
-    """Retain a savepoint as long as those of recoveries, if its age would let it be dropped earlier."""
+    """Retain a savepoint as long as recoveries' savepoints, if it would expire earlier."""
     if savepoint.reason in AGING:
         keep_for(settings, savepoint, "recovery", savepoint.note)
 
@@ -251,7 +251,7 @@ def saved_as(settings: Settings, stream: str, name: str) -> SavedAs:
 
 
 def _by_store(stream: Stream, tables: Iterable[str]) -> list[tuple[TableStore, list[str]]]:
-    """These tables of the stream, by store; one that is no longer declared is in the store of the primary table."""
+    """These tables of the stream, by store; an undeclared table is in the store of the primary table."""
     declared = {table.name: table for table, _ in all_tables(stream)}
     groups: list[tuple[TableStore, list[str]]] = [(store, []) for store in stores(stream)]
     for name in tables:

@@ -1,4 +1,4 @@
-"""Slices that were rebuilt, and those that wait for their commit, as files beside the stream's state.
+"""Rebuilt slices, and slices that wait for their commit, as files beside the stream's state.
 
     <state>/<stream>/slices/waiting/<id>.json   a change that the driver commits at its next batch border
     <state>/<stream>/slices/<id>.json           the outcome; these files stay, as the history of rebuilt slices
@@ -77,7 +77,7 @@ class SliceRequests:
         return self.folder / "waiting"
 
     def any_waiting(self) -> bool:
-        """True if a change may wait; this is asked at every batch border."""
+        """True if a change may wait; called at every batch border."""
         try:
             with os.scandir(self._waiting) as inside:
                 return any(each.name.endswith(".json") for each in inside)
@@ -85,7 +85,7 @@ class SliceRequests:
             return False
 
     def waiting(self) -> list[SliceCommitRequest]:
-        """The changes that wait, oldest first; one that is carried out meanwhile is left out.
+        """The changes that wait, oldest first, without changes that are committed meanwhile.
 
         A damaged one is set aside as `<id>.unreadable`, so that it does not keep the others waiting.
         """
@@ -124,7 +124,7 @@ class SliceRequests:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock, for milliseconds: nobody else carries a change out or withdraws one within the block."""
+        """Hold the lock, for milliseconds: no other process commits or withdraws a change within the block."""
         with locked(private_folder(self.folder) / "lock"):
             yield
 

@@ -113,7 +113,7 @@ ENDED: tuple[State, ...] = ("stopped", "failed")
 class Status:
     """One stream's state. Times are seconds since 1970, rates records per second, `state_mb` is MB.
 
-    Each group of figures has its time: `committed_at` for those of the last batch, `progress_at` for Spark's figures
+    Each group of figures has its time: `committed_at` for the last batch, `progress_at` for Spark's figures
     (rates, watermark, state), `lag_at` for the lag. The counters here began with the session, at `started_at`;
     `totals` outlive sessions.
     """
@@ -150,7 +150,7 @@ class Status:
     blocked: dict[str, dict[str, float]] = field(default_factory=dict)
     """Topic -> partition -> since when its next record is of a transaction that another program has not ended."""
     read_up_to: float | None = None
-    """The moment up to which everything that came to the topics has been read."""
+    """The moment up to which the stream has read everything that arrived in its topics."""
     watermark: str | None = None
     watermark_delay_s: float | None = None
     watermark_ahead_s: float = 0.0
@@ -177,7 +177,7 @@ class Status:
     disk_code: str | None = None
     """The hash of the stream's code on disk, where it is another one than that of the running code."""
     disk_code_since: float | None = None
-    """The time from which the files on disk are other ones than those that run."""
+    """The time since which the code on disk differs from the running code."""
     disk_code_error: str | None = None
     """The reason why the code on disk cannot be loaded."""
     disk_settings: bool = False
@@ -190,7 +190,7 @@ class Status:
     error: ErrorReport | None = None
     """The reason of the failure, while the stream is failed or waits for its next try."""
     ended_by: str = ""
-    """Who asked for the end of the session that left the stream stopped, if it was not a stop request."""
+    """Who requested the end of the session that left the stream stopped, if it was not a stop request."""
     last_error: ErrorReport | None = None
     """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
 
@@ -330,7 +330,7 @@ def first_status(settings: Settings, stream: str) -> Status:
     try:
         file = LedgerFile(StreamFolder.of(settings, stream).ledger)
         status.totals = totals_from(file, stream, known, now)
-    except (OSError, EOFError, ValueError, KeyError) as error:  # a figure is no reason to keep a stream from running
+    except (OSError, EOFError, ValueError, KeyError) as error:  # a missing figure must not stop a stream
         log.warning(
             "the ledger file could not be counted; totals continue without it", stream=stream, reason=repr(error)
         )

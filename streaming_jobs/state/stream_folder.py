@@ -33,7 +33,7 @@ class StreamFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the folder's lock: nobody else writes or removes a request within the block, which takes milliseconds.
+        """Hold the folder's lock, for milliseconds: no other process writes or removes a request within the block.
 
         The folder is made if it was not there.
         """

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
 from streaming_jobs.settings import Settings
@@ -157,6 +157,14 @@ class StreamRecord:
 def load(settings: Settings, stream: str) -> StreamRecord | None:
     """The stream's record, or None before its first start; raises PreflightRefused if it is damaged."""
     return read(StreamFolder.of(settings, stream).record)
+
+
+def existing(settings: Settings, stream: str) -> StreamRecord:
+    """The record of a stream that has run; raises PreflightRefused if it is gone."""
+    record = load(settings, stream)
+    if record is None:
+        raise PreflightRefused(f"the record of stream {stream} is gone", "put it back from a copy")
+    return record
 
 
 def read(path: Path) -> StreamRecord | None:

@@ -1,7 +1,7 @@
 """Notes of supervisors: `<home>/supervisors/<job>.json` says which streams a job would start, and what it does now.
 
 A supervisor (Dagster's keepalive) renews its note at every look, so that a command can say who will start a stream, or
-why nobody does. A note is a report, not a lock: it is lost in a power cut, and written again.
+why none does. A note is a report, not a lock: it is lost in a power cut, and written again.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class TopicRecord:
 
 
 def load(settings: Settings, topic: str) -> TopicRecord | None:
-    """The record of a topic; None if nothing of it was ever void. Raises PreflightRefused for a damaged one."""
+    """The record of a topic; None if the topic never had void ranges. Raises PreflightRefused if it is damaged."""
     path = _path(settings, topic)
 
     def damaged(error: Exception) -> PreflightRefused:
@@ -85,7 +85,7 @@ def _record(value: dict[str, Any]) -> TopicRecord:
 
 
 def void_of(settings: Settings, topic: str, topic_id: str) -> VoidRanges:
-    """The ranges of a topic that nobody reads again; those of an earlier topic of that name do not count.
+    """The ranges of a topic that are never read again, without ranges of an earlier topic of that name.
 
     Raises PreflightRefused while a recovery appends to the topic.
     """

@@ -25,7 +25,7 @@ from streaming_jobs.table_sources.topics import TableTopics, versions_of
 
 @dataclass(frozen=True)
 class Archives:
-    """The archives that are declared, with the folders of these settings; a replay has those of its stream.
+    """The declared archives, with the folders of these settings; a replay has its stream's archives.
 
     `void` are ranges by topic that a recovery has declared void, and has not published yet.
     """

@@ -55,7 +55,7 @@ class FileToRead:
 class RowBlocks:
     """Makes record batches of a table's rows. `rows`: "all", or the "refused" ones with reason and detail.
 
-    `used` is a file that may list the columns that somebody looks at, as for `RecordBlocks`.
+    `used` is a file that may list the columns in use, as for `RecordBlocks`.
     """
 
     declared: DeltaSource
@@ -84,7 +84,7 @@ class RowBlocks:
         return list(to_arrow_schema(nullable(self.declared.columns), timezone="UTC"))
 
     def _wanted(self, name: str) -> bool:
-        """True if a column of the table is built: somebody looks at it, or the verdict needs it."""
+        """True if a column of the table has to be built: for the stream, or for the verdict."""
         if self.rows == "refused" or self._used is None or f"{RECORD}.{name}" in self._used:
             return True
         return self.declared.ahead is not None and name == self.declared.event_time
@@ -96,7 +96,7 @@ class RowBlocks:
                 yield self._batch(rows, each)
 
     def _read(self, file: DataFile) -> Iterator[list[pa.Array]]:
-        """Yields the table's columns of a file, block by block; one that is not wanted is null."""
+        """Yields the table's columns of a file, block by block; unused columns are null."""
         if (path := self.versions.on_disk(file.path)) is None:
             raise self.versions.file_gone(file.path)
         try:

@@ -36,7 +36,7 @@ class TableReaders:
         return cls(settings, table, tuple(Topology.load(settings.flows).table_readers(table)), table_id)
 
     def needs(self) -> list[Need]:
-        """What each of them still needs, now; nothing for one that has never run."""
+        """The versions that each reader still needs now; none for a reader that has never run."""
         return [need for folder in self._folders() if (need := self._need(folder)) is not None]
 
     def _folders(self) -> Iterator[Path]:
@@ -50,7 +50,7 @@ class TableReaders:
         """True if a stream that was not declared when the writer started reads the table, by its record."""
         try:
             record = stream_record.read(file)
-        except PreflightRefused:  # no table waits for it: nobody knows what it reads, and its next start reports it
+        except PreflightRefused:  # no table waits for it: its needs are unknown, and its next start reports the error
             return False
         return record is not None and self.table_id in {topic.topic_id for topic in record.topics}
 

@@ -1,11 +1,11 @@
 """The archive of one topic as a source reads it (`sources/base.py`): what it covers, and its records.
 
 It is pickled into the processes that read, so it has paths only: the folder of the table, and the archive's record. The
-offsets that it covers are those that its ledger says were read. A gap of offsets among them is one of Kafka's own:
+offsets that it covers are the offsets that its ledger records as read. A gap among them is one of Kafka's own:
 markers and aborted records of transactions, compacted records.
 
 DataFusion reads the table: the log says which files have a partition and a range of offsets, and Parquet's page index
-which pages of them. So a part of a range costs what its own pages cost, and the rows come in the order of offsets, even
+which pages of them. So a part of a range costs only its own pages, and the rows are in the order of offsets, even
 after a compaction that joined files in another order.
 """
 

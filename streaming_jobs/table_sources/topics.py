@@ -85,7 +85,7 @@ class TableTopics:
 
 
 def table_info(versions: TableVersions) -> TopicInfo | None:
-    """The table as a topic; None if it is not there. Raises PreflightRefused for one that no stream can read."""
+    """The table as a topic; None if it does not exist. Raises PreflightRefused if no stream can read the table."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]:
-    """The files that other programs removed after a version and before the writer's next commit; True if it came.
+    """The files that other programs removed after a version and before the writer's next commit; True if there is one.
 
     Compaction removes no rows, and upkeep continues while the writer waits for a person.
     """
@@ -287,7 +287,7 @@ class TableVersions:
         return adds
 
     def _published(self, number: int, entry: LedgerEntry, adds: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The files of a publish whose rows are those of records that no batch had read before."""
+        """The files of a publish with the rows of records that no batch had read before."""
         before, now = self._read_before(number, entry.stream), by_place(ends_of(entry.offsets))
         rebuild = f"rebuild this stream's tables from the table's present rows: {commands.plan('NAME', to_batch=-1)}"
         if before is not None and any(now.get(place, 0) < end for place, end in before.items()):

@@ -75,7 +75,7 @@ class MemoryRuntime:
 
 @dataclass
 class MemoryQuery:
-    """A query without Spark, as a session sees it; the names are those of Spark's `StreamingQuery`."""
+    """A query without Spark, as a session sees it; the names are from Spark's `StreamingQuery`."""
 
     active: bool = True
     reports: list[Mapping[str, Any]] = field(default_factory=list)
@@ -132,7 +132,7 @@ class MemoryQueries:
         return Preflight(StreamSnapshot(stream.name, None, CheckpointSnapshot(), (), ()), [])
 
     def query(self, stream: Stream) -> MemoryQuery:
-        """The query of a stream that is started: one that has finished."""
+        """The query of a started stream, which has finished already."""
         return MemoryQuery(active=False)
 
     def launch(

@@ -69,7 +69,7 @@ class MemoryContent:
         return len(self.parts)
 
     def without(self, other: Content) -> MemoryContent:
-        """Only the pieces that are not among those of the other."""
+        """Only the pieces that the other content lacks."""
         there = set(map(id, memory_content(other).parts))
         return replace(self, parts=tuple(part for part in self.parts if id(part) not in there))
 
@@ -256,7 +256,7 @@ class MemoryTable:
         return 0 <= version <= self.version
 
     def readable(self, version: int | None = None) -> DeltaTable:
-        """A version of it as a Delta table in a temporary folder."""
+        """A version as a Delta table in a temporary folder."""
         return self.content(version).readable()
 
     def size(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 
@@ -31,6 +31,19 @@ def title(words: str) -> str:
 def rect(x: float, y: float, width: float, height: float, *, hover: str = "", **attributes: str | float) -> str:
     """A rectangle; `hover` is its title, if there is one."""
     return element("rect", *([title(hover)] if hover else []), x=x, y=y, width=width, height=height, **attributes)
+
+
+def polygon(*points: tuple[float, float], hover: str = "", class_: str) -> str:
+    """A filled shape with these corners; `hover` is its title, if there is one."""
+    corners = " ".join(f"{_value(x)},{_value(y)}" for x, y in points)
+    return element("polygon", *([title(hover)] if hover else []), points=corners, class_=class_)
+
+
+def axis_notes(left: float, right: float, y: float, words: Sequence[str], columns: int) -> Iterator[str]:
+    """Three notes below an axis, at its left end, in its middle and at its right end; with fewer columns, fewer."""
+    each = [(left, "start", words[0]), ((left + right) / 2, "middle", words[1]), (right, "end", words[2])]
+    for x, anchor, note in each[:1] if columns == 1 else each[::2] if columns == 2 else each:
+        yield text(x, y, note, class_="note", text_anchor=anchor)
 
 
 def picture(width: float, height: float, children: Iterable[str], *, label: str) -> str:
@@ -79,12 +92,11 @@ class VerticalScale:
     def column(
         self, x: float, wide: float, value: float, *, hover: str, class_: str, base: float = 0.0
     ) -> Iterator[str]:
-        """A column from `base` up; one that is cut off ends in a point above the plot."""
+        """A column from `base` up; a truncated column ends in a point above the plot."""
         y = self.y(min(base + value, self.most))
         yield rect(x, y, wide, self.y(base) - y, hover=hover, class_=class_)
         if base + value > self.most:
-            points = f"{x:.1f},{y - 2:.1f} {x + wide:.1f},{y - 2:.1f} {x + wide / 2:.1f},{y - 8:.1f}"
-            yield element("polygon", title(hover), points=points, class_=class_)
+            yield polygon((x, y - 2), (x + wide, y - 2), (x + wide / 2, y - 8), hover=hover, class_=class_)
 
 
 def _name(key: str) -> str:

@@ -58,7 +58,7 @@ def compare_letters(
     """Compare dead letters with what the formats refuse among the covered records that the topics still hold.
 
     `covered` are the records that were read with these formats; `others` names the other batches, in words.
-    Also returns by topic the places of records that are missing, and of those that are there twice.
+    Also returns by topic the positions of missing records, and of records with two dead letters.
     """
     faults: list[str] = []
     places: dict[str, tuple[Packed, Packed]] = {}

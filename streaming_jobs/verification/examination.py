@@ -49,7 +49,7 @@ def version_at(table: Path, position: Batch | None) -> int | None:
 
 
 def still(table: Path, version: int) -> int | None:
-    """The version that was noted before the topics were read; None for -1, which stands for no table.
+    """The version that was noted before the topics were read; None for -1, which means no table.
 
     Raises VersionGone when the log no longer has it.
     """

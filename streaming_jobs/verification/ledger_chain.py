@@ -4,9 +4,9 @@ The rules for an entry: it names its own stream and table; it carries the table'
 belongs to its generation and batch; generations never decrease, batches increase by one; each topic and partition
 continues exactly where the batch before ended. Any other commit that changes rows is a fault.
 
-A rebuilt slice changes rows and is no batch: it moves no transaction and no offset.
+A rebuilt slice changes rows but is not a batch: it moves neither transaction nor offsets.
 
-The chain begins anew at the publish of a recovery: its rows were written elsewhere, so offsets up to there are trusted,
+The chain restarts at the publish of a recovery: its rows were written elsewhere, so offsets up to there are trusted,
 not verified. A publish that changes no rows skipped forward: the offsets between are neither lost nor read.
 """
 
@@ -148,7 +148,7 @@ class Chain:
 
 
 def assumed(first: Entry, *, ended: bool = False) -> list[Span]:
-    """The offsets that lie before the first entry of a cut log; with `ended`, those of the entry too."""
+    """The offsets before the first entry of a shortened log; with `ended`, the offsets of the entry too."""
     return [
         Span(read.topic, partition, 0, offset)
         for read in first.ranges

@@ -1,7 +1,7 @@
 """The batches that made a table's present rows, over all recoveries, and the offsets that they cover.
 
 A recovery opens a generation that continues after a batch of an older one. So the rows come from a path: the batches of
-the current generation, before them those of the generation it continues, up to that batch, and so on. Batches that a
+the current generation, before them those of the generation it continues up to that batch, and so on. Batches that a
 recovery discarded are not on the path. A bounded recovery corrects batches in the middle of it: in their place is one
 entry for all of them, in the stream's record. Each other batch is known from the table's log, or from the ledger file
 where the log is shorter; where neither has it, the offsets up to the next known batch are *unproved*.
@@ -118,7 +118,7 @@ def coverage(
 
 
 def _never_read(beside: StateEvidence, on_path: set[int]) -> Iterator[Span]:
-    """Yields the offsets that these generations have skipped, without those that a later correction has read."""
+    """Yields the offsets that these generations have skipped, unless a later correction has read them."""
     for generation, span in beside.skipped:
         if generation in on_path:
             read = [
@@ -245,7 +245,7 @@ def _offsets(entry: Entry) -> dict[str, tuple[dict[int, int], dict[int, int]]]:
     return {read.topic: (dict(read.start), dict(read.end)) for read in entry.ranges}
 
 
-# Void ranges of topics, as a verification leaves them out: nobody reads these offsets, so no row is due for them.
+# Void ranges of topics, which a verification leaves out: no stream reads these offsets, so no row is due for them.
 #
 #     <state>/_topics/<topic>.json    all ranges ever, each with the generation of the writer that declared it, and the
 #                                     path of the writer's generations: those on it hold

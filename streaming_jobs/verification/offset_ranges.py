@@ -33,7 +33,7 @@ class Sweep:
     """The outcome of comparing a set of ranges with the offsets that one partition holds, `low` to `high`.
 
     `missing` are covered by no range, `doubled` by more than one, `beyond` lie at or after `high`. Offsets before
-    `low` are no longer in the topic: they count as doubled when they are covered twice, never as missing.
+    `low` are no longer in the topic: they count as doubled if they are covered twice, never as missing.
     """
 
     missing: list[Span] = field(default_factory=list)
@@ -52,7 +52,7 @@ def without(whole: Span, holes: Iterable[Span]) -> list[Span]:
 
 
 def sweep(spans: Iterable[Span], whole: Span) -> Sweep:
-    """Compare the ranges of one partition with `whole`, the offsets that the topic holds of it."""
+    """Compare the ranges of one partition with `whole`, the partition's offsets in the topic."""
     taken = [span for span in spans if span.offsets > 0]
     steps: dict[int, int] = {whole.start: 0, whole.end: 0}
     for span in taken:

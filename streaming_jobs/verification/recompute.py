@@ -127,7 +127,7 @@ class _Written:
         return cls(coverage.read_by(now), others, places)
 
     def rows(self, table: str, there: pa.Table) -> pa.Table:
-        """The rows of a table that come from records that the present code has read."""
+        """The rows of a table from records that the present code has read."""
         if not self.others:
             return there
         partition, offset = (there[column] for column in self.places[table])
@@ -206,7 +206,7 @@ def _table(
 
 
 def _of_rules(rules: RowRules, state: Sequence[str]) -> str:
-    """The reason why rows that row rules took out cannot be told apart now; empty where they can."""
+    """The reason why rows that row rules removed cannot be identified now; empty if they can."""
     if rules.unique:
         return "a rule on the rows of one batch (Unique) takes rows out, and all records at once are no batch"
     if rules and state:

@@ -1,7 +1,7 @@
 """The comparison of a topic's records with the rows of a table whose plan makes one row per record.
 
 Records are compared by place (partition and offset) if the rows have it, otherwise by number. A record without a row
-may be a dead letter, or its row may be one that the table cannot hold. Records that the topic no longer holds are not
+may be a dead letter, or the table may be unable to hold its row. Records that the topic no longer holds are not
 compared: between them there may be offsets without a record, such as transaction markers.
 """
 
@@ -118,7 +118,7 @@ def compare_records(exam: Examination, table: StreamTable, made: Made, rows: pa.
 
 
 def _accepted(exam: Examination, table: StreamTable, made: Made, rows: pa.Table, at_most: list[Span]) -> None:
-    """Compare a table with an accepted foreign commit, or slices of other code: no record may be in two rows of it."""
+    """Compare a table with an accepted foreign commit, or slices of other code: no record may be in two of its rows."""
     if made.position is not None:
         _, twice = _once(rows, made.position, at_most)
         exam.doubled += (spans := unpacked(exam.subject.topic, twice.tolist()))
@@ -131,7 +131,7 @@ def _accepted(exam: Examination, table: StreamTable, made: Made, rows: pa.Table,
 
 
 def _once(rows: pa.Table, position: tuple[str, str], at_most: list[Span]) -> tuple[Packed, Packed]:
-    """The places of the rows, each once, and those that occur twice although a record makes one row at most."""
+    """The positions of the rows, each once, and positions that occur twice although a record makes one row at most."""
     partition, offset = position
     rows = rows.filter(pc.is_valid(rows[offset]))
     unique, counts = np.unique(packed(rows[partition], rows[offset]), return_counts=True)

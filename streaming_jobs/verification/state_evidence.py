@@ -21,14 +21,14 @@ from streaming_jobs.verification.delta_log import Entry, Range, code_of, numbers
 from streaming_jobs.verification.offset_ranges import Span
 
 ACCEPTED = "a change of somebody else was accepted"
-"""The reason why the rows of a table may differ from those of the records."""
+"""The reason why the rows of a table may differ from the records."""
 
 
 @dataclass(frozen=True)
 class CorrectedBatches:
     """The batches that a bounded recovery has corrected: after one generation and batch, up to another.
 
-    `entry` stands for all of them.
+    `entry` represents all of them.
     """
 
     after: tuple[int, int]
@@ -38,7 +38,7 @@ class CorrectedBatches:
 
 @dataclass(frozen=True)
 class Life:
-    """One generation: where it came from, and the number of its first batch."""
+    """One generation: its origin, and the number of its first batch."""
 
     number: int
     reason: str
@@ -69,15 +69,9 @@ class PlanOutput:
         """True if no record makes two rows."""
         return set(self.nodes) <= _ROW_BY_ROW | _FEWER
 
-    @property
-    def stateful(self) -> bool:
-        """True if rows depend on more than their own record."""
-        return not self.one_row_at_most or bool(set(self.nodes) & _DEDUPLICATES)
-
 
 _ROW_BY_ROW = {"Project", "SubqueryAlias", "EventTimeWatermark", "View"}
-_DEDUPLICATES = {"Deduplicate", "DeduplicateWithinWatermark"}
-_FEWER = {"Filter"} | _DEDUPLICATES
+_FEWER = {"Filter", "Deduplicate", "DeduplicateWithinWatermark"}
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ class StateEvidence:
             raise ValueError(f"{folder / 'stream.json'} has no {error}") from error
 
     def changed(self, table: str) -> bool:
-        """True if a change of somebody else to that table was accepted."""
+        """True if another writer's change to that table was accepted."""
         return bool(self.accepted.get(table))
 
     def slices_of(self, table: str) -> list[RebuiltSlice]:
@@ -232,7 +226,7 @@ def _entry(stream: str, value: Mapping[str, Any]) -> Entry:
     )
 
 
-# Slices of a stream's tables that were rebuilt, as their files beside the state say: their rows came by no batch.
+# Rebuilt slices of a stream's tables, according to their files beside the state: no batch wrote their rows.
 #
 # A rebuilt slice holds what the function makes of its records, so a truth of the user's own still holds for every
 # row. What the batches' entries say of the table changes: its number of rows, by that of each slice before and
@@ -255,12 +249,12 @@ class RebuiltSlice:
     version: int | None = None
 
     def is_in(self, version: int) -> bool:
-        """False if it came after this version of the table."""
+        """False if it is newer than this version of the table."""
         return self.version is None or self.version <= version
 
 
 def rebuilt_slices(folder: Path) -> Iterator[RebuiltSlice]:
-    """Yields the slices that were committed, and those that wait; raises ValueError for a file that cannot be read."""
+    """Yields committed slices, and slices that wait; raises ValueError for an unreadable file."""
     for path in sorted([*folder.glob("*.json"), *folder.glob("waiting/*.json")]):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ class RawRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class CommittedPartition:
-    """One partition: its first offset, the offset after the last stable one, and those of the committed records."""
+    """One partition: its first offset, the offset after the last stable one, and the committed records' offsets."""
 
     low: int
     high: int
@@ -93,7 +93,7 @@ class CommittedReader:
 
     @classmethod
     def at(cls, kafka: KafkaSettings, bootstrap: str, name: str, *, until: float | None = None) -> CommittedReader:
-        """A reader of what the topic holds now; raises UsageError when there is no such topic."""
+        """A reader of the topic's present content; raises UsageError if there is no such topic."""
         topics = Topics.of(kafka, bootstrap)
         info = topics.describe(name)
         if info is None:
@@ -111,7 +111,7 @@ class CommittedReader:
         each: Callable[[RawRecord], None] | None = None,
         progress: Progress = lambda _: None,
     ) -> CommittedTopic:
-        """Read all of it once; `each` is called with every record, `progress` with the number of offsets passed."""
+        """Read the content once; calls `each` with every record, `progress` with the number of offsets passed."""
         partitions = {}
         for span in self.whole:
             offsets: list[int] = []
@@ -130,7 +130,7 @@ class CommittedReader:
     def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
         """The committed records in these ranges, as far as the topic holds them.
 
-        Raises BrokerUnreachable when nothing comes for `kafka.timeout`, DeadlinePassed, and TransientError when
+        Raises BrokerUnreachable if nothing arrives for `kafka.timeout`, DeadlinePassed, and TransientError if
         records are deleted while they are read.
         """
         wanted = [

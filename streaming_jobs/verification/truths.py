@@ -35,7 +35,7 @@ Watermarks = Mapping[Batch, datetime]
 
 
 def watermarks(state: Path, stream: str) -> dict[Batch, datetime]:
-    """The watermarks in the checkpoints; Spark keeps those of the newest hundred batches."""
+    """The watermarks in the checkpoints; Spark keeps the newest hundred batches."""
     by_batch = {}
     for path in (state / stream).glob("g*/offsets/*"):
         if not path.name.isdigit():
@@ -239,7 +239,7 @@ def _of_rows(result: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def refused_whole(letters: pa.Table) -> dict[str, frozenset[int]]:
-    """By topic the places of dead letters that are records; an output row comes from a record that was read."""
+    """By topic the positions of dead letters that are records; dead letters of output rows do not count."""
     by_topic: dict[str, set[int]] = {}
     for row in letters.to_pylist():
         if row["reason"] not in OF_ROWS and row["offset"] is not None:
@@ -267,7 +267,7 @@ class RowDifference:
 
     @property
     def rows(self) -> int:
-        """Number of rows that differ: a missing row and one that is not expected may be the same row, changed."""
+        """Number of rows that differ: a missing and an unexpected row may be the same row, changed."""
         return max(sum(self.missing.values()), sum(self.extra.values()))
 
     def words(self, keys: Sequence[str] = ()) -> list[str]:

@@ -228,7 +228,7 @@ class _Judge:
             self._partition(covered, Span(name, number, begin, part.high))
 
     def _partition(self, covered: Coverage, whole: Span) -> None:
-        """Compare the entries' ranges of one partition with the offsets that the topic holds of it."""
+        """Compare the entries' ranges of one partition with its offsets in the topic."""
 
         def within(spans: Sequence[Span]) -> int:
             return sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in spans)
@@ -256,7 +256,7 @@ class _Judge:
 
 @dataclass(frozen=True)
 class StreamVerdict:
-    """The verdict on one stream; all offsets are those that the topics hold now.
+    """The verdict on one stream; all offsets are offsets that the topics hold now.
 
     `verified` are in exactly one range, `unproved` belong to entries that are gone, for the reason `why`; `unread` come
     after the stream's last batch, `skipped` were left out by a recovery. `log_from` is the oldest version in the log
@@ -286,7 +286,7 @@ class StreamVerdict:
 
     @property
     def ok(self) -> bool:
-        """True if nothing is wrong; `whole` adds that all of it was proved."""
+        """True if nothing is wrong; `whole` also requires that everything was proved."""
         return not (self.lost or self.doubled or self.faults) and all(c.verdict != "wrong" for c in self.comparisons)
 
     @property

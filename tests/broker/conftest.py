@@ -10,9 +10,27 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from orchestration.cli.demo import Demonstration
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
 from tests.conftest import QUICK_START, SettingsFactory
+from tests.support import driver
 from tests.support.driver import Bench
+from tests.support.warm import Warm
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands of this run start from one Python and one JVM."""
+    home = tmp_path_factory.mktemp("warm")
+    made = Warm(home, Settings.load({"home": home, "spark.driver_memory_mb": 1024, "spark.extra": QUICK_START}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Demonstration, "command", staticmethod(driver.command))
+        driver.WARM.append(made)
+        yield
+        driver.WARM.clear()
+    made.close()
+
 
 BenchFactory = Callable[..., Bench]
 

@@ -135,7 +135,7 @@ def test_a_day_equals_a_run_that_never_erred_with_late_flights_at_its_borders(be
     changed = {k for k, v in whole.items() if in_day(k) and closed.get(k) != v} | {
         k for k in closed if k[1] == datetime(2013, 11, 3, 12, tzinfo=UTC)
     }
-    assert report.difference.corrected + report.difference.new == len(changed) > 3
+    assert report.difference.counts.corrected + report.difference.counts.new == len(changed) > 3
     assert rebuilt(made, stream, DAY).outcome == "unchanged"
     assert rebuilt(made, stream, "2013-11-02", "2013-11-06").outcome == "committed", "the late ones of other days"
     kept = {k: v for k, v in hours_of(made).items() if k[1] >= datetime(2013, 11, 2, 4, tzinfo=UTC)}
@@ -188,8 +188,8 @@ def test_the_running_driver_commits_the_slice_and_the_stream_goes_on(bench: Benc
         until(lambda: runner.status.rows_written >= 200, 90, "the first flights")
         plant(made, "flights_clean", stream.name, {"carrier": "'XX'"}, "flight_date = '2013-11-03'")
         report = rebuilt(made, stream, DAY)
-        assert (report.outcome, report.difference.gone, report.difference.new) == ("committed", 0, 0)
-        assert report.difference.corrected == report.difference.new_rows > 10
+        assert (report.outcome, report.difference.counts.gone, report.difference.counts.new) == ("committed", 0, 0)
+        assert report.difference.counts.corrected == report.difference.new_rows > 10
         send(made, topic, whole[200:])
         until(lambda: runner.status.rows_written >= len(whole), 90, "the flights after it")
     there = rows(made.settings, "flights_clean")

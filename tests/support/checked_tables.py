@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -22,7 +23,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from quality.table_checks import CheckedTable, Past
+from quality.table_checks import Check, CheckedTable, Past
+from quality.validation import CheckOutcome
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.settings import Settings
@@ -177,3 +179,17 @@ class Orders(StreamOnDisk):
             self.settings, self.stream, declared, table, table.version(), since, time.time(), PastList(past)
         )
         return replace(made, **changes)
+
+    def look(self, check: Check, **changes: Any) -> CheckOutcome:
+        """The outcome of a check of `checked`."""
+        return check.look(self.checked(**changes))
+
+
+def edit_adds(table: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change what the log says of each file that it adds."""
+    for path in (table / "_delta_log").glob("*.json"):
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        for action in actions:
+            if "add" in action:
+                edit(action["add"])
+        path.write_text("\n".join(map(json.dumps, actions)) + "\n")

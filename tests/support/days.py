@@ -16,18 +16,16 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from streaming_jobs.declare.slices import SliceRange, Slices, slice_range
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
-from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.runtime.slice_commits import carry_out
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.slice_staging import DeltaStagedSlice
 from streaming_jobs.sinks.sliced import SlicedTable, sliced
 from streaming_jobs.sinks.tables import open_tables
-from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
-from tests.support.stream_on_disk import StreamOnDisk, append
+from tests.support.stream_on_disk import OnePartition, StreamOnDisk, append
 
 TOPIC_ID = "topic-1"
 BEGIN = datetime(2013, 3, 1, tzinfo=UTC)
@@ -47,23 +45,11 @@ def declared(slices: Slices | None = Slices("at"), topic: Mapping[str, Any] | No
     return Stream("days", days, {"value": source}, {"days": Declared("days", schema=None, slices=slices)})
 
 
-class Topics:
-    """The topic of one partition: a record an hour, whose timestamp is its event time."""
+class Topics(OnePartition):
+    """A record an hour, whose timestamp is its event time."""
 
     def __init__(self, first: int = 0, end: int = 10_000, topic_id: str = TOPIC_ID) -> None:
-        self.first, self.end, self.topic_id = first, end, topic_id
-
-    def describe(self, name: str) -> TopicInfo:
-        return TopicInfo(name, self.topic_id, 1, -1, "delete")
-
-    def offsets(self, _: str) -> OffsetBounds:
-        return OffsetBounds({0: self.first}, {0: self.end})
-
-    def latest(self, name: str) -> dict[int, int]:
-        return self.offsets(name).latest
-
-    def high_watermarks(self, name: str) -> dict[int, int]:
-        return self.latest(name)
+        super().__init__(first, end, topic_id)
 
     def mean_size(self, _: str, starts: Mapping[int, int]) -> float:
         raise AssertionError(f"a slice needs no sizes: {starts}")

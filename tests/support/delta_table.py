@@ -32,6 +32,13 @@ def files_below(table: Path, folder: Path) -> list[str]:
     return [file.relative_to(table).as_posix() for file in folder.rglob("*.parquet")]
 
 
+def shorten_log(table: Path, keep: int = 1, *, at: int | None = None) -> None:
+    """As log retention leaves it: a checkpoint, of the newest version unless one is given, and the newest commits."""
+    DeltaTable(table, version=at).create_checkpoint()
+    for commit in sorted((table / "_delta_log").glob("*.json"))[: -keep or None]:
+        commit.unlink()
+
+
 @dataclass(frozen=True)
 class InProcess:
     """Rows where Spark has a frame; the tasks of `mapInArrow` run in this process."""

@@ -32,8 +32,13 @@ from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
 from tests.conftest import QUICK_START
 from tests.support import ROOT
+from tests.support.warm import Warm
 
 log = structlog.get_logger()
+
+CRASH = "RECOURSE_CRASH"
+WARM: list[Warm] = []
+"""What commands start from, while there is such a thing (the fixture `warm`)."""
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -48,7 +53,12 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 def command(
     folder: Path, environment: Mapping[str, str], *arguments: str, prefix: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run `recourse` in a folder as a person would; `prefix` is a command that wraps it."""
+    """Run `recourse` in a folder as a person would; `prefix` is a command that wraps it.
+
+    It starts warm, if it may: one that is to be killed, or to be wrapped, has a Python and a JVM of its own.
+    """
+    if WARM and not prefix and CRASH not in environment:
+        return WARM[0].run(folder, environment, *arguments, seconds=200)
     return subprocess.run(
         [*prefix, sys.executable, "-m", "orchestration.cli", *arguments],
         cwd=folder,

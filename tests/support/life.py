@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,30 +12,29 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.executor import recovery_of
 from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import RecoveryRequest, make_plan
-from reprocessing.plan.snapshot import PlanningSnapshot
+from reprocessing.plan.planner import RecoveryRequest, make_plan, plan_undo
+from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import OfOneStream, Result, stages_of
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
-from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
-from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state.stream_record import CodeSince
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import Accepted, CodeSince
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
 from tests.support.life_flows import OTHERS, ROWS, STREAM, TOPIC, TOPIC_ID
-from tests.support.stream_on_disk import StreamOnDisk, append
+from tests.support.stream_on_disk import OnePartition, StreamOnDisk, append
 
 _STREAMS = {stream.name: stream for stream in (STREAM, OTHERS)}
 PLACES = ("plain", "two words", "a/b", "50%", "über:all")
@@ -48,23 +47,8 @@ def in_memory() -> Stream:
     return replace(STREAM, sinks={name: MemoryDeclaration(name, store) for name in ("things", "copies")})
 
 
-class Topics:
-    """A topic of one partition, as an admin client would describe it."""
-
-    def __init__(self, first: int = 0, end: int = 90, topic_id: str = TOPIC_ID) -> None:
-        self.first, self.end, self.topic_id = first, end, topic_id
-
-    def describe(self, name: str) -> TopicInfo:
-        return TopicInfo(name, self.topic_id, 1, -1, "delete")
-
-    def offsets(self, _: str) -> OffsetBounds:
-        return OffsetBounds({0: self.first}, {0: self.end})
-
-    def latest(self, name: str) -> dict[int, int]:
-        return self.offsets(name).latest
-
-    def high_watermarks(self, name: str) -> dict[int, int]:
-        return self.latest(name)
+class Topics(OnePartition):
+    """A record of 100 bytes a second, from the epoch on."""
 
     def mean_size(self, _: str, starts: Mapping[int, int]) -> float:
         assert all(self.first <= offset < self.end for offset in starts.values())
@@ -83,13 +67,15 @@ class Life(StreamOnDisk):
 
     topic, topic_id, per_batch, columns = TOPIC, TOPIC_ID, {0: PER_BATCH}, ROWS
 
-    def __init__(self, settings: Settings, stream: Stream = STREAM) -> None:
+    def __init__(self, settings: Settings, stream: Stream = STREAM, topics: Any = None) -> None:
+        """`topics` are what the broker says, unless a test says otherwise."""
         super().__init__(settings, stream)
+        self.topics = topics or Topics()
 
     @classmethod
-    def begin(cls, home: Path, stream: Stream = STREAM) -> Life:
+    def begin(cls, home: Path, stream: Stream = STREAM, topics: Any = None) -> Life:
         """The stream's first start, up to where Spark is started."""
-        return cls(Settings.load({"home": home}), stream).make([CodeSince("a", "1", 1, 0, time.time())])
+        return cls(Settings.load({"home": home}), stream, topics).make([CodeSince("a", "1", 1, 0, time.time())])
 
     @classmethod
     def of_batches(
@@ -101,6 +87,51 @@ class Life(StreamOnDisk):
         """
         shutil.copytree(_made(count, stream, wrong, code or "a" * count).name, home, dirs_exist_ok=True)
         return cls(Settings.load({"home": home}), _STREAMS[stream])
+
+    def run(self, *numbers: int, wrong: range = range(0), bug: range = range(0), **options: Any) -> Life:
+        """Batches, those in `wrong` with wrong rows, and those in `bug` by the code of that name."""
+        for number in numbers:
+            code = {"code": "bug"} if number in bug else {}
+            self.batch(number, wrong=number in wrong, **{**options, **code})
+        return self
+
+    def run_three_codes(self, then: Callable[[int], None] = lambda _: None) -> Life:
+        """Nine batches, which the record knows too: 0 to 2 by code `a`, 3 to 5 wrong by `bug`, 6 to 8 by `b`."""
+        for number in range(9):
+            self.batch(number, wrong=number in range(3, 6), code=("a", "bug", "b")[number // 3])
+            then(number)
+        return self.know_codes()
+
+    def know_codes(self) -> Life:
+        now = time.time()
+        codes = (CodeSince("bug", "1", 1, 3, now), CodeSince("b", "1", 1, 6, now))
+        self.change(code=(*self.record.code, *codes))
+        return self
+
+    def change(self, **fields: Any) -> None:
+        """Change fields of the stream's record."""
+        self.save(replace(self.record, **fields))
+
+    def savepoint(self, batch: int, reason: str = "time") -> Savepoint:
+        """Take the savepoint of a batch."""
+        return savepoints.take(self.settings, self.stream, self.record, batch, reason)  # type: ignore[arg-type]
+
+    def snapshot(self, topics: Any = None) -> PlanningSnapshot:
+        """What planning sees."""
+        return planning_snapshot(self.settings, self.stream, topics or self.topics)
+
+    def plan_to(self, target: Target, *checks: Checks, topics: Any = None, **more: Any) -> StreamRecoveryPlan:
+        """The stream's part of a plan of it alone."""
+        return plan_one(self.snapshot(topics), target, *checks, **more)
+
+    def meddle(self) -> int:
+        """Somebody else appends a row to the primary table; returns the table's version."""
+        write_deltalake(self.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+        return DeltaTable(self.table).version()
+
+    def accept(self, version: int, table: str = "things", why: str = "right") -> None:
+        """Somebody's change of a table is accepted."""
+        self.change(accepted=(Accepted(table, version, why, 1.0),))
 
     @property
     def table(self) -> Path:
@@ -157,9 +188,9 @@ class Life(StreamOnDisk):
         if commit:
             self.finish(number, generation=generation)
 
-    def refused(self, topics: Topics) -> list[StartFinding]:
+    def refused(self, topics: Any = None) -> list[StartFinding]:
         """Why the stream cannot start."""
-        found = check_start(take_snapshot(self.settings, self.stream, topics))
+        found = check_start(take_snapshot(self.settings, self.stream, topics or self.topics))
         return [finding for finding in found if finding.severity == "refuse"]
 
     def forget(self, last: int) -> None:
@@ -203,7 +234,7 @@ def plan_one(
 def recovery(life: Life, plan: str, topics: Any = None, events: RecoveryEvents | None = None, **more: Any) -> Recovery:
     """A plan of the stream, to be carried out."""
     events = events or RecoveryEvents()
-    return recovery_of(life.settings, [STREAM], topics or Topics(), load(life.settings, plan), events, **more)
+    return recovery_of(life.settings, [life.stream], topics or life.topics, load(life.settings, plan), events, **more)
 
 
 def replayed(context: RecoveryContext) -> Mapping[str, Any]:
@@ -236,5 +267,5 @@ def run_stages(whole: Recovery, until: str = "") -> RecoveryContext:
 
 def undo_one(life: Life, plan: str, topics: Any = None) -> StreamRecoveryPlan:
     """The plan that undoes a plan of the stream."""
-    made = plan_undo(life.settings, {STREAM.name: STREAM}, topics or Topics(), load(life.settings, plan))
+    made = plan_undo(life.settings, {life.stream.name: life.stream}, topics or life.topics, load(life.settings, plan))
     return made.streams[0]

@@ -77,7 +77,6 @@ def difference(*, keys: int = 60, table: str = "inventory", first_key: str = "bo
     gone, came, changed = (sum(each[place] for each in periods) for place in (1, 2, 3))
     names = [first_key, *(f"{kind} {n}" for n in range(20) for kind in ("bolt", "washer", "hinge"))]
     largest = [(names[n], n % 3, n % 4, max(60 - 3 * n, 1), 130 - 3 * n) for n in range(min(keys, 20))]
-    timeline = ByTime(3_600, periods)
     return Difference(
         table,
         20_140,
@@ -88,9 +87,8 @@ def difference(*, keys: int = 60, table: str = "inventory", first_key: str = "bo
         {"quantity": (812_004, 799_310), "value": ("10211.50", "9800.25")},
         [{"item": "bolt M6", "quantity published": -20, "quantity rebuilt": 20}],
         "hour",
-        timeline.rough(),
         keyed=True,
-        timeline=timeline,
+        timeline=ByTime(3_600, periods),
         by_key=ByKey(("item",), keys, largest),
     )
 

@@ -19,13 +19,14 @@ from deltalake import write_deltalake
 from pyspark.sql.types import StructType
 
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets
+from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange, TopicOffsets
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of
+from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -33,6 +34,25 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince, StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryTable
+
+
+class OnePartition:
+    """A topic of one partition, as an admin client would describe it."""
+
+    def __init__(self, first: int = 0, end: int = 90, topic_id: str = "topic-1") -> None:
+        self.first, self.end, self.topic_id = first, end, topic_id
+
+    def describe(self, name: str) -> TopicInfo:
+        return TopicInfo(name, self.topic_id, 1, -1, "delete")
+
+    def offsets(self, _: str) -> OffsetBounds:
+        return OffsetBounds({0: self.first}, {0: self.end})
+
+    def latest(self, name: str) -> dict[int, int]:
+        return self.offsets(name).latest
+
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        return self.latest(name)
 
 
 class StreamOnDisk:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
+
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_disk() -> Iterator[None]:
@@ -14,3 +17,9 @@ def quick_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture
+def home(settings: SettingsFactory) -> Settings:
+    """The settings of this test's home; a module whose tests need more in it has a fixture of its own."""
+    return settings()

@@ -17,7 +17,6 @@ longest that a broker accepts by default; the connector's own default of one hou
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -25,6 +24,8 @@ from collections.abc import Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+
+from benchmarks.speed.peers import at_end_of_input, say_ready
 
 PARALLELISM = 2
 _TRANSACTION_TIMEOUT_MS = 15 * 60 * 1000
@@ -161,17 +162,14 @@ def main() -> None:
     job = environment.execute_sql(insert).get_job_client()
     ended = threading.Event()
 
-    def cancel_at_end() -> None:
-        while os.read(0, 4096):
-            pass
+    def cancel() -> None:
         ended.set()
         job.cancel().result()
 
-    threading.Thread(target=cancel_at_end, daemon=True).start()
+    at_end_of_input(cancel)
     while not ended.is_set() and not all_running(_job(int(port), str(job.get_job_id()))):
         time.sleep(_LOOK_EVERY)
-    sys.stdout.write("READY\n")
-    sys.stdout.flush()
+    say_ready()
     try:
         job.get_job_execution_result().result()
     except Exception:

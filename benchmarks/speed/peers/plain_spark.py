@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.speed import flows
+from benchmarks.speed.peers import at_end_of_input, say_ready
 from streaming_jobs.platform.jars import ensure, locked, spark_jars
 from streaming_jobs.settings import Settings
 
@@ -89,15 +89,8 @@ def main() -> None:
     spark = session({key: value for key, _, value in (text.partition("=") for text in properties)})
     start = {"stateless": stateless, "windowed": windowed, "running": running}[work]
     query = start(payments(spark, bootstrap, topic), table, checkpoint)
-    sys.stdout.write("READY\n")
-    sys.stdout.flush()
-
-    def stop_at_end() -> None:
-        while os.read(0, 4096):
-            pass
-        query.stop()
-
-    threading.Thread(target=stop_at_end, daemon=True).start()
+    say_ready()
+    at_end_of_input(query.stop)
     query.awaitTermination()
     spark.stop()
 

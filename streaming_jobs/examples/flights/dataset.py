@@ -7,7 +7,7 @@ exist, when it begins, is read with the offset in force before. No flight of 201
 the earliest departure of a day is at 5:00, except for one at 1:06 in July.
 
 Order is that of actual departure (schedule plus delay), cancelled flights at their schedule, equal times in
-the order of the package's file; so event time comes out of order by as much as a flight is late.
+the order of the package's file; so event time is out of order by as much as a flight is late.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def partitions(count: int) -> NDArray[np.int64]:
 
 
 def release() -> None:
-    """Free the memory that the flights take in this process; the next use builds them anew."""
+    """Free the memory that the flights take in this process; the next use rebuilds them."""
     _departures.cache_clear()
     partitions.cache_clear()
     _give_back()

@@ -84,7 +84,7 @@ def feed(
     unless `again`, which sends every one of them once more. `stop`, or Ctrl-C, ends the feed between chunks
     with a report; the same call later continues from there. `progress` is called with (held, total) after each
     chunk. Raises BrokerUnreachable when the broker stays away, LeaseBusy when another feeder runs in this home,
-    PermanentError when somebody else wrote to the topic meanwhile.
+    PermanentError if another producer wrote to the topic meanwhile.
     """
     if rate is not None and rate <= 0:
         raise UsageError(f"a rate of {rate} records per second makes no sense", "give a number above 0, or none")

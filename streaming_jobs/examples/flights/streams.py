@@ -1,4 +1,4 @@
-"""Three streams over one topic: rows as they come, windows that close, and running totals.
+"""Three streams over one topic: single rows, windows that close, and running totals.
 
     topic flights -> flights_clean    append, one row per flight; rows that cannot be right are set aside
                   -> airport_hours    append, one row per airport and hour, once the hour is over
@@ -128,7 +128,7 @@ FLIGHTS_BY_SCHEDULE = replace(FLIGHTS, event_time="sched_dep", lateness="10 days
     ],
 )
 def flights_clean(flights: DataFrame) -> DataFrame:
-    """Every flight as it came, parsed and typed."""
+    """Every flight, parsed and typed."""
     return flights.select(
         F.to_date(F.from_utc_timestamp("sched_dep", LOCAL_ZONE)).alias("flight_date"),
         *FLIGHT.fieldNames()[3:],

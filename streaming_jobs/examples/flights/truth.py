@@ -1,6 +1,6 @@
 """The expected content of the three tables, computed with pandas from the package's own columns, and the comparison.
 
-Nothing here uses Spark or the record builder: UTC comes from the package's `time_hour`, not from our rule for
+Nothing here uses Spark or the record builder: UTC is the package's `time_hour`, not the result of our rule for
 local times, and a row's place in the topic from the partition of its key. Integers, texts and times must be
 equal; the mean delay may differ by `MEAN_TOLERANCE`, for the order in which floating point sums are taken.
 
@@ -63,8 +63,8 @@ def truth(table: str, share: float = 1.0, *, partitions: int = 4) -> pd.DataFram
 def truth_of(table: str, records: Iterable[Record]) -> pd.DataFrame:
     """All rows that `table` holds once these records of one feed are read and every window is closed.
 
-    Nothing but place and key is taken from the records: the flights are those of the package. Raises NotComparable for
-    records that are not those of one feed.
+    Only position and key are taken from the records: the flights are the package's. Raises NotComparable for
+    records that do not form exactly one feed.
     """
     return _rows_of(table, *_held(records))
 

@@ -16,7 +16,7 @@ HOT_SHARE = 0.6
 ACCOUNTS = 40
 REGIONS = ("north", "south", "east", "west")
 LONGEST_DELAY = timedelta(minutes=4)
-"""How much later than a newer payment a payment of `payments` comes: less than the lateness of the stream."""
+"""How much later than a newer payment a payment of `payments` arrives: less than the lateness of the stream."""
 _LATE = 1_000_000_000
 _BEGIN = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
 
@@ -51,7 +51,7 @@ class Payment:
 
 
 def payments(count: int, seed: int = 5, *, seconds: float = 1.0, payers: int = 500) -> list[Payment]:
-    """The first `count` payments of a seed, in the order in which they come: one in so many `seconds`.
+    """The first `count` payments of a seed, in the order of arrival: one in so many `seconds`.
 
     Every fifth is delayed, by `LONGEST_DELAY` at most. Three quarters of the hot account's payments, and some more, are
     from one region.
@@ -70,9 +70,9 @@ def payments(count: int, seed: int = 5, *, seconds: float = 1.0, payers: int = 5
 
 
 def late_payments(after: Sequence[Payment], count: int, seed: int = 6) -> list[Payment]:
-    """Payments that come after these ones, for windows that are over by an hour or more; numbers of their own.
+    """Later payments, for windows that closed an hour ago or earlier; with their own numbers.
 
-    Raises ValueError if these ones are too few to have such a window.
+    Raises ValueError if `payments` has too few to have such a window.
     """
     closed = closed_at(after) - timedelta(hours=1) if after else _BEGIN
     ended = [each for each in after if _window(each) + WINDOW <= closed]

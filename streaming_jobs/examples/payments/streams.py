@@ -23,7 +23,7 @@ from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 
 WINDOW = timedelta(minutes=5)
 LATENESS = timedelta(minutes=10)
-"""How much later than a newer payment a payment may come and still be counted."""
+"""How much later than a newer payment a payment may arrive and still count."""
 HOT_ACCOUNTS = ("market",)
 """The accounts whose groups are divided."""
 SALTS = 16

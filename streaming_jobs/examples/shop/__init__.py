@@ -1,1 +1,1 @@
-"""A shop in three streams, each of which reads what the one before it writes. Read `streams.py` first."""
+"""A shop in three streams, each of which reads the topic that the previous one writes. Read `streams.py` first."""

@@ -1,1 +1,1 @@
-"""Child processes, from start to end, also when we end first, and the identity of a pid. Read `child.py` first."""
+"""Child processes: start, end (even if the parent dies first), identity of a pid. Read `child.py` first."""

@@ -8,7 +8,7 @@ The order of an end: `ask_to_end` the child alone, `wait` with a deadline, then 
 
 The number of a group is the pid of its leader. The system gives it to no new process while the group has a member,
 even one that has ended and waits to be collected. So if the child was collected and a process has its pid, the group no
-longer exists and that process belongs to somebody else: it is never signalled.
+longer exists and that process is a stranger, which is never signalled.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ import psutil
 from streaming_jobs.errors import TransientError
 from streaming_jobs.platform.processes.parent_death import ChildReaper
 
+NICENESS = 10
+"""Of what gives the streams precedence."""
 JAVA_HEAP_FULL = 3
 """Exit code of a JVM under -XX:+ExitOnOutOfMemoryError."""
+
+
+def lower_priority() -> None:
+    """Let the streams go first: this process, and what it starts, gets what they leave of the CPU."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def ended_by(code: int) -> str:
@@ -184,7 +191,7 @@ class ChildProcess:
         return self.process.returncode is not None and psutil.pid_exists(self.pid)
 
     def _group_runs(self) -> bool:
-        """True if a process of the group runs; one that has ended and waits to be collected does not."""
+        """True if a process of the group runs; a zombie does not count."""
         if self._pid_is_anothers():
             return False
         try:
@@ -201,14 +208,14 @@ class ChildProcess:
 # A process and all of its descendants in any process group, for a child whose children make groups.
 #
 # The system knows the parent of a process only while that parent runs. So the tree of a child is taken before the
-# child is asked to end; it names the processes that the child may leave behind.
+# child gets its signal; it names the processes that the child may leave behind.
 
 _LOOK_AT_TREE_EVERY = 0.02
 
 
 @dataclass(frozen=True)
 class ProcessTree:
-    """Processes as they were at one moment, those that have started others first."""
+    """Processes as they were at one moment, parents before their children."""
 
     processes: tuple[psutil.Process, ...] = ()
 
@@ -224,7 +231,7 @@ class ProcessTree:
             return cls()
 
     def wait(self, seconds: float) -> ProcessTree:
-        """Wait at most `seconds` for all of them to end; returns those that still run."""
+        """Wait at most `seconds` for all of them to end; returns the processes that still run."""
         deadline = time.monotonic() + seconds
         while (left := [process for process in self.processes if _runs(process)]) and time.monotonic() < deadline:
             time.sleep(_LOOK_AT_TREE_EVERY)

@@ -1,4 +1,4 @@
-"""What Spark starts instead of Python: asks the fork server for the process, and stands for it until it ends.
+"""The program that Spark starts instead of Python: requests a process of the fork server, and lives as long as it.
 
 It runs as a file, and imports little, so that it starts at once:
 
@@ -78,7 +78,7 @@ def _number(server: socket.socket) -> int:
 
 
 def _end_with(pid: int, server: socket.socket) -> NoReturn:
-    """Wait for the process; its exit code comes from the server, negative for a signal."""
+    """Wait for the process; the server sends its exit code, negative for a signal."""
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         nothing = os.open(os.devnull, os.O_RDWR)

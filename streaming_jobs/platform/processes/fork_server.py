@@ -1,4 +1,4 @@
-"""The server's process: imports, then forks for each client that asks.
+"""The server's process: imports, then forks for each request of a client.
 
 A process with threads must not fork. PyArrow and NumPy start threads when they are imported, unless they are told not
 to; if there is one nevertheless, the server ends, and clients do without it.
@@ -58,8 +58,8 @@ _OURS = _of_a_start(os.environ)
 
 def main() -> None:
     """Import, and serve at the listening socket that was inherited, until the standard input ends."""
-    listening = socket.socket(fileno=os.dup(int(sys.argv[1])))  # a small number, for select
-    os.close(int(sys.argv[1]))
+    listening = socket.socket(fileno=os.dup(int(sys.argv[-1])))  # a small number, for select
+    os.close(int(sys.argv[-1]))
     if sys.stdout is None or sys.stderr is None:
         sys.exit(1)  # descriptors 0 to 2 may be others than the standard streams
     os.close(os.pidfd_open(os.getpid()))  # raises OSError where it cannot be done
@@ -93,7 +93,7 @@ def _import() -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """The process that a client asks for; `streams` are descriptors of its standard input, output and errors."""
+    """The process that a client requests; `streams` are descriptors of its standard input, output and errors."""
 
     streams: list[int]
     arguments: list[str]
@@ -129,7 +129,7 @@ class Forked:
                 self.client.sendall(number.to_bytes(NUMBER, signed=True))
 
     def close(self) -> None:
-        """Close what this process has of it."""
+        """Close this process's ends."""
         _close(self.process)
         if self.client is not None:
             self.client.close()

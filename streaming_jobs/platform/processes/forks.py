@@ -1,8 +1,8 @@
 """The fork server of a session: Spark's Python processes are forked from it, with their imports already done.
 
-Spark starts a Python process for each thing that it asks of Python: one takes a data source apart, one plans the
+Spark starts a Python process for each request to Python: one takes a data source apart, one plans the
 batches of a query, one forks workers. Each would import the same packages for half a second, and have them in memory
-once more. So what Spark starts as its Python is a small client, which asks the server for the process:
+once more. So Spark's Python command is a small client, which requests the process from the server:
 
     driver
     |- python -m ...fork_server          imports while the JVM starts; ends when its standard input does
@@ -22,12 +22,14 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from streaming_jobs.platform.processes.fork_client import SOCKET, address
 
+SERVER = ("streaming_jobs.platform.processes.fork_server",)
 _CLOSE = 10.0
 
 
@@ -50,8 +52,10 @@ class ForkServer:
             self.process.wait(_CLOSE)
 
 
-def start(folder: Path, output: IO[bytes] | None = None) -> ForkServer | None:
+def start(folder: Path, output: IO[bytes] | None = None, server: Sequence[str] = SERVER) -> ForkServer | None:
     """Start a server with its socket in `folder`, which is this user's alone; `output` receives what it prints.
+
+    `server` is its module with arguments, after which comes the number of the listening socket.
 
     None where it cannot work: not on Linux, or programs or sockets cannot be in the folder.
     """
@@ -67,7 +71,7 @@ def start(folder: Path, output: IO[bytes] | None = None) -> ForkServer | None:
         return None
     with socket_of_server as listening:
         process = subprocess.Popen(
-            [sys.executable, "-m", "streaming_jobs.platform.processes.fork_server", str(listening.fileno())],
+            [sys.executable, "-m", *server, str(listening.fileno())],
             # As the JVM and PySpark have it: a value's hash is the same in all processes.
             env={**os.environ, "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")},
             stdin=subprocess.PIPE,

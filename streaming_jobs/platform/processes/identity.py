@@ -34,7 +34,7 @@ def mark(pid: int | None = None) -> str:
 
 
 def is_alive(pid: int, started: Mark) -> bool:
-    """True if that very process runs; one that has ended and waits to be collected does not."""
+    """True if that very process runs; a zombie does not count."""
     if isinstance(started, str) and "/" in started:
         fields = _stat(pid)
         return bool(fields) and fields[_STATE] not in _ENDED and f"{_boot()}/{fields[_START]}" == started

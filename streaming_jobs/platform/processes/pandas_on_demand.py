@@ -1,4 +1,4 @@
-"""PyArrow without pandas, until somebody else imports it.
+"""PyArrow without pandas, until other code imports pandas.
 
 `pyarrow.array` imports pandas, 36 MB and a third of a second, to see if it was given one of its objects. If there is no
 pandas it remembers that, until it is asked to make a pandas object. So it is told that there is none; and as soon as a

@@ -1,1 +1,1 @@
-"""Delta tables: made, committed to exactly once, kept small. Read `sink.py` first, then `writers.py`."""
+"""Delta tables: creation, exactly-once commits, maintenance. Read `sink.py` first, then `writers.py`."""

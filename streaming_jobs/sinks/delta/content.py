@@ -41,7 +41,7 @@ class DeltaContent:
         return inodes(self.root, self.files)
 
     def without(self, other: Content) -> DeltaContent:
-        """Only the files that are not among those of the other."""
+        """Only the files that the other content lacks."""
         there = set(delta_content(other).inodes())
         left = {
             path: file

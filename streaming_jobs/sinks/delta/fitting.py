@@ -1,7 +1,7 @@
 """A stream's output in the columns of its table, and with it the place of each row's record.
 
 An output that keeps the column `_source` names the record of each row. Upserts need that for their order, and dead
-letters to name the record of a refused row: without it nobody could list the records that have no row.
+letters to name the record of a refused row: without it the records without a row could not be listed.
 """
 
 from __future__ import annotations

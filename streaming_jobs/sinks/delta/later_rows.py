@@ -1,4 +1,4 @@
-"""The rows that came to a Delta table after one of its versions, added to another table: as files where possible.
+"""The rows that were added to a Delta table after one of its versions, added to another table: as files if possible.
 
 Both versions are contents (`content.py`). Files that only the newer one has hold later rows; files that only the older
 one has were compacted since, so their rows are in files of the newer one too, perhaps beside later rows. Such a file is
@@ -97,7 +97,7 @@ class _Scratch:
     folder: Path
 
     def mixed(self, came: DeltaContent, gone: DeltaContent) -> dict[str, TableFile]:
-        """Those files of `came` that hold a row of `gone`."""
+        """The files of `came` that have a row of `gone`."""
         partitions = {_values(file.partition) for file in gone.files.values()}
         near = {path: file for path, file in came.files.items() if _values(file.partition) in partitions}
         if not near:
@@ -119,7 +119,7 @@ class _Scratch:
         return {paths[number]: near[paths[number]] for number in found}
 
     def split(self, mixed: DeltaContent, gone: DeltaContent) -> None:
-        """Write the rows of `mixed` without those of `gone`; raises PreflightRefused if these are not all there."""
+        """Write the rows of `mixed` without the rows of `gone`; raises PreflightRefused if `mixed` lacks one."""
         names = [field.name for field in self.sink.schema.fields]
         columns = _quoted(names)
         data = self._data(came=self._table("mixed", mixed), gone=self._table("gone", gone))

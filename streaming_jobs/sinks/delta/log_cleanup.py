@@ -97,7 +97,7 @@ def bounded(
 
     `commits` are the newest first, without a gap; `removed` are the bytes of the files that one took out of the table,
     which stay for readers of the versions before it. None if no reader needs any. One that reads an older version next
-    cannot go on, whatever stays: it does not count.
+    cannot continue, whatever stays: it does not count.
     """
     needs = list(needs)
     if not commits or not needs:

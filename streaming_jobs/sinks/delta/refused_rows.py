@@ -39,7 +39,7 @@ _BLOCK = 1024
 
 
 def split(declared: DeclaredTable, schema: StructType, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Two tables: the rows that the table can hold, and those that it cannot, with their `__reason`."""
+    """Two tables: rows that the table can hold, and refused rows with their `__reason`."""
     wrong = [_table(rows, [], NOT_UTF8)]
     try:
         rows.validate(full=True)

@@ -79,7 +79,7 @@ class RememberedDeletes:
         return reduce(and_, ranges) if ranges else None
 
     def split(self, rows: pa.Table, order: EventOrder) -> tuple[pa.Table, pa.Table]:
-        """The reduced events to merge into the table, and those that change its remembered deletes (`notes`).
+        """The reduced events to merge into the table, and the events that change its remembered deletes (`notes`).
 
         A row older than the remembered delete of its key is in neither.
         """

@@ -1,4 +1,4 @@
-"""The one commit that replaces the rows of a Delta table: files that the table has stay, others come as hard links.
+"""The one commit that replaces the rows of a Delta table: files that the table has stay, others are hard-linked.
 
 It is made through `DeltaSink.commit`, so repeating it changes nothing, and it is refused if another writer has changed
 rows of the table. Each attempt compares the content with the version that it is committed to: another program may have
@@ -39,7 +39,7 @@ _ANY_GENERATION = 0
 def replace_rows(
     sink: DeltaSink, content: DeltaContent, entry: LedgerEntry, place: str, new: DeltaContent | None = None
 ) -> Replaced:
-    """Replace the table's rows by the content; files that are new to the table come into its folder `place`.
+    """Replace the table's rows by the content; files that are new to the table go into its folder `place`.
 
     The entry names those of them that are in `new`, if it is given.
     """

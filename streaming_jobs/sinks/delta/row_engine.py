@@ -118,7 +118,7 @@ class RowEngine:
         return row_rules.outcome(self.rules, numbers, dropped)
 
     def mark_equal(self, rows: pa.Table, columns: Sequence[str], bit: int) -> pa.Table:
-        """Set a bit in `__broken` of rows that are equal in these columns; those that are rejected have no equals."""
+        """Set a bit in `__broken` of rows that are equal in these columns; rejected rows equal none."""
         held, _ = self._held(rows.append_column(_INDEX_COLUMN, pa.array(np.arange(rows.num_rows))))
         verdicts = np.array(rows[BROKEN_COLUMN].to_numpy(), np.int64)
         verdicts[held[_INDEX_COLUMN].to_numpy()[row_rules.equal_rows(held, columns, DELETE_COLUMN)]] |= bit
@@ -140,7 +140,7 @@ class RowEngine:
         return rows.drop_columns([c for c in rows.column_names if c in added or c.startswith(PARTITION_COLUMN)])
 
     def _reduced(self, rows: pa.Table) -> tuple[pa.Table, pa.Table | None]:
-        """One event per key, and those that change the remembered deletes."""
+        """One event per key, and the events that change the remembered deletes."""
         keys = self.declared.keys
         if not self.order.columns:
             return last_per_key(rows, keys, [c for c in ORDER if c in rows.column_names]), None
@@ -183,7 +183,7 @@ class TaskTally:
 
 @dataclass(frozen=True)
 class RowTask:
-    """The engine at work on the rows of a task.
+    """The engine for the rows of a task.
 
     Of an append it takes one Arrow batch after another; of an upsert all rows of the task at once, which are all rows
     of their keys, ordered by `__row`. Rules on the rows of a batch together are in `__broken` already.
@@ -259,7 +259,7 @@ class RowTask:
 
 
 def told_schema(rows: StructType) -> StructType:
-    """The columns of what tasks yield: those of the rows, then those that say what a row is."""
+    """The columns that tasks yield: the columns of the rows, then the columns that classify a row."""
     fields = [StructField(f.name, f.dataType) for f in rows.fields if f.name != ROW_COLUMN]
     return StructType([*fields, *(StructField(name, kind) for name, kind, _ in _TOLD)])
 

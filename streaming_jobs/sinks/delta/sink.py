@@ -4,7 +4,7 @@ Every commit goes through `DeltaSink.commit`, which is the one place where exact
 refresh the table, compare its transaction version with the batch's, commit with no retries, and after a refusal
 start again. A version of a newer generation raises Fenced; the batch's version means that it is committed already.
 
-Batches see the table by the methods of `sinks/base.py`, everything else by those of `sinks/stored.py`.
+Batches use the methods of `sinks/base.py`, all other code the methods of `sinks/stored.py`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class DeltaSink:
 
     @property
     def table_id(self) -> str:
-        """Delta's id of the table; a table made anew has another."""
+        """Delta's id of the table; a recreated table has another."""
         return str(self.handle.metadata().id)
 
     @property
@@ -144,7 +144,7 @@ class DeltaSink:
         return plain and not constrained and not generated and not mapped
 
     def refresh(self) -> None:
-        """Read the commits that came since.
+        """Read newer commits.
 
         Listing the log takes deltalake a few microseconds per file, so two file names are checked first. The handle's
         version must still be in the log: otherwise the log is another one, or was cleaned up after later commits.
@@ -161,7 +161,7 @@ class DeltaSink:
     ) -> int | None:
         """Commit once for the entry's batch; returns the table's new version, or None if the batch is in it already.
 
-        `done` tells whether it is, in place of `holds`, which it has to ask too. `write` must make exactly one commit
+        `done` decides that instead of `holds`, which it has to call too. `write` must make exactly one commit
         with the properties it is given, through the handle it is given; it is called again, on the refreshed handle,
         when another commit came first. If it makes none (a merge that changes nothing), a commit without data follows.
         Raises Fenced when the table is in a newer generation, ForeignWrite when another writer changed its rows since
@@ -180,7 +180,7 @@ class DeltaSink:
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError as error:
                 self.refresh()
-                if self.handle.version() == version:  # nobody came first, so this was no race
+                if self.handle.version() == version:  # no other commit came first, so this was not a race
                     raise self._failed(error) from error
                 continue
             return self.committed()
@@ -417,7 +417,7 @@ def delta_sink(table: StoredTable) -> DeltaSink:
 
 
 def open_sink(settings: Settings, declared: DeclaredTable, stream: str) -> DeltaSink | None:
-    """The table if it exists, also one that another program made."""
+    """The table if it exists, even if another program created it."""
     path = settings.tables / declared.name
     try:
         return DeltaSink(path, declared, stream, DeltaTable(path))

@@ -103,7 +103,7 @@ class DeltaStagedSlice:
         return sum(self.before().get_add_actions()["num_records"].to_pylist())
 
     def write(self, rows: DataFrame, chosen: SliceRange, topics: Sequence[str], rules: RowRules) -> Rebuilt:
-        """Compute the rows and stage those of the slice: through the driver, or the executors if they are too many.
+        """Compute the rows and stage the slice's rows: through the driver, or the executors if they are too many.
 
         Rows that rules set aside are left out, as dropped ones are: the quarantine has them since their batch.
         """

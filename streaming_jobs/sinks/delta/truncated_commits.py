@@ -30,7 +30,7 @@ _FROM_COPY = f"put the file back from a copy, or go back to a savepoint (`{comma
 
 @dataclass(frozen=True)
 class TruncatedCommit:
-    """A version that is not whole: the damage in words, and its ledger entry; None for one that cannot be read."""
+    """A damaged version: the damage as text, and its ledger entry; None if the entry cannot be read."""
 
     version: int
     found: str
@@ -52,7 +52,7 @@ class InspectedTable:
 
 
 def truncated_end(path: Path, stream: str, relied: ReliedOn) -> TruncatedEnd | None:
-    """The files of its truncated commits, in the order in which they are to be removed; None if there is no table.
+    """The files of its truncated commits, in the order of their removal; None if there is no table.
 
     Raises PreflightRefused for a commit that is not whole and that something relies on.
     """

@@ -55,7 +55,7 @@ class EventOrder:
 class Clauses:
     """SQL conditions of a merge of `s` into `t`, in the order of its clauses.
 
-    None stands for always; where `delete` is None the merge has no such clause.
+    None means always; if `delete` is None, the merge has no such clause.
     """
 
     delete: str | None

@@ -218,7 +218,7 @@ class Preparation:
         return rows
 
     def _files(self, sink: DeltaSink) -> Files:
-        """New files of the batch; those of attempts that died are removed."""
+        """New files of the batch; files of failed attempts are removed."""
         generation, number = self.engine.batch
         folder = sink.path / f"g{generation:04d}"
         _remove_leftovers(sink, folder, f"b{number:09d}-")

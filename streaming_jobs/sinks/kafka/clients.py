@@ -66,7 +66,7 @@ def producer_config(
     """Properties of a producer; without a transactional id it delivers at least once. `most_bytes` is what the topics
     allow in one request for a partition. Holds secrets: never print it.
 
-    A topic that was deleted is not made anew. Keys go to the partitions that Kafka's own Java client would choose. The
+    A deleted topic is not recreated. Keys go to the partitions that Kafka's own Java client would choose. The
     back-off settings are those with which transactions follow each other in 12 ms in place of 98.
     """
     config: dict[str, Any] = {
@@ -95,7 +95,7 @@ def producer_config(
 
 
 def in_time(doing: str, timeout: timedelta, call: Callable[[], T]) -> T:
-    """The result of a call that runs in a thread; raises ClientLost if it does not come in time.
+    """The result of a call that runs in a thread; raises ClientLost if the call does not return in time.
 
     A KafkaException becomes ClientLost, or the error that a person has to act on.
     """

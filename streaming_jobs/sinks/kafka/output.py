@@ -88,7 +88,7 @@ class TopicOutput:
         return -1 if at is None else at.version
 
     def refresh(self) -> None:
-        """Nothing: while this producer is not fenced, nobody else has written."""
+        """Nothing: until this producer is fenced, no other producer can write."""
 
     def newest_entry(self) -> LedgerEntry | None:
         return self.writer.newest
@@ -148,7 +148,7 @@ class TopicOutput:
 
 
 class _Repeated:
-    """An iterable that begins anew each time."""
+    """An iterable that restarts each time."""
 
     def __init__(self, begin: partial[Iterator[RowBlock]]) -> None:
         self._begin = begin

@@ -104,7 +104,7 @@ class BatchProducer:
     def begin(self, topic: str) -> None:
         """Fence every older producer of the transactional id, and end what it has left open.
 
-        A client that knows no broker yet looks for its coordinator only after 500 ms: it asks for a topic first.
+        A client that knows no broker yet finds its coordinator only after 500 ms, so it requests a topic first.
         """
 
         def run() -> None:

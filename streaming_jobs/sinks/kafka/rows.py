@@ -112,7 +112,7 @@ log = structlog.get_logger()
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _BLOCK = 10_000
 _SURE_OF = 5
-"""The number of unknown topics in a batch that are each asked for until that is sure, half a second each."""
+"""The number of unknown topics per batch that are looked up until the answer is certain, half a second each."""
 
 
 def fitted(sink: KafkaSink, output: DataFrame) -> DataFrame:
@@ -260,7 +260,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 @dataclass
 class RowBlock:
-    """Some rows with their values; `written` are the indices of those that go to a topic."""
+    """Some rows with their values; `written` are the indices of rows that go to a topic."""
 
     rows: pa.RecordBatch
     values: Sequence[bytes | None]

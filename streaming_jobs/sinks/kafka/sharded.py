@@ -53,7 +53,7 @@ class ShardedWriter(TransactionWriter):
         return self._owner
 
     def open(self, generation: int) -> None:
-        """As TransactionWriter; every shard is fenced and claimed first, also those of a number declared before.
+        """As TransactionWriter; every shard is fenced and claimed first, also shards of an earlier number.
 
         Raises ConfigurationError if the number has changed while some shards have a batch that others lack, and if a
         topic without a marker has shards with batches; PermanentError if the code has changed meanwhile.
@@ -94,7 +94,7 @@ class ShardedWriter(TransactionWriter):
         return merged([*ranges, *(() if self.newest is None else self.newest.written)])
 
     def by_shards(self, rows: BatchOfRows) -> bool:
-        """True for a batch that does not pass through the driver, and for one that some shards may have."""
+        """True for a batch that does not pass through the driver, and for a batch that some shards may have."""
         return self.shards > 0 and (not rows.driver or self.begun == Txn(rows.generation, rows.batch))
 
     def write_shards(self, entry: LedgerEntry, task: ShardTask, frame: DataFrame, rows: Mapping[int, int]) -> bool:

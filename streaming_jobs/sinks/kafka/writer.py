@@ -34,7 +34,7 @@ _ATTEMPTS = 3
 _CLAIM = 3.0
 _TOO_LONG = "; if batches take longer than topic_sink.transaction_timeout, raise it or lower max_offsets_per_trigger"
 DEFAULT_MOST_BYTES = 1_048_588
-"""max.message.bytes of a topic, if nobody has set it."""
+"""Kafka's default of max.message.bytes of a topic."""
 
 
 class TopicRecords(Protocol):
@@ -256,7 +256,7 @@ class TransactionWriter(_ProducerOfBatches):
             time.sleep(_CLAIM / 10)
 
     def _refuse_lost(self, marker: markers.Marker | None) -> None:
-        """Raise PermanentError if the marker is gone or older than the one that this driver has read or written."""
+        """Raise PermanentError if the marker is gone or older than the newest that this driver has read or written."""
         known = self.position
         if known is not None and (marker is None or marker.entry.txn < known):
             raise PermanentError(
@@ -292,10 +292,10 @@ class PlainWriter(_ProducerOfBatches):
         return None
 
     def open(self, generation: int) -> None:
-        """Nothing: nobody is fenced."""
+        """Nothing: there is no fencing."""
 
     def write(self, entry: LedgerEntry, records: TopicRecords) -> bool:
-        """Write the batch until all of it is acknowledged."""
+        """Write the batch until all of its records are acknowledged."""
         lost: ClientLost | None = None
         for _ in range(_ATTEMPTS):
             self._fit_requests(records.most_bytes)

@@ -1,1 +1,1 @@
-"""Real streams on a real broker, killed again and again, and verified all the while. Read `kill_loop.py` first."""
+"""The kill loop: real streams on a real broker, killed repeatedly and verified meanwhile. Read `kill_loop.py` first."""

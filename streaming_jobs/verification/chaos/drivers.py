@@ -23,7 +23,7 @@ _OF_ERRORS = ("level=error", "level=warning", "Error", "REC-")
 class DriverProcess:
     """One session's process. Its standard input is a pipe of ours: it stops when we are gone.
 
-    Looking for its JVM, or for what is left of it, goes through all processes of the machine: not to be done too often.
+    Looking for its JVM, or for its remains, scans all processes of the machine: do it rarely.
     """
 
     streams: tuple[str, ...]
@@ -68,7 +68,7 @@ class DriverProcess:
         return self.child.gone
 
     def kill(self, victim: Victim) -> bool:
-        """kill -9; False when there is no JVM yet that could be killed."""
+        """kill -9; False while there is no JVM to kill yet."""
         jvm = self.jvm
         if victim != "python" and jvm is None:
             return False
@@ -120,7 +120,7 @@ class DriverProcess:
         return self.wait(seconds)
 
     def end(self) -> None:
-        """Make sure that nothing of it is left."""
+        """Make sure that no process of the driver is left."""
         self.child.kill()
 
     def _children(self) -> list[psutil.Process]:

@@ -85,7 +85,7 @@ Fault = PointKill | RandomKill | ProcessKill
 class Lane:
     """One session's streams and the faults it meets, in order.
 
-    With `runs_on` it is started again after its last fault, and runs until those of the other lanes have happened:
+    With `runs_on` it is restarted after its last fault, and runs until the faults of the other lanes have happened:
     other streams read what it writes.
     """
 

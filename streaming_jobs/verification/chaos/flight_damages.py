@@ -1,7 +1,7 @@
 """Scenarios that damage one thing on purpose and check that the next start refuses it in the right words.
 
 Each runs a real driver on a home whose streams have read everything. State and tables are restored after each from a
-copy that was taken before; the two that damage the topic come last, since a topic has no copy. Most need no JVM:
+copy that was taken before; the two damages of the topic are last, since a topic has no copy. Most need no JVM:
 preflight refuses before there is one.
 """
 

@@ -1,4 +1,4 @@
-"""Streams that only the kill loop runs, so that a kill can come between the commits of two tables.
+"""Streams that only the kill loop runs, so that a kill can happen between the commits of two tables.
 
 `flights_split` writes two tables. The rules of the other two take rows out of nearly every batch: `flights_judged`
 appends, `flights_newest` is an upsert. How many rows that should be, `flight_subject.py` computes with pandas.

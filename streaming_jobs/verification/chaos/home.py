@@ -47,7 +47,7 @@ class Home:
         fed: str,
         changes: Mapping[str, Any],
     ) -> Home:
-        """A home in `folder`; from the user's settings only those of jars and Java are taken over."""
+        """A home in `folder`, which takes only jars and Java from the user's settings."""
         values = {
             **_VALUES,
             **changes,

@@ -107,7 +107,7 @@ class LoopSubject(Protocol[F_co]):
 
     @property
     def stages(self) -> Sequence[Sequence[str]]:
-        """The streams whose topics end, then those that read what the first write."""
+        """The streams whose topics end, then the streams that read the topics of the former."""
 
     @property
     def fed(self) -> str:
@@ -115,7 +115,7 @@ class LoopSubject(Protocol[F_co]):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Settings of the home beside those of every run."""
+        """Settings of the home besides the settings of every run."""
 
     @property
     def rate(self) -> float:

@@ -44,7 +44,7 @@ _SECOND_STAGE = {
     "number_differences": ("chaos_figures", "chaos_differences"),
 }
 _TOPICS: Mapping[str, tuple[str, str]] = {**_FIRST_STAGE, **_SECOND_STAGE}
-"""By stream the topics that it reads and writes, those of the first stage first."""
+"""By stream the topics that it reads and writes, the first stage first."""
 _CHECKS: Mapping[str, Callable[[str, Fed, Iterable[RawRecord]], WrittenTopicCheck]] = {
     "chaos_copied": check_copies,
     "chaos_copied_again": check_copies,
@@ -97,7 +97,7 @@ class NumberSubject:
     """The named points of each stream; `secondary_committed`: the topic has the batch, the table does not."""
 
     def steps(self, plan: LoopPlan) -> tuple[Steps, Sequence[int]]:
-        """Freezes come among the phases, one for every six kills and two at least, of both kinds in turn."""
+        """Freezes among the phases, one for every six kills and at least two, of both kinds in turn."""
         faults = schedule(plan.seed, plan.kills, {stream: self.points[stream] for stream in plan.streams})
         chance = random.Random(plan.seed)  # noqa: S311 - to be repeated, not to be secret
         steps: list[Phase | Freeze] = [_with_their_writers(phase) for phase in faults.phases]
@@ -130,7 +130,7 @@ def _client(home: Home) -> dict[str, Any]:
 
 
 def _with_their_writers(phase: Phase) -> Phase:
-    """Sessions of one stream run on until all faults have happened, and so do those that write what they read."""
+    """Sessions of one stream run on until all faults have happened, and so do the writers of their topics."""
     if len(phase.lanes) == 1 and len(phase.lanes[0].streams) > 1:
         return phase
     there = {stream for lane in phase.lanes for stream in lane.streams}
@@ -148,7 +148,7 @@ class NumberFeed(Background):
     """
 
     dry = False
-    """Numbers do not come to an end."""
+    """Numbers never end."""
 
     def __init__(self, config: Mapping[str, Any], topic: str, *, seed: int, rate: float) -> None:
         """`config` are the properties of any client of the cluster; `rate` is in records per second."""
@@ -227,7 +227,7 @@ class NumberFeed(Background):
 class OutsideReader(Background):
     """Reads the topics in a thread until it is stopped: committed records only, as any other program would read them.
 
-    `records` are those of each topic so far, as they came.
+    `records` are the records of each topic so far, in order of arrival.
     """
 
     def __init__(self, home: Home, partitions: Mapping[str, int]) -> None:
@@ -277,7 +277,7 @@ class OutsideReader(Background):
             time.sleep(_LOOK_EVERY)
 
     def _by_partition(self, topic: str) -> list[RawRecord]:
-        """The records by partition, each partition's in the order in which they came."""
+        """The records by partition, each partition's in the order of arrival."""
         return sorted(self.records[topic], key=lambda record: record.partition)
 
     def work(self) -> None:

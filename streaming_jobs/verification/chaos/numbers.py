@@ -146,7 +146,7 @@ class Fed:
         return numbers
 
     def faults(self) -> list[str]:
-        """The keys whose numbers are not those that they name, once each."""
+        """The keys whose numbers are not exactly the ones in their names, once each."""
         return [
             f"key {key} has {len(numbers)} numbers"
             for key, numbers in self.numbers.items()

@@ -49,9 +49,9 @@ _BACKLOG = {"RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "300000", "RECOURSE_STRE
 
 
 class ChaosFailed(RecourseError):
-    """A run of chaos cannot continue: a driver refused to start, or did not do what it was started for.
+    """A run of the kill loop cannot continue: a driver refused to start, or did not do its task.
 
-    The logs lie in the home that the message names. The seed makes the same run again.
+    The logs are in the home that the message names. The same seed repeats the run.
     """
 
     code = "REC-031"
@@ -103,7 +103,7 @@ def expect(driver: DriverProcess, fine: bool, otherwise: str) -> None:
 
 
 def _batch_after(home: Home, stream: str, batches: int) -> int:
-    """The number of the batch that comes so many batches after the stream's next one."""
+    """The number of the batch that is so many batches after the stream's next one."""
     newest = home.newest_batch(home.subject(stream).table)
     return (newest.batch if newest is not None else -1) + 1 + batches
 
@@ -156,7 +156,7 @@ class LaneRunner:
 
     @property
     def faults_left(self) -> bool:
-        """True while a fault of the lane is to come."""
+        """True while the lane has faults left."""
         return bool(self._queue)
 
     def finish(self) -> None:
@@ -262,7 +262,7 @@ class LaneRunner:
         return found[fault.choice % len(found)] if found else None
 
     def _too_late(self, fault: ProcessKill) -> bool:
-        """True if the wait for a process is over; raises ChaosFailed if the streams do not come to commit."""
+        """True if the wait for a process is over; raises ChaosFailed if the streams do not commit."""
         if fault.process == "worker" and self._backlog_read():
             return True
         now, since = time.monotonic(), self._begun if fault.process == "worker" else self._due

@@ -241,7 +241,7 @@ def _all_places(tables: Path, every: Iterable[Elsewhere]) -> Packed:
 
 
 def _places(tables: Path, elsewhere: Elsewhere) -> Packed:
-    """Places of all rows of such a table now; none when there is no such table."""
+    """Positions of all rows of the table now; none if there is no such table."""
     if not DeltaTable.is_deltatable(str(tables / elsewhere.table)):
         return packed([], [])
     rows = VersionRows(tables / elsewhere.table, (elsewhere.partition, elsewhere.offset)).at()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from quality.sample import SampleRequest, SuiteSample, TimeRange, choose_sample,
 from quality.sample_rows import SampleReader
 from streaming_jobs.errors import PreflightRefused, UsageError
 from tests.support.checked_orders import SCHEMA, OrdersTable, order
+from tests.support.checked_tables import edit_adds
 
 
 def chosen(table: OrdersTable, request: SampleRequest) -> SuiteSample:
@@ -37,17 +39,15 @@ def test_new_rows_are_those_of_later_versions_and_only_their_files_are_read(tabl
     assert sample.since == since and f"after version {since}" in sample.words
 
 
-def test_the_first_run_reads_everything_and_says_so(table: OrdersTable) -> None:
-    table.append(order(1))
-    sample = new(table, None)
-    assert (ids(sample), sample.since, sample.whole) == ([1], None, True)
-    assert "no run of this suite" in sample.words
-
-
-def test_nothing_new_is_an_empty_slice(table: OrdersTable) -> None:
-    since = table.append(order(1))
+@pytest.mark.parametrize(
+    ("since", "found", "whole", "words"),
+    [(None, [1], True, "no run of this suite"), (1, [], False, "nothing came"), (8, [1], True, "the table is at")],
+    ids=["the first run reads everything", "nothing new is an empty slice", "a table that went back is read whole"],
+)
+def test_what_is_new_is_said(table: OrdersTable, since: int | None, found: list[int], whole: bool, words: str) -> None:
+    assert table.append(order(1)) == 1
     sample = new(table, since)
-    assert (sample.files, sample.rows) == ((), 0) and "nothing came" in sample.words
+    assert (ids(sample), sample.rows, sample.whole) == (found, len(found), whole) and words in sample.words
 
 
 def test_the_version_is_fixed_while_the_table_goes_on(table: OrdersTable) -> None:
@@ -115,22 +115,10 @@ def test_the_other_file_of_a_compaction_is_read_when_one_is_removed(table: Order
     assert {2, 4, 5} <= set(ids(sample)) and 3 not in ids(sample)
 
 
-def test_a_table_that_went_back_is_read_whole(table: OrdersTable) -> None:
-    version = table.append(order(1))
-    sample = new(table, version + 7)
-    assert ids(sample) == [1] and "the table is at" in sample.words
-
-
 def test_a_partition_reads_its_files_only(table: OrdersTable) -> None:
     table.append(order(1), order(2, month=2))
     sample = chosen(table, SampleRequest("all", partition=parse_partition(["month=2026-02"])))
     assert (ids(sample), len(sample.files)) == ([2], 1)
-
-
-def test_an_unknown_partition_column_is_a_usage_error(table: OrdersTable) -> None:
-    table.append(order(1))
-    with pytest.raises(UsageError, match="no partition column 'week'"):
-        chosen(table, SampleRequest("all", partition={"week": "1"}))
 
 
 def test_a_range_skips_files_by_their_statistics_and_filters_rows(table: OrdersTable) -> None:
@@ -146,21 +134,12 @@ def test_a_range_is_inclusive_at_its_begin_and_exclusive_at_its_end(table: Order
     assert ids(chosen(table, SampleRequest("all", times=times))) == [1]
 
 
-def with_statistics(table: OrdersTable, version: int, stats: str) -> None:
-    """Put other statistics into the log of a version."""
-    commit = table.path / "_delta_log" / f"{version:020d}.json"
-    lines = [json.loads(line) for line in commit.read_text().splitlines()]
-    for line in lines:
-        if "add" in line:
-            line["add"]["stats"] = stats
-    commit.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-
-
 @pytest.mark.parametrize(
     "bounds", ['{"numRecords":1}', "not json", '{"numRecords":1,"maxValues":{"at":"+10000-01-01"}}']
 )
 def test_a_file_with_missing_or_strange_statistics_is_read(table: OrdersTable, bounds: str) -> None:
-    with_statistics(table, table.append(order(1, day=20)), bounds)
+    table.append(order(1, day=20))
+    edit_adds(table.path, lambda add: add.update(stats=bounds))
     times = TimeRange("at", datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 1, 21, tzinfo=UTC))
     sample = chosen(table, SampleRequest("all", times=times))
     assert (ids(sample), sample.rows) == ([1], 1)
@@ -170,16 +149,26 @@ def test_statistics_in_milliseconds_lose_no_row_of_the_last_one(table: OrdersTab
     row = {**order(1), "at": datetime(2026, 1, 1, 0, 0, 0, 999, tzinfo=UTC)}
     bound = {"at": "2026-01-01T00:00:00.000Z"}  # as delta-spark writes it
     bounds = json.dumps({"numRecords": 1, "minValues": bound, "maxValues": bound})
-    with_statistics(table, table.append(row), bounds)
+    table.append(row)
+    edit_adds(table.path, lambda add: add.update(stats=bounds))
     times = TimeRange("at", datetime(2026, 1, 1, 0, 0, 0, 500, tzinfo=UTC), None)
     assert ids(chosen(table, SampleRequest("all", times=times))) == [1]
 
 
-@pytest.mark.parametrize(("column", "words"), [("att", "no column 'att'"), ("item", "name a column of dates or times")])
-def test_a_range_of_a_wrong_column_is_a_usage_error(table: OrdersTable, column: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"times": TimeRange("att", datetime(2026, 1, 1, tzinfo=UTC))}, "no column 'att'"),
+        ({"times": TimeRange("item", datetime(2026, 1, 1, tzinfo=UTC))}, "name a column of dates or times"),
+        ({"partition": {"week": "1"}}, "no partition column 'week'"),
+    ],
+)
+def test_a_range_or_a_partition_of_a_wrong_column_is_a_usage_error(
+    table: OrdersTable, asked: dict[str, Any], words: str
+) -> None:
     table.append(order(1))
     with pytest.raises(UsageError) as raised:
-        chosen(table, SampleRequest("all", times=TimeRange(column, datetime(2026, 1, 1, tzinfo=UTC))))
+        chosen(table, SampleRequest("all", **asked))
     assert words in str(raised.value)
 
 

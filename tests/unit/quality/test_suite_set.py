@@ -39,27 +39,24 @@ def test_suites_are_found_in_the_modules_of_both_settings(
     }
 
 
-def test_an_unknown_table_names_the_near_one() -> None:
-    with pytest.raises(UsageError) as raised:
-        SuiteSet.of([Suite("s", "order", nothing)], TOPOLOGY)
-    assert "did you mean 'orders'" in str(raised.value)
-
-
-def test_two_suites_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="two suites are named s"):
-        SuiteSet.of([Suite("s", "orders", nothing), Suite("s", "orders", nothing)], TOPOLOGY)
-
-
 def test_dead_letters_may_have_a_suite() -> None:
     declared = suite(table="orders_dead_letters")(nothing)
     assert SuiteSet.of([declared], TOPOLOGY).writers[declared.table] == "orders"
 
 
-def test_an_unknown_suite_names_the_near_one() -> None:
-    found = SuiteSet.of([Suite("orders_rows", "orders", nothing)], TOPOLOGY)
+@pytest.mark.parametrize(
+    ("names", "table", "asked", "words"),
+    [
+        (["s"], "order", "s", "did you mean 'orders'"),
+        (["s", "s"], "orders", "s", "two suites are named s"),
+        (["orders_rows"], "orders", "order_rows", "did you mean 'orders_rows'"),
+    ],
+    ids=["an unknown table names the near one", "two suites of one name", "an unknown suite names the near one"],
+)
+def test_what_does_not_fit_is_refused(names: list[str], table: str, asked: str, words: str) -> None:
     with pytest.raises(UsageError) as raised:
-        found["order_rows"]
-    assert "did you mean 'orders_rows'" in str(raised.value)
+        SuiteSet.of([Suite(name, table, nothing) for name in names], TOPOLOGY)[asked]
+    assert words in str(raised.value)
 
 
 @pytest.mark.parametrize(

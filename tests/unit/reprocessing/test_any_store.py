@@ -19,10 +19,8 @@ from reprocessing.explainer import explain
 from reprocessing.plan.first_bad_row import before_first_bad
 from reprocessing.plan.plan import Checks, RecoveryPlan
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.planner import RecoveryRequest, make_plan
-from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.planner import RecoveryRequest, make_plan, plan_undo
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.replay.session import last_entry
 from reprocessing.stages.publish import PublishPosition, has_published, publish
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
@@ -36,10 +34,11 @@ from streaming_jobs.runtime.stream_sinks import sinks_of, upkeep_of
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.stream_record import Accepted, CodeSince
+from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
 from tests.support.life import PER_BATCH, ROWS, STREAM, TOPIC, Life, Topics, append, in_memory, run_stages
+from tests.support.life import recovery as recovery_of
 
 pytestmark = pytest.mark.slow
 
@@ -59,22 +58,14 @@ IN_BOTH = pytest.mark.parametrize("life", [in_memory, in_two_stores], indirect=T
 @pytest.fixture(params=[in_memory, pytest.param(in_two_stores, marks=pytest.mark.long)])
 def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
     """A stream of two tables; batches 0 to 2 are right, 3 to 5 are wrong. Its topic has thirty records more."""
-    declared = request.param()
-
-    life = Life.begin(tmp_path, declared)
-    for number in range(BATCHES):
-        bad = number >= WRONG_FROM
-        life.batch(number, wrong=bad, code="bug" if bad else "a")
-    life.save(replace(life.record, code=(*life.record.code, CodeSince("bug", "1", 1, WRONG_FROM, 1.0))))
+    wrong = range(WRONG_FROM, BATCHES)
+    life = Life.begin(tmp_path, request.param(), Topics(end=LAST_READ)).run(*range(BATCHES), wrong=wrong, bug=wrong)
+    life.change(code=(*life.record.code, CodeSince("bug", "1", 1, WRONG_FROM, 1.0)))
     return life
 
 
-def topics() -> Any:
-    return Topics(end=LAST_READ)
-
-
 def planned(life: Life, target: Target | None = None, checks: Checks = CHECKS) -> RecoveryPlan:
-    snapshot = planning_snapshot(life.settings, life.stream, topics())
+    snapshot = life.snapshot()
     request = RecoveryRequest(snapshot, target or Target("batch", str(WRONG_FROM - 1)), checks)
     return make_plan(life.settings, [request])
 
@@ -82,9 +73,7 @@ def planned(life: Life, target: Target | None = None, checks: Checks = CHECKS) -
 def recovery(
     life: Life, plan: RecoveryPlan, replaying: Callable[[RecoveryContext], Mapping[str, Any]] | None = None
 ) -> Recovery:
-    return executor.recovery_of(
-        life.settings, [life.stream], topics(), plan, RecoveryEvents(), replay=replaying or replay
-    )
+    return recovery_of(life, plan.id, replay=replaying or replay)
 
 
 def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any]:
@@ -105,7 +94,7 @@ def versions(life: Life) -> dict[str, int]:
 
 
 def test_a_stream_over_them_can_start(life: Life) -> None:
-    assert life.refused(topics()) == [] and repair(life.settings, life.stream) == []
+    assert life.refused() == [] and repair(life.settings, life.stream) == []
     tables = open_tables(life.settings, life.stream)
     assert list(tables) == ["things", "copies", "things_dead_letters"]
     sinks = sinks_of(life.stream, tables, life.settings.for_stream(life.stream.name))
@@ -123,9 +112,9 @@ def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
     whole = recovery(life, plan)
     context = run_stages(whole, until="publish")
     assert life.ids() == life.ids("copies") == WRONG and life.at() == Txn(2, -1), "readers still see the old rows"
-    assert any("fenced" in each.found for each in life.refused(topics()))
+    assert any("fenced" in each.found for each in life.refused())
     assert context.result("replay")["since"] == LAST_READ - len(RIGHT)
-    compared = {d.table: (d.corrected, d.new, d.gone, d.old_rows, d.new_rows) for d in whole.differences}
+    compared = {d.table: (*d.counts, d.old_rows, d.new_rows) for d in whole.differences}
     changed = (BATCHES - WRONG_FROM) * PER_BATCH
     assert compared == {
         "things": (changed, 0, 0, len(RIGHT), len(RIGHT)),
@@ -141,18 +130,18 @@ def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
     assert entry.txns == {"copies": Txn(2, last).version, "things_dead_letters": Txn(2, last).version}
     done = {each["table"]: (each["came"], each["went"], each["stayed"]) for each in context.result("publish")["tables"]}
     assert done["things"] == done["copies"] == (last - WRONG_FROM + 1, BATCHES - WRONG_FROM, WRONG_FROM)
-    assert life.record.generation == 2 and life.refused(topics()) == []
+    assert life.record.generation == 2 and life.refused() == []
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "published"
 
 
 def test_it_is_taken_back_to_the_savepoint_from_before_it(life: Life) -> None:
     plan = planned(life)
     run_stages(recovery(life, plan))
-    undo = plan_undo(life.settings, {life.stream.name: life.stream}, topics(), plan)
+    undo = plan_undo(life.settings, {life.stream.name: life.stream}, life.topics, plan)
     assert undo.undoes == plan.id and undo.streams[0].base.batch == BATCHES - 1
     run_stages(recovery(life, undo, lambda context: replay(context, wrong=True)))
     assert life.ids() == life.ids("copies") == sorted([*WRONG, *(-n for n in range(len(RIGHT), LAST_READ))])
-    assert life.at() == Txn(3, LAST_READ // PER_BATCH - 1) and life.refused(topics()) == []
+    assert life.at() == Txn(3, LAST_READ // PER_BATCH - 1) and life.refused() == []
 
 
 @pytest.mark.parametrize("reached", ["prepare", "replay", "audit", "publish"])
@@ -160,9 +149,7 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
     whole = recovery(life, planned(life))
     run_stages(whole, until=reached)
     executor.give_up(whole)
-    assert (
-        life.ids() == life.ids("copies") == WRONG and life.at() == Txn(3, BATCHES - 1) and life.refused(topics()) == []
-    )
+    assert life.ids() == life.ids("copies") == WRONG and life.at() == Txn(3, BATCHES - 1) and life.refused() == []
     commit, _ = newest(life.stored("copies").commits(), life.stream.name)
     assert commit is not None and not commit.changes_data, "no row was written again"
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
@@ -196,7 +183,7 @@ def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> Non
     before = life.stored("copies").version
     run_stages(whole)
     assert life.ids() == life.ids("copies") == list(range(LAST_READ)) and life.stored("copies").version == before
-    assert has_published(life.settings, life.stream, context.plan.id) and life.refused(topics()) == []
+    assert has_published(life.settings, life.stream, context.plan.id) and life.refused() == []
     contents["copies"] = life.stored("copies").no_rows()
     with pytest.raises(KeyboardInterrupt, match="copies"):
         at(killed)
@@ -217,7 +204,7 @@ def test_nothing_of_an_old_driver_and_nothing_over_somebody_elses_rows(life: Lif
     for refused in (lambda: run_stages(whole), lambda: executor.give_up(whole)):
         with pytest.raises(ForeignWrite, match=f"version {version} of table copies"):
             refused()
-    life.save(replace(life.record, accepted=(Accepted("copies", version, "right", 1.0),)))
+    life.accept(version, "copies")
     executor.give_up(whole)
     assert life.ids() == WRONG and len(life.ids("copies")) == len(WRONG) + 1, "what was accepted stays"
 
@@ -245,9 +232,7 @@ def test_a_suite_judges_the_rebuilt_rows_and_what_fails_there_is_not_published(l
         return failing
 
     said: list[str] = []
-    whole = executor.recovery_of(
-        life.settings, [life.stream], topics(), made, RecoveryEvents(said.append), replay=replay, run_suite=run_suite
-    )
+    whole = recovery_of(life, made.id, events=RecoveryEvents(said.append), replay=replay, run_suite=run_suite)
     with pytest.raises(AuditRefused, match="suite plausible: id_between fails, 3 rows of 60"):
         run_stages(whole)
     assert not any("passed" in line for line in said)
@@ -261,7 +246,7 @@ def test_a_suite_judges_the_rebuilt_rows_and_what_fails_there_is_not_published(l
 def test_a_recovery_with_a_quarantine_that_is_new_can_be_given_up_or_published(life: Life) -> None:
     judged = replace(life.stream, rules={"things": [NotNull("id", on_fail="quarantine")]})
     aside = "things_quarantine"
-    now = Life(life.settings, judged)
+    now = Life(life.settings, judged, life.topics)
     whole = recovery(now, planned(now))
     run_stages(whole, until="audit")
     executor.give_up(whole)
@@ -296,8 +281,8 @@ def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Lif
 
 
 def test_the_first_bad_row_is_found_by_savepoints_and_versions(life: Life) -> None:
-    savepoints.take(life.settings, life.stream, life.record, 1, "time")
-    snapshot = planning_snapshot(life.settings, life.stream, topics())
+    life.savepoint(1)
+    snapshot = life.snapshot()
     target, resolved = before_first_bad(snapshot, "id < 0", exact=False)
     assert resolved.batch == Txn(1, WRONG_FROM - 1) and "before the first bad row" in str(target.value)
     with pytest.raises(UsageError, match="no row of table things is bad"):
@@ -306,7 +291,7 @@ def test_the_first_bad_row_is_found_by_savepoints_and_versions(life: Life) -> No
 
 
 def test_savepoints_of_all_tables_are_dropped_together(life: Life) -> None:
-    taken = savepoints.take(life.settings, life.stream, life.record, 2, "purpose")
+    taken = life.savepoint(2, "purpose")
     assert [(table.name, table.files) for table in taken.tables] == [
         ("things", 3),
         ("copies", 3),

@@ -7,6 +7,7 @@ import fcntl
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,6 @@ from reprocessing.plan import registry
 from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.plan.plan_file import folder
 from reprocessing.plan.replay_range import rebuilt_since
-from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.stages import stopped_streams
 from reprocessing.stages.publish import fence
@@ -34,7 +34,7 @@ def life(tmp_path: Path) -> Life:
 
 @pytest.fixture
 def plan(life: Life) -> StreamRecoveryPlan:
-    return plan_one(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "1"))
+    return plan_one(life.snapshot(Topics(end=40)), Target("batch", "1"))
 
 
 def stop_of(life: Life) -> Path:
@@ -58,64 +58,63 @@ def test_a_plan_that_is_over_stops_no_stream(life: Life, plan: StreamRecoveryPla
         assert not stop_of(life).exists()
 
 
-def test_a_stream_that_does_not_stop_in_time_goes_on_as_if_nobody_had_asked(
-    life: Life, plan: StreamRecoveryPlan
+@pytest.mark.parametrize(
+    ("noted", "fenced", "stays"),
+    [
+        (None, False, False),
+        (("take_savepoint", "done"), False, False),  # its savepoint is taken again before the fence
+        (("fence", "begun"), False, False),  # whoever is to finish its batch first has to be able to start it
+        (("fence", "begun"), True, True),
+        (("fence", "begun"), None, True),
+    ],
+)
+def test_a_stream_that_does_not_stop_in_time_stays_asked_to_stop_if_a_table_is_or_may_be_fenced(
+    life: Life,
+    plan: StreamRecoveryPlan,
+    monkeypatch: pytest.MonkeyPatch,
+    noted: tuple[str, Any] | None,
+    fenced: bool | None,
+    stays: bool,
 ) -> None:
-    with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
-        act(life, plan, "resume")
-    assert not stop_of(life).exists()
-    assert executor.journal_of(life.settings, plan.id).outcome == "planned"
+    """`fenced` None: its tables cannot be looked at."""
 
-
-def test_a_stream_that_a_plan_has_fenced_stays_stopped(life: Life, plan: StreamRecoveryPlan) -> None:
-    executor.journal_of(life.settings, plan.id).write("fence", "begun")
-    fence(life.settings, STREAM, plan.id, plan.generation)
-    with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
-        act(life, plan, "resume")
-    request = STOP.request(life.settings, STREAM.name)
-    assert request is not None and request.plan == plan.id
-
-
-def test_a_stream_whose_fence_was_refused_goes_on(life: Life, plan: StreamRecoveryPlan) -> None:
-    executor.journal_of(life.settings, plan.id).write("fence", "begun")
-    with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
-        act(life, plan, "resume")
-    assert not stop_of(life).exists(), "whoever is to finish its batch first has to be able to start it"
-
-
-def test_a_stream_whose_tables_cannot_be_looked_at_stays_stopped(
-    life: Life, plan: StreamRecoveryPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def unreadable(*_: object) -> bool:
         raise OSError("no such disk")
 
-    monkeypatch.setattr(stopped_streams, "fenced_by", unreadable)
-    executor.journal_of(life.settings, plan.id).write("fence", "begun")
+    if noted is not None:
+        executor.journal_of(life.settings, plan.id).write(*noted)
+    if fenced:
+        fence(life.settings, STREAM, plan.id, plan.generation)
+    if fenced is None:
+        monkeypatch.setattr(stopped_streams, "fenced_by", unreadable)
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
-    assert stop_of(life).exists()
+    request = STOP.request(life.settings, STREAM.name)
+    assert (request.plan if request else None) == (plan.id if stays else None)
+    assert (executor.journal_of(life.settings, plan.id).outcome == "planned") == (noted is None)
 
 
-def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: StreamRecoveryPlan) -> None:
-    stop_of(life).write_text("by hand")
-    act(life, plan, "give_up")
-    assert stop_of(life).read_text() == "by hand"
-    assert executor.journal_of(life.settings, plan.id).outcome == "aborted"
-
-
-def test_a_plan_that_was_killed_before_it_began_takes_its_marker_along(life: Life, plan: StreamRecoveryPlan) -> None:
-    stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
-    act(life, plan, "give_up")
-    assert not stop_of(life).exists()
-
-
-def test_a_stream_whose_savepoint_exists_but_no_fence_goes_on_if_the_plan_has_to_wait(
-    life: Life, plan: StreamRecoveryPlan
+@pytest.mark.parametrize(
+    ("stage", "what", "marker", "stays"),
+    [
+        (None, "give_up", "by hand", True),
+        (None, "give_up", "stopped for recovery plan things-0099\n", True),
+        (None, "give_up", "stopped for recovery plan things-0001\n", False),
+        ("clean_up", "resume", "stopped for recovery plan things-0001\n", False),
+        ("abort", "give_up", "stopped for recovery plan things-0001\n", False),
+    ],
+)
+def test_a_plan_that_ends_takes_its_own_marker_along_also_one_that_a_kill_has_left(
+    life: Life, plan: StreamRecoveryPlan, stage: str | None, what: str, marker: str, stays: bool
 ) -> None:
-    executor.journal_of(life.settings, plan.id).write("take_savepoint", "done")
-    with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
-        act(life, plan, "resume")
-    assert not stop_of(life).exists(), "its savepoint is taken again before the fence"
+    journal = executor.journal_of(life.settings, plan.id)
+    if stage is not None:
+        journal.write(stage, "done")
+    stop_of(life).write_text(marker)
+    with take(life.settings, STREAM.name, purpose="recovery things-0099", wait=0), suppress(UsageError):
+        act(life, plan, what)  # it stops no stream, so it needs no lease
+    assert (stop_of(life).read_text() if stop_of(life).exists() else "") == (marker if stays else "")
+    assert journal.outcome == ("published" if stage == "clean_up" else "aborted")
 
 
 def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: Life, plan: StreamRecoveryPlan) -> None:
@@ -134,26 +133,6 @@ def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: L
     assert not stop_of(life).exists()
 
 
-@pytest.mark.parametrize(("stage", "what"), [("clean_up", "resume"), ("abort", "give_up")])
-def test_a_marker_that_a_kill_left_after_the_end_goes(
-    life: Life, plan: StreamRecoveryPlan, stage: str, what: str
-) -> None:
-    executor.journal_of(life.settings, plan.id).write(stage, "done")
-    stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
-    with suppress(UsageError):
-        act(life, plan, what)
-    assert not stop_of(life).exists()
-
-
-def test_giving_up_a_plan_that_was_not_begun_stops_nothing_and_leaves_the_marker_of_another(
-    life: Life, plan: StreamRecoveryPlan
-) -> None:
-    stop_of(life).write_text("stopped for recovery plan things-0099\n")
-    with take(life.settings, STREAM.name, purpose="recovery things-0099", wait=0):
-        act(life, plan, "give_up")
-    assert executor.journal_of(life.settings, plan.id).outcome == "aborted" and stop_of(life).exists()
-
-
 def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: Life, plan: StreamRecoveryPlan) -> None:
     path = folder(life.settings, plan.id) / "plan.json"
     path.write_text(path.read_text().replace('"rate"', '"pace"'))
@@ -165,15 +144,8 @@ def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: L
     assert registry.under_way(life.settings, STREAM.name) is None
 
 
-def test_the_second_operator_is_refused(life: Life, plan: StreamRecoveryPlan) -> None:
-    with (folder(life.settings, plan.id) / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(LeaseBusy, match="another process is working on plan"):
-            act(life, plan, "resume")
-
-
 def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: StreamRecoveryPlan) -> None:
-    other = plan_one(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "0"))
+    other = plan_one(life.snapshot(Topics(end=40)), Target("batch", "0"))
     executor.journal_of(life.settings, plan.id).write("take_savepoint", "begun")
     with pytest.raises(UsageError, match=f"plan {plan.id} of stream things is under way"):
         act(life, other, "resume")

@@ -24,9 +24,8 @@ from deltalake import DeltaTable, write_deltalake
 from reprocessing.executor import apply, give_up, recovery_of, resume
 from reprocessing.plan.journal import Journal, journal_of
 from reprocessing.plan.plan_file import load
-from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.planner import plan_undo
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from streaming_jobs.errors import LedgerConflict, RecourseError
 from streaming_jobs.settings import Settings
@@ -194,9 +193,7 @@ class Game:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     life = Life.begin(tmp_path_factory.mktemp("made"))
-    for number in range(6):
-        life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
-    return life.settings.home
+    return life.run(*range(6), wrong=range(3, 6), bug=range(3, 6)).settings.home
 
 
 SHORT = (1, 4, 6, 8)
@@ -223,7 +220,7 @@ def test_whatever_a_second_program_does_beside_it(
 def play(game: Game) -> None:
     """A recovery, perhaps its undo, and the next batch."""
     life = game.life
-    plan = plan_one(planning_snapshot(life.settings, STREAM, TOPICS), Target("batch", "2")).id
+    plan = plan_one(life.snapshot(TOPICS), Target("batch", "2")).id
     game.second.at("planned")
     ids = RIGHT if game.carry_out(plan, replayed, may_abort=True) == "published" else WRONG
     game.check(ids)

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType
 
 from reprocessing import executor
@@ -23,10 +21,9 @@ from reprocessing.plan import registry
 from reprocessing.plan.journal import Journal, journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.plan_file import load, names_of
-from reprocessing.plan.planner import RecoveryRequest, make_plan
+from reprocessing.plan.planner import RecoveryRequest, make_plan, plan_undo
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
 from reprocessing.stages.recovery import Recovery, RecoveryEvents
@@ -64,9 +61,7 @@ class Cut(Journal):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("made")
     for stream in BOTH:
-        life = Life.begin(home, stream)
-        for number in range(6):
-            life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
+        Life.begin(home, stream).run(*range(6), wrong=range(3, 6), bug=range(3, 6))
     return home
 
 
@@ -100,12 +95,23 @@ def back_and_forward(settings: Settings) -> RecoveryPlan:
 
 
 def recovery(
-    settings: Settings, plan: str, events: RecoveryEvents | None = None, cut: tuple[str, str | None] | None = None
+    settings: Settings,
+    plan: str,
+    events: RecoveryEvents | None = None,
+    cut: tuple[str, str | None] | None = None,
+    end: int = 60,
 ) -> Recovery:
-    whole = recovery_of(
-        settings, BOTH, Topics(end=60), load(settings, plan), events or RecoveryEvents(), replay=replayed
-    )
+    topics = Topics(end=end)
+    whole = recovery_of(settings, BOTH, topics, load(settings, plan), events or RecoveryEvents(), replay=replayed)
     return whole if cut is None else dataclasses.replace(whole, journal=Cut(whole.journal.path, after=cut))
+
+
+def killed_after(both: list[Life], stage: str, stream: str | None) -> str:
+    """The plan of both streams that go back, whose process is killed after a stage."""
+    plan = back(both[0].settings).id
+    with pytest.raises(Killed):
+        resume(recovery(both[0].settings, plan, cut=(stage, stream)))
+    return plan
 
 
 def can_start(life: Life) -> bool:
@@ -153,8 +159,7 @@ def test_one_stream_goes_back_and_the_other_goes_forward(both: list[Life]) -> No
         ("switch_generation", "things"),
         ("clean_up", None),
     ]
-    whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
-    resume(whole)
+    resume(recovery(settings, plan.id, end=90))
     assert both[0].rows() == RIGHT and both[1].rows() == WRONG
     assert [life.record.generation for life in both] == [2, 2]
     assert [(v["from"], v["to"]) for v in both[1].record.void_ranges] == [(60, 80)]
@@ -166,10 +171,10 @@ def test_a_skip_that_is_refused_is_refused_before_the_other_stream_has_published
     text = explain(plan)
     assert "ask whether these 20 records may be left out" in text and "as long as the topic keeps the records" in text
     assert "prepare             things: " in text
-    whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
+    whole = recovery(settings, plan.id, end=90)
     with pytest.raises(Killed):
-        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, after=("replay", "things"))))
-    write_deltalake(both[1].table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+        resume(recovery(settings, plan.id, cut=("replay", "things"), end=90))
+    both[1].meddle()
     with pytest.raises(ForeignWrite, match="of table others"):
         resume(whole)
     assert both[0].rows() == WRONG, "nothing is published"
@@ -178,9 +183,9 @@ def test_a_skip_that_is_refused_is_refused_before_the_other_stream_has_published
 def test_a_stream_that_has_skipped_and_run_on_is_not_given_up(both: list[Life]) -> None:
     settings = both[0].settings
     plan = make_plan(settings, requests(settings, TO_80, TO_80, ends=(90, 90)))
-    whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
+    whole = recovery(settings, plan.id, end=90)
     with pytest.raises(Killed):
-        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, after=("skip", "things"))))
+        resume(recovery(settings, plan.id, cut=("skip", "things"), end=90))
     both[0].batch(6, generation=2)
     with pytest.raises(UsageError, match="can no longer be given up"):
         give_up(whole)
@@ -218,10 +223,7 @@ def test_a_stream_and_one_that_reads_its_table_are_not_in_one_plan(
 
 
 def test_a_staging_table_that_is_gone_is_not_to_be_put_back(both: list[Life]) -> None:
-    settings = both[0].settings
-    plan = back(settings).id
-    with pytest.raises(Killed):
-        resume(recovery(settings, plan, cut=("replay", "others")))
+    settings, plan = both[0].settings, killed_after(both, "replay", "others")
     shutil.rmtree(settings.tables / "_staging" / plan / "things_dead_letters")
     with pytest.raises(PreflightRefused, match="staging table things_dead_letters") as refused:
         resume(recovery(settings, plan))
@@ -262,10 +264,7 @@ GIVEN_UP += [pytest.param(cut, marks=pytest.mark.long) for cut in (("fence", "ot
 def test_given_up_before_the_first_publish_both_go_on_as_they_were(
     both: list[Life], cut: tuple[str, str | None]
 ) -> None:
-    settings = both[0].settings
-    plan = back(settings).id
-    with pytest.raises(Killed):
-        resume(recovery(settings, plan, cut=cut))
+    settings, plan = both[0].settings, killed_after(both, *cut)
     fenced = {"take_savepoint": 0, "fence": BOTH.index(STREAM if cut[1] == "things" else OTHERS) + 1}.get(cut[0], 2)
     give_up(recovery(settings, plan))
     for number, life in enumerate(both):
@@ -275,10 +274,7 @@ def test_given_up_before_the_first_publish_both_go_on_as_they_were(
 
 
 def test_it_is_not_given_up_when_one_of_them_has_published(both: list[Life]) -> None:
-    settings = both[0].settings
-    plan = back(settings).id
-    with pytest.raises(Killed):
-        resume(recovery(settings, plan, cut=("publish", "things")))
+    settings, plan = both[0].settings, killed_after(both, "publish", "things")
     assert (both[0].rows(), both[1].rows()) == (RIGHT, WRONG)
     with pytest.raises(UsageError, match="has published table things,"):
         give_up(recovery(settings, plan))
@@ -298,7 +294,7 @@ def test_nobody_agrees_then_nothing_is_published_and_yes_publishes_both(both: li
     assert shown == [["things", "things_dead_letters", "others", "others_dead_letters"]]
     assert journal_of(settings, plan).outcome == "waits for confirmation"
     noted = facts_of(load(settings, plan), journal_of(settings, plan)).differences
-    assert [each.table for each in noted] == shown[0] and noted[0].corrected == 30
+    assert [each.table for each in noted] == shown[0] and noted[0].counts.corrected == 30
     assert [life.rows() for life in both] == [WRONG, WRONG]
     executor.apply(recovery(settings, plan))
     assert [life.rows() for life in both] == [RIGHT, RIGHT]
@@ -323,10 +319,7 @@ def test_both_are_undone_by_one_plan(both: list[Life]) -> None:
 
 
 def test_a_plan_of_both_is_in_the_way_of_another_of_either(both: list[Life]) -> None:
-    settings = both[0].settings
-    plan = back(settings).id
-    with pytest.raises(Killed):
-        resume(recovery(settings, plan, cut=("take_savepoint", "others")))
+    settings, plan = both[0].settings, killed_after(both, "take_savepoint", "others")
     for stream in BOTH:
         under_way = registry.under_way(settings, stream.name)
         assert under_way is not None and under_way.id == plan

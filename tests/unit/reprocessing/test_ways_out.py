@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,8 +44,7 @@ def refusals(life: Life, topics: Topics) -> list[StartFinding]:
 
 @pytest.mark.parametrize("planned", [False, True])
 def test_an_added_partition_whose_first_records_are_gone(life: Life, planned: bool) -> None:
-    for number in range(3):
-        life.batch(number)
+    life.run(*range(3))
     if planned:
         life.plan(3)
     topics = Grown(end=60)
@@ -85,13 +83,12 @@ def test_a_first_batch_whose_records_are_gone(life: Life) -> None:
 @pytest.mark.parametrize("first", [35, 45])
 def test_a_batch_that_is_read_again_for_its_state_alone(life: Life, first: int) -> None:
     """It is in the table and not in Spark's log, and its records are gone meanwhile, perhaps all of them."""
-    for number in range(3):
-        life.batch(number)
+    life.run(*range(3))
     life.batch(3, commit=False)
     topics = Topics(first=first, end=60)
     without_state = [each.found for each in refusals(life, topics)]
     assert not [each for each in without_state if "offsets 30" in each], "it reads the batch no more"
-    life.save(replace(life.record, state_fingerprint={"0": "Aggregate"}))
+    life.change(state_fingerprint={"0": "Aggregate"})
     (found,) = refusals(life, topics)
     assert f"offsets 30 to {first - 1}" in found.found and "empty tables" in found.next_step
     assert found.next_step.endswith("recourse recover plan things --to-batch -1 --discard-state")

@@ -1,4 +1,4 @@
-"""The classification of failures by Spark's text: some are tried again, others need a person."""
+"""Failures by the text of Spark 4.2: tried again, for a person, or refused with what to write instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streaming_jobs.errors import (
     TransientError,
 )
 from streaming_jobs.platform import failures
-from streaming_jobs.platform.failures import classify, function_raised
+from streaming_jobs.platform.failures import classify, function_raised, remedy
 
 LOST = (
     "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost: they are not available in Kafka",
@@ -78,12 +78,6 @@ def test_a_full_disk_may_pass_and_is_told_as_what_it_is(text: str) -> None:
     assert "no space is left on the device" in error.found and "free space there" in error.next_step
 
 
-def test_a_plan_that_spark_refuses_is_the_declarations_fault() -> None:
-    error = classify(AnalysisException("[UNRESOLVED_COLUMN] A column with name `delay` cannot be resolved"))
-    assert type(error) is ConfigurationError
-    assert "`delay` cannot be resolved" in error.found
-
-
 @pytest.mark.parametrize("error", [Fenced("a"), LeaseBusy("b"), OffsetsLost("KAFKA_DATA_LOSS"), RecourseError("c")])
 def test_an_error_of_ours_stays_itself(error: RecourseError) -> None:
     assert classify(error) is error
@@ -118,45 +112,37 @@ flows.Crooked: 17 is crooked
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (WORKER, "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)"),
+        (WORKER, "flows.Crooked: 17 is crooked (/home/me/flows.py:12)"),
         (
             f"Job aborted: Task 0 failed: org.apache.spark.api.python.PythonException: {WORKER}\n\tat org.apache.spark",
-            "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)",
+            "flows.Crooked: 17 is crooked (/home/me/flows.py:12)",
         ),
         (
             '[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012\n== DataFrame ==\n"div" was called from\n/my flows/a.py:11\n',
-            "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (/my flows/a.py:11) (batch 7: orders)",
+            "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (/my flows/a.py:11)",
         ),
         (
             "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012\n== SQL (line 1, position 1) ==\n1 / (id - id)\n^^^^\n",
-            (
-                "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (in the SQL 1 / (id - id)) "
-                "(batch 7: orders)"
-            ),
+            "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (in the SQL 1 / (id - id))",
         ),
-        (
-            "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012",
-            "the stream's function raised [DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012 (batch 7: orders)",
-        ),
+        ("[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012", "[DIVIDE_BY_ZERO] Zero. SQLSTATE: 22012"),
         (
             WORKER.replace(
                 "flows.Crooked", '  File "/venv/lib/python3.11/json/decoder.py", line 355, in decode\nE.C', 1
             ),
-            "the stream's function raised E.C: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)",
+            "E.C: 17 is crooked (/home/me/flows.py:12)",
         ),
         (
             WORKER.replace("/home/me/", "/venv/lib/python3.11/site-packages/"),  # installed: no other frame is there
-            (
-                "the stream's function raised flows.Crooked: 17 is crooked "
-                "(/venv/lib/python3.11/site-packages/flows.py:12) (batch 7: orders)"
-            ),
+            "flows.Crooked: 17 is crooked (/venv/lib/python3.11/site-packages/flows.py:12)",
         ),
     ],
 )
 def test_what_the_streams_function_raised_is_told_with_kind_text_place_and_batch(text: str, expected: str) -> None:
     error = classify(RuntimeError(text), where="batch 7: orders")
     assert type(error) is FunctionRaised
-    assert error.found == expected and "batch 7" in error.origin and "17" not in error.origin
+    assert error.found == f"the stream's function raised {expected} (batch 7: orders)"
+    assert "batch 7" in error.origin and "17" not in error.origin
 
 
 def test_a_failure_of_recourses_own_code_in_a_worker_is_not_the_functions() -> None:
@@ -175,17 +161,7 @@ def test_a_function_that_could_not_reach_another_machine_may_pass(kind: str) -> 
     assert type(error) is TransientError and f"the stream's function raised {kind}: 17 is crooked" in error.found
 
 
-def test_an_exception_of_the_function_itself_is_told_with_its_own_line() -> None:
-    def function(orders: object) -> object:
-        return {}[orders]  # type: ignore[index]
-
-    with pytest.raises(KeyError) as raised:
-        function("orders")
-    error = function_raised(function, raised.value)
-    assert error.found.startswith(f"the stream's function raised KeyError: 'orders' ({__file__}:")
-
-
-def test_the_line_of_a_helper_and_not_of_a_library_is_told() -> None:
+def test_what_the_function_or_its_helper_raises_is_told_with_its_own_line_and_not_that_of_a_library() -> None:
     def helper(text: str) -> object:
         return json.loads(text)
 
@@ -197,6 +173,14 @@ def test_the_line_of_a_helper_and_not_of_a_library_is_told() -> None:
     line = helper.__code__.co_firstlineno + 1
     assert f"({__file__}:{line})" in function_raised(function, raised.value).found
 
+    def function(orders: object) -> object:
+        return {}[orders]  # type: ignore[index]
+
+    with pytest.raises(KeyError) as raised:
+        function("orders")
+    error = function_raised(function, raised.value)
+    assert error.found.startswith(f"the stream's function raised KeyError: 'orders' ({__file__}:")
+
 
 def test_a_plan_that_spark_refuses_is_told_with_the_line_that_made_it() -> None:
     def refused() -> None:
@@ -206,7 +190,7 @@ def test_a_plan_that_spark_refuses_is_told_with_the_line_that_made_it() -> None:
         refused()
     assert f"no such column ({__file__}:{refused.__code__.co_firstlineno + 1})" in classify(raised.value).found
     called = AnalysisException('[X] no\n== DataFrame ==\n"col" was called from\n/home/me/flows.py:7\n')
-    assert "(/home/me/flows.py:7)" in classify(called).found
+    assert type(classify(called)) is ConfigurationError and "(/home/me/flows.py:7)" in classify(called).found
 
 
 @pytest.mark.parametrize("text", ["An error occurred while calling o87.isActive", "Error while sending or receiving."])
@@ -216,12 +200,6 @@ def test_a_jvm_that_does_not_answer_is_told_as_gone(text: str) -> None:
     assert (
         classify(RuntimeError(real.replace("Error while sending or receiving.", "An error"))).found
         != "Spark's JVM is gone"
-    )
-
-
-def test_the_batch_and_its_offsets_are_named_for_an_unknown_failure_too() -> None:
-    assert classify(RuntimeError("it broke"), where="batch 7: orders partition 0 offsets 40 to 49").found == (
-        "RuntimeError: it broke (batch 7: orders partition 0 offsets 40 to 49)"
     )
 
 
@@ -235,7 +213,7 @@ streaming_jobs.errors.OffsetsLost: REC-022 things partition 0 is gone
  SQLSTATE: 38000"""
 
 
-def test_an_error_of_ours_from_a_process_of_sparks_keeps_its_class_and_its_words() -> None:
+def test_an_error_of_ours_out_of_spark_keeps_its_class_and_words_and_an_unknown_one_names_its_batch() -> None:
     error = classify(RuntimeError(TRACEBACK))
     assert type(error) is OffsetsLost
     assert (error.found, error.next_step) == ("things partition 0 is gone", "see `recourse streams status`")
@@ -243,3 +221,47 @@ def test_an_error_of_ours_from_a_process_of_sparks_keeps_its_class_and_its_words
     assert classify(RuntimeError(without_step)).found == "things partition 0 is gone"
     of_others = TRACEBACK.replace("errors.OffsetsLost: REC-022", "errors.ClassVar: REC-022")
     assert type(classify(RuntimeError(of_others))) is TransientError
+    assert classify(RuntimeError("it broke"), where="batch 7: orders partition 0 offsets 40 to 49").found == (
+        "RuntimeError: it broke (batch 7: orders partition 0 offsets 40 to 49)"
+    )
+
+
+MODE = "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode:"
+REFUSALS = {
+    f"{MODE} append. This output mode is not supported for streaming aggregations without watermark on streaming "
+    "DataFrames/DataSets. SQLSTATE: 42KDE;": "keys=",
+    f"{MODE} update. This output mode is not supported for session window streaming aggregations on streaming "
+    "DataFrames/DataSets. SQLSTATE: 42KDE;": "emit='close'",
+    "Distinct aggregations are not supported on streaming DataFrames/Datasets. Consider using "
+    "approx_count_distinct() instead.;": "dropDuplicates",
+    "LeftAnti joins with a streaming DataFrame/Dataset on the right are not supported;": "isNull()",
+    "LeftOuter join between two streaming DataFrames/Datasets is not supported in Update output mode, only in Append "
+    "output mode;": "emit='close'",
+    "Detected pattern of possible 'correctness' issue due to global watermark. The query contains stateful operation "
+    'which can emit rows older than the current watermark plus allowed late record delay, which are "late rows" in '
+    "downstream stateful operations and these rows can be discarded.;": "emit='close'",
+    "[NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING] Window function is not supported in LAG(ID#3L, -1, NULL) (as column "
+    "`l`) on streaming DataFrames/Datasets.": "F.window",
+    "Stream-stream LeftOuter join between two streaming DataFrame/Datasets is not supported without a watermark in the "
+    "join keys, or a watermark on the nullable side and an appropriate range condition;": "INTERVAL",
+    "CoGrouping with a streaming DataFrame/Dataset is not supported;": "transformWithState",
+    "Multiple applyInPandasWithStates are not supported on a streaming DataFrames/Datasets;": "transformWithState",
+    "applyInPandasWithState in update mode is not supported with Append output mode on a streaming "
+    "DataFrame/Dataset;": "emit='update'",
+    "Sorting is not supported on streaming DataFrames/Datasets, unless it is on aggregated DataFrame/Dataset in "
+    "Complete output mode;": "readers of the table",
+    "Limits are not supported on streaming DataFrames/Datasets in Update output mode;": "emit='close'",
+    "FullOuter joins with streaming DataFrames/Datasets on the left and a static DataFrame/Dataset on the right is not "
+    "supported;": "inner join",
+}
+
+
+@pytest.mark.parametrize("text", REFUSALS)
+def test_a_refusal_says_what_to_write_instead(text: str) -> None:
+    error = classify(AnalysisException(text.replace("streaming aggregations", "streaming \naggregations")))
+    assert error.code == "REC-002" and REFUSALS[text] in error.next_step
+    assert sum(remedy(text) == remedy(other) for other in REFUSALS) <= 2, "each has its own"
+
+
+def test_any_other_refusal_asks_for_a_correction() -> None:
+    assert remedy("[UNRESOLVED_COLUMN] A column with name `delay` cannot be resolved") == "correct the function"

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,13 +61,10 @@ def test_versions_are_ordered_like_generation_then_batch(one: Txn, other: Txn) -
     assert (one < other) == (one.version < other.version)
 
 
-def test_an_open_generation_without_rows_is_its_number_alone() -> None:
+def test_the_app_id_and_the_version_of_an_open_generation_stay_the_same_for_ever() -> None:
+    assert app_id("orders", "totals") == "recourse:orders:totals"
     assert Txn(3, -1).version == 3 << 32
     assert Txn(2, 2**32 - 2) < Txn(3, -1) < Txn(3, 0)
-
-
-def test_the_app_id_stays_the_same_for_ever() -> None:
-    assert app_id("orders", "totals") == "recourse:orders:totals"
 
 
 @hypothesis.settings(max_examples=40)
@@ -113,7 +109,9 @@ def disk(settings: SettingsFactory) -> Disk:
     return Disk(settings()).open()
 
 
-def test_the_log_is_walked_from_the_newest_commit_back(disk: Disk) -> None:
+def test_the_log_is_walked_from_the_newest_commit_back_and_the_ledger_shows_its_batches_and_no_upkeep(
+    disk: Disk,
+) -> None:
     disk.run(0, 1)
     walked = list(walk(disk.table(PRIMARY)))
     assert [(c.version, c.entry and c.entry.kind, c.changes_data) for c in walked] == [
@@ -123,27 +121,6 @@ def test_the_log_is_walked_from_the_newest_commit_back(disk: Disk) -> None:
     ]
     assert walked[0].operation == "WRITE"
     assert abs(walked[0].at / 1000 - datetime.now(UTC).timestamp()) < 60
-
-
-def test_a_walk_ends_at_a_gap_since_nothing_before_it_is_sure(disk: Disk) -> None:
-    disk.run(0, 1, 2)
-    (disk.table(PRIMARY) / "_delta_log" / f"{1:020d}.json").unlink()
-    assert [c.version for c in walk(disk.table(PRIMARY))] == [3, 2]
-
-
-def test_files_beside_the_commits_are_no_commits(disk: Disk) -> None:
-    log = disk.table(PRIMARY) / "_delta_log"
-    for name in ("_last_checkpoint.json", f"{0:020d}.compacted.json", "7.json", f"{9:020d}.crc"):
-        (log / name).write_text("{}")
-    assert [c.version for c in walk(disk.table(PRIMARY))] == [0]
-
-
-def test_a_folder_that_is_no_table_has_no_commits(tmp_path: Path) -> None:
-    assert list(walk(tmp_path)) == []
-    assert newest(tmp_path, STREAM) == (None, [])
-
-
-def test_the_ledger_shows_batches_newest_first_and_no_upkeep(disk: Disk) -> None:
     disk.run(0, 1, 2)
     shown = entries(walk(disk.table(PRIMARY)), 2)
     assert [(c.version, e.batch) for c, e in shown] == [(3, 2), (2, 1)]
@@ -152,12 +129,24 @@ def test_the_ledger_shows_batches_newest_first_and_no_upkeep(disk: Disk) -> None
     assert shown[0][1].txns == {SECONDARY: Txn(1, 2).version, DEAD_LETTERS: Txn(1, 0).version}
 
 
-def test_what_others_changed_since_our_newest_entry_is_listed(disk: Disk) -> None:
-    disk.run(0)
-    write_deltalake(disk.table(PRIMARY), pa.table({"k": ["?"], "n": [1]}), mode="append")
-    commit, foreign = newest(disk.table(PRIMARY), STREAM)
-    assert commit is not None and commit.entry is not None and commit.entry.txn == Txn(1, 0)
-    assert [(c.version, c.operation) for c in foreign] == [(2, "WRITE")]
+def test_a_walk_ends_at_a_gap_and_files_beside_the_commits_are_none(disk: Disk) -> None:
+    log = disk.table(PRIMARY) / "_delta_log"
+    for name in ("_last_checkpoint.json", f"{0:020d}.compacted.json", "7.json", f"{9:020d}.crc"):
+        (log / name).write_text("{}")
+    assert [c.version for c in walk(disk.table(PRIMARY))] == [0]
+    disk.run(0, 1, 2)
+    (disk.table(PRIMARY) / "_delta_log" / f"{1:020d}.json").unlink()
+    assert [c.version for c in walk(disk.table(PRIMARY))] == [3, 2]
+
+
+def test_a_folder_that_is_no_table_has_no_commits_and_a_damaged_one_is_named_with_its_version(tmp_path: Path) -> None:
+    assert list(walk(tmp_path)) == []
+    assert newest(tmp_path, STREAM) == (None, [])
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    (log / f"{7:020d}.json").write_text('{"commitInfo": ')
+    with pytest.raises(PreflightRefused, match="version 7 in"):
+        list(walk(tmp_path))
 
 
 def test_rewriting_files_with_the_same_rows_is_no_change(disk: Disk) -> None:
@@ -167,47 +156,28 @@ def test_rewriting_files_with_the_same_rows_is_no_change(disk: Disk) -> None:
     assert newest(disk.table(PRIMARY), STREAM)[1] == []
 
 
-def test_a_commit_of_another_stream_is_foreign_even_with_an_entry(disk: Disk) -> None:
-    disk.run(0)
-    commit, _ = newest(disk.table(PRIMARY), "someone")
-    assert commit is None
-    assert [c.version for c in newest(disk.table(PRIMARY), "someone")[1]] == [1]
-
-
 @pytest.fixture
 def ledger(tmp_path: Path) -> LedgerFile:
     return LedgerFile(tmp_path / "ledger")
 
 
 def test_the_newest_line_gives_the_entry_and_the_tables_versions_back(ledger: LedgerFile) -> None:
+    assert ledger.newest(STREAM) is None
     ledger.append(entry(0), {PRIMARY: 1, SECONDARY: 1})
     ledger.append(entry(1, rows={"written": 7}), {PRIMARY: 2, SECONDARY: 1})
     assert ledger.newest(STREAM) == (entry(1, rows={"written": 7}), {PRIMARY: 2, SECONDARY: 1})
     assert ledger.newest(STREAM)[0].code == CODE  # type: ignore[index]
-
-
-def test_a_line_says_where_the_batch_lies_in_the_topics_that_it_wrote(ledger: LedgerFile) -> None:
     written = (WrittenRange("orders", "id", 2, 5, 9, 3),)
     ledger.append(entry(7, written=written), {})
     newest = ledger.newest(STREAM)
     assert newest is not None and newest[0].written == written
 
 
-def test_an_empty_ledger_has_no_newest_line(ledger: LedgerFile) -> None:
-    assert ledger.newest(STREAM) is None
-
-
-def test_a_line_that_a_crash_cut_off_is_passed_over(ledger: LedgerFile) -> None:
+def test_a_line_that_a_crash_cut_off_is_passed_over_and_does_not_take_the_next_one_along(ledger: LedgerFile) -> None:
     ledger.append(entry(0), {PRIMARY: 1})
     file = next(ledger.folder.glob("*.jsonl"))
     file.write_text(file.read_text() + '{"g":1,"b":1,"t":17')
     assert ledger.newest(STREAM) == (entry(0), {PRIMARY: 1})
-
-
-def test_a_line_that_a_crash_cut_off_does_not_take_the_next_one_along(ledger: LedgerFile) -> None:
-    ledger.append(entry(0), {PRIMARY: 1})
-    file = next(ledger.folder.glob("*.jsonl"))
-    file.write_text(file.read_text() + '{"g":1,"b":1,"t":17')
     ledger.append(entry(2), {PRIMARY: 3})
     assert ledger.newest(STREAM) == (entry(2), {PRIMARY: 3})
 
@@ -346,7 +316,26 @@ def test_the_lines_of_another_folder_are_taken_over_with_all_their_partitions(
     assert read == [many(9, 3), *(many(batch, 1) for batch in range(5))]
 
 
-def test_past_days_are_compressed_beside_the_batch(ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roll_that_a_kill_cut_off_is_done_again_by_the_next_driver(ledger: LedgerFile) -> None:
+    ledger.append(entry(0), {PRIMARY: 1})
+    today = next(ledger.folder.glob("*.jsonl"))
+    past = ledger.folder / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}.jsonl"
+    past.write_bytes(today.read_bytes())
+    past.with_suffix(".jsonl.partial").write_bytes(b"half")
+    driver = LedgerFile(ledger.folder)
+    driver.append(entry(1), {PRIMARY: 2})
+    assert driver.rolled(20)
+    assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
+    assert len(list(ledger.days(STREAM))) == 2
+
+
+def test_past_days_are_compressed_beside_the_batch_however_old_the_only_one_is(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.folder.mkdir()
+    (ledger.folder / "2001-01-01.jsonl").write_text("")
+    ledger.roll(datetime.now(UTC))
+    assert [f.name for f in ledger.folder.iterdir()] == ["2001-01-01.jsonl.gz"]
     ledger.append(entry(0), {PRIMARY: 1})
     today = next(ledger.folder.glob("*.jsonl"))
     past = ledger.folder / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}.jsonl"
@@ -365,31 +354,3 @@ def test_past_days_are_compressed_beside_the_batch(ledger: LedgerFile, monkeypat
     go.set()
     assert driver.rolled(20)
     assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
-
-
-def test_a_roll_that_a_kill_cut_off_is_done_again_by_the_next_driver(ledger: LedgerFile) -> None:
-    ledger.append(entry(0), {PRIMARY: 1})
-    today = next(ledger.folder.glob("*.jsonl"))
-    past = ledger.folder / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}.jsonl"
-    past.write_bytes(today.read_bytes())
-    past.with_suffix(".jsonl.partial").write_bytes(b"half")
-    driver = LedgerFile(ledger.folder)
-    driver.append(entry(1), {PRIMARY: 2})
-    assert driver.rolled(20)
-    assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
-    assert len(list(ledger.days(STREAM))) == 2
-
-
-def test_the_only_day_stays_however_old(ledger: LedgerFile) -> None:
-    ledger.folder.mkdir()
-    (ledger.folder / "2001-01-01.jsonl").write_text("")
-    ledger.roll(datetime.now(UTC))
-    assert [f.name for f in ledger.folder.iterdir()] == ["2001-01-01.jsonl.gz"]
-
-
-def test_a_damaged_commit_is_named_with_its_version(tmp_path: Path) -> None:
-    log = tmp_path / "_delta_log"
-    log.mkdir()
-    (log / f"{7:020d}.json").write_text('{"commitInfo": ')
-    with pytest.raises(PreflightRefused, match="version 7 in"):
-        list(walk(tmp_path))

@@ -1,4 +1,4 @@
-"""The names that a stream's author imports: one that is added or removed is a change for users."""
+"""The names that a stream's author imports, and what their import leaves for later: each is a change for users."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib
 import re
 import subprocess
 import sys
+
+import pytest
 
 import streaming_jobs
 from tests.support import ROOT
@@ -50,13 +52,11 @@ _IMPORT = re.compile(
 )
 
 
-def test_the_public_names_are_these_and_all_have_a_docstring() -> None:
+def test_the_public_names_are_these_and_have_a_docstring_and_no_other_or_module_hides_them() -> None:
     assert streaming_jobs.__all__ == PUBLIC == sorted(PUBLIC, key=str)
     assert all(getattr(streaming_jobs, name).__doc__ for name in PUBLIC)
-
-
-def test_the_decorator_is_not_hidden_by_the_module_of_its_name() -> None:
     assert callable(streaming_jobs.stream)
+    assert not hasattr(streaming_jobs, "Nothing")
 
 
 def test_every_import_in_the_documentation_works() -> None:
@@ -73,11 +73,23 @@ def test_every_import_in_the_documentation_works() -> None:
     assert not missing
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    assert not hasattr(streaming_jobs, "Nothing")
-
-
 def test_importing_the_package_starts_no_spark_and_needs_no_dagster() -> None:
     look = "import sys, streaming_jobs; print(sorted({'pyspark', 'dagster', 'deltalake', 'pandas'} & set(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("module", "not_yet"),
+    [
+        ("streaming_jobs.session", {"pyarrow", "numpy", "deltalake", "pandas", "streaming_jobs.runtime.query_builder"}),
+        ("streaming_jobs.sources.kafka", {"pydantic", "pandas", "deltalake", "structlog"}),
+        ("streaming_jobs.platform.processes.fork_server", {"pydantic", "pandas", "deltalake", "pyarrow"}),
+        ("streaming_jobs.sources.topics", {"pydantic", "pandas", "deltalake"}),
+        ("streaming_jobs.formats.json", {"pydantic", "pandas"}),
+    ],
+)
+def test_what_a_module_leaves_for_later(module: str, not_yet: set[str]) -> None:
+    code = f"import sys, {module}; print(*sorted(set(sys.modules) & {not_yet!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []

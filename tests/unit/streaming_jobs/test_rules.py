@@ -88,14 +88,11 @@ def test_what_cannot_be_a_rule_is_refused_where_it_is_declared(make: Any, text: 
     assert text in f"{refused.value.found} {refused.value.next_step}"
 
 
-def test_a_stream_with_a_quarantine_writes_one_more_table() -> None:
+def test_rules_make_a_quarantine_and_another_version_of_the_code() -> None:
     flow = declared([NotNull("id", on_fail="quarantine")])
     assert flow.quarantines == {"rows": "rows_quarantine"}
     assert flow.table_names == ("rows", "rows_quarantine", "flow_dead_letters")
     assert declared([NotNull("id")]).table_names == ("rows", "flow_dead_letters")
-
-
-def test_other_rules_are_another_version_of_the_code() -> None:
     versions = {
         code_version(declared(rules), []).hash
         for rules in (
@@ -144,11 +141,8 @@ def test_a_condition_means_the_same_to_datafusion(tmp_path: Any, rule: Rule, bre
     assert rows["row"].to_pylist() == breaks
 
 
-def test_a_set_of_values_is_the_same_rule_in_every_process() -> None:
+def test_a_set_of_values_is_the_same_rule_in_every_process_and_columns_may_be_named_like_functions() -> None:
     assert InSet("name", {"c", "a", "b"}) == InSet("name", ["a", "b", "c"])  # type: ignore[arg-type]
-
-
-def test_a_column_may_be_named_like_a_function_that_changes() -> None:
     assert Holds("known > 1 and `now` < 2").name
 
 

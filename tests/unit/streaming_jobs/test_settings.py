@@ -56,22 +56,26 @@ def origin(loaded: Loaded, key: str) -> tuple[str, str]:
     return next((o.value, o.origin) for o in loaded.origins if o.key == key)
 
 
-def test_without_any_layer_the_defaults_hold() -> None:
+def test_without_any_layer_the_defaults_hold_and_settings_do_not_change_once_they_are_loaded() -> None:
     loaded = load()
     assert loaded.settings.kafka.bootstrap_servers == ""
     assert origin(loaded, "stream.max_offsets_per_trigger") == ("300000", "default")
+    settings = Settings.load()
+    with pytest.raises(ValidationError):
+        settings.target = "prod"
+    with pytest.raises(ValidationError):
+        settings.kafka.bootstrap_servers = "h:1"
 
 
-def test_flags_win_over_environment_over_file_over_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_win_over_environment_over_file_over_defaults_and_a_layer_changes_nothing_beside_what_it_names(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert origin(load(), "kafka.bootstrap_servers") == ("file:9092", f"file {file.name}")
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "environment:9092")
     assert origin(load(), "kafka.bootstrap_servers") == ("environment:9092", "environment")
     flags = {"kafka.bootstrap_servers": "flag:9092"}
     assert origin(load(flags), "kafka.bootstrap_servers") == ("flag:9092", "flag")
     assert load(flags).settings.kafka.timeout == timedelta(seconds=20)
-
-
-def test_a_layer_changes_what_it_names_and_nothing_beside_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOURSE_STREAM__MAX_RESTARTS", "9")
     stream = load({"stream.trigger": "available-now"}).settings.stream
     assert (stream.max_restarts, stream.lateness, stream.trigger) == (9, timedelta(hours=6), "available-now")
@@ -82,7 +86,9 @@ def test_nested_and_dotted_flags_are_the_same() -> None:
     assert nested == load({"kafka.bootstrap_servers": "h:1", "spark": {"master": "local[1]"}}).settings
 
 
-def test_one_streams_own_values_come_before_the_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_streams_own_values_come_before_the_defaults_and_a_null_is_a_value_that_is_not_set(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RECOURSE_STREAMS__AIRPORT_HOURS__TRIGGER", "every 10 seconds")
     settings = load({"streams.airport_hours.max_offsets_per_trigger": 7}).settings
     values = settings.for_stream("airport_hours")
@@ -93,6 +99,10 @@ def test_one_streams_own_values_come_before_the_defaults(file: Path, monkeypatch
         2,
     )
     assert settings.for_stream("carrier_totals") == settings.stream
+    monkeypatch.setenv("RECOURSE_STREAMS", '{"orders": {"max_restarts": null, "trigger": null, "max_batch_mb": 7}}')
+    settings = Settings.load({"stream.max_restarts": 3})
+    of_stream = settings.for_stream("orders")
+    assert (of_stream.max_restarts, of_stream.trigger, of_stream.max_batch_mb) == (3, settings.stream.trigger, 7)
 
 
 def test_a_streams_value_that_is_set_to_its_default_is_its_own() -> None:
@@ -112,9 +122,12 @@ def test_paths_are_absolute_and_lie_in_the_home_unless_said_otherwise(folder: Pa
     assert (settings.dagster_home, settings.broker_dir) == (home / "dagster", home / "broker")
     moved = load({"home": "elsewhere", "tables_dir": "~/tables"}).settings
     assert (moved.state, moved.tables) == (folder / "elsewhere" / "state", Path.home() / "tables")
+    assert load({"home": "~/rec"}).settings.home == Path.home() / "rec"
 
 
-def test_secrets_are_shown_as_hidden_and_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_shown_as_hidden_and_never_printed_also_if_they_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RECOURSE_KAFKA__SASL_PASSWORD", "s3cret")
     loaded = load({"maven_repository": "s3cret"})
     assert origin(loaded, "kafka.sasl_password") == ("(hidden)", "environment")
@@ -122,15 +135,17 @@ def test_secrets_are_shown_as_hidden_and_never_printed(monkeypatch: pytest.Monke
     assert loaded.settings.kafka.sasl_password.get_secret_value() == "s3cret"
     assert "s3cret" not in repr(loaded)
     assert origin(load({"kafka.sasl_password": ""}), "kafka.sasl_password") == ("", "flag")
+    with pytest.raises(ConfigurationError) as refused:
+        load({"kafka.sasl_password": ["s3cret"]})
+    assert "s3cret" not in str(refused.value)
 
 
-def test_durations_are_shown_as_they_are_written(file: Path) -> None:
+def test_every_setting_is_shown_once_durations_as_they_are_written_and_what_a_stream_does_not_set_is_not(
+    file: Path,
+) -> None:
     loaded = load()
     assert origin(loaded, "streams.airport_hours.lateness") == ("10 days", "file recourse.toml")
     assert origin(loaded, "table.log_retention") == ("1 hour", "default")
-
-
-def test_every_setting_is_shown_once_and_what_a_stream_does_not_set_is_not(file: Path) -> None:
     keys = [o.key for o in load().origins]
     assert len(keys) == len(set(keys))
     assert [key for key in keys if key.startswith("streams.")] == ["streams.airport_hours.lateness"]
@@ -148,39 +163,31 @@ def test_a_wrong_value_in_the_environment_or_the_file_is_named_so(file: Path, mo
     assert load().settings.spark.driver_memory_mb == 512
 
 
-def test_a_misspelt_variable_is_refused_and_one_that_sets_nothing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOURSE_RUN_ID", "1")
-    load()
-    monkeypatch.setenv("RECOURSE_HOMEE", "/elsewhere")
-    with pytest.raises(ConfigurationError, match="RECOURSE_HOMEE"):
-        load()
-
-
-def test_a_refused_secret_is_not_told() -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        load({"kafka.sasl_password": ["s3cret"]})
-    assert "s3cret" not in str(refused.value)
-
-
-def test_a_file_that_is_no_toml_is_named(file: Path) -> None:
+def test_a_file_that_is_no_toml_and_a_variable_that_is_no_json_are_ordinary_errors(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file.write_text("[kafka\n")
     with pytest.raises(ConfigurationError, match=r"recourse\.toml is not TOML: .*line 1"):
         load()
+    file.unlink()
+    monkeypatch.setenv("RECOURSE_SPARK", "local[*]")
+    with pytest.raises(ConfigurationError, match="the environment: .*spark"):
+        load()
 
 
-def test_another_file_can_be_named_by_flag_or_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_can_be_named_by_flag_or_environment_and_has_to_be_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "other.toml").write_text('[spark]\nmaster = "local[3]"\n')
     assert load(config_file=folder / "other.toml").settings.spark.master == "local[3]"
     monkeypatch.setenv("RECOURSE_CONFIG", str(folder / "other.toml"))
     assert load().settings.spark.master == "local[3]"
-
-
-def test_settings_do_not_change_once_they_are_loaded() -> None:
-    settings = Settings.load()
-    with pytest.raises(ValidationError):
-        settings.target = "prod"
-    with pytest.raises(ValidationError):
-        settings.kafka.bootstrap_servers = "h:1"
+    with pytest.raises(ConfigurationError, match="no configuration file at"):
+        load(config_file=folder / "missing.toml")
+    monkeypatch.setenv("RECOURSE_CONFIG", str(folder / "prod.toml"))
+    with pytest.raises(ConfigurationError, match=r"no configuration file at .*prod\.toml") as refused:
+        load()
+    assert "RECOURSE_CONFIG" in refused.value.next_step
 
 
 def test_the_commit_interval_goes_by_pace_unless_it_is_set_and_upserts_may_have_their_own() -> None:
@@ -192,15 +199,6 @@ def test_the_commit_interval_goes_by_pace_unless_it_is_set_and_upserts_may_have_
     )
     assert explicit.commit_interval(upsert=False) == timedelta(0)
     assert explicit.commit_interval(upsert=True) == timedelta(seconds=9)
-
-
-def test_a_file_that_is_named_and_not_there_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="no configuration file at"):
-        load(config_file=folder / "missing.toml")
-    monkeypatch.setenv("RECOURSE_CONFIG", str(folder / "prod.toml"))
-    with pytest.raises(ConfigurationError, match=r"no configuration file at .*prod\.toml") as refused:
-        load()
-    assert "RECOURSE_CONFIG" in refused.value.next_step
 
 
 def test_the_file_is_looked_for_upwards_and_its_paths_belong_to_its_folder(
@@ -250,13 +248,20 @@ def test_a_master_that_is_supported_is_taken(master: str) -> None:
     assert load({"spark.master": master}).settings.spark.master == master
 
 
-def test_variables_of_a_kubernetes_service_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_refused_and_neither_one_that_sets_nothing_nor_those_of_a_kubernetes_service_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("SERVICE_HOST", "PORT", "UI_SERVICE_PORT_HTTP", "PORT_3000_TCP_ADDR", "UI_PORT"):
         monkeypatch.setenv(f"RECOURSE_{name}", "tcp://10.0.0.1:3000")
     monkeypatch.setenv("RECOURSE_BROKER__PORT", "9099")
     with capture_logs() as logs:
         assert load().settings.broker.port == 9099
     assert {line["variable"] for line in logs} >= {"RECOURSE_PORT", "RECOURSE_UI_PORT"}
+    monkeypatch.setenv("RECOURSE_RUN_ID", "1")
+    load()
+    monkeypatch.setenv("RECOURSE_HOMEE", "/elsewhere")
+    with pytest.raises(ConfigurationError, match="RECOURSE_HOMEE"):
+        load()
 
 
 def test_a_text_without_brackets_is_a_list_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,16 +269,6 @@ def test_a_text_without_brackets_is_a_list_of_one(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RECOURSE_QUALITY__SUITES", '["a", "b"]')
     settings = load({"quality.email_to": '["x@y"]'}).settings
     assert (settings.flows, settings.quality.suites, settings.quality.email_to) == (["my_flows"], ["a", "b"], ["x@y"])
-
-
-def test_a_variable_that_is_no_json_is_an_ordinary_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOURSE_SPARK", "local[*]")
-    with pytest.raises(ConfigurationError, match="the environment: .*spark"):
-        load()
-
-
-def test_a_home_with_a_tilde_is_absolute_when_it_is_read() -> None:
-    assert load({"home": "~/rec"}).settings.home == Path.home() / "rec"
 
 
 OAUTH = {
@@ -360,10 +355,3 @@ def test_the_file_that_is_watched_is_the_one_in_use(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("RECOURSE_CONFIG", str(tmp_path / "named.toml"))
     assert configuration(None) == tmp_path / "named.toml"
     assert configuration(tmp_path / "flag.toml") == tmp_path / "flag.toml"
-
-
-def test_a_null_for_one_streams_value_is_a_value_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOURSE_STREAMS", '{"orders": {"max_restarts": null, "trigger": null, "max_batch_mb": 7}}')
-    settings = Settings.load({"stream.max_restarts": 3})
-    of_stream = settings.for_stream("orders")
-    assert (of_stream.max_restarts, of_stream.trigger, of_stream.max_batch_mb) == (3, settings.stream.trigger, 7)

@@ -48,18 +48,15 @@ def test_a_day_is_one_of_the_declared_calendar(day: str, begin: int, hours: int)
     assert made.end - made.begin == timedelta(hours=hours)
 
 
-def test_the_slice_of_a_column_of_dates_has_whole_days() -> None:
-    assert slice_range(NEW_YORK, "date", "2013-11-03", None).bounds == (date(2013, 11, 3), date(2013, 11, 4))
-    with pytest.raises(UsageError, match="has dates"):
-        slice_range(NEW_YORK, "date", "2013-11-03T05:00", "2013-11-04")
-
-
-def test_times_are_local_unless_they_say_otherwise() -> None:
+def test_times_and_dates_of_a_slice_are_local_unless_they_say_otherwise() -> None:
     local = slice_range(NEW_YORK, "timestamp", "2013-07-04T05:00", "2013-07-04T06:30")
     assert (local.begin, local.end - local.begin) == (datetime(2013, 7, 4, 9, tzinfo=UTC), timedelta(minutes=90))
     assert slice_range(NEW_YORK, "timestamp", "2013-07-04T09:00Z", "2013-07-04T10:30+00:00") == local
     naive = slice_range(NEW_YORK, "timestamp_ntz", "2013-07-04", None)
     assert naive.bounds[0] == datetime(2013, 7, 4, 4)
+    assert slice_range(NEW_YORK, "date", "2013-11-03", None).bounds == (date(2013, 11, 3), date(2013, 11, 4))
+    with pytest.raises(UsageError, match="has dates"):
+        slice_range(NEW_YORK, "date", "2013-11-03T05:00", "2013-11-04")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,14 @@
-"""No name can be misspelt in silence: an error follows at once, with the name that was probably meant."""
+"""No name can be misspelt in silence: an error follows at once, with the name that was probably meant.
+
+And a user's folder with the name of one of our packages is reported, before anything is imported from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +19,11 @@ from orchestration.cli.options import Invocation
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.formats import Json
+from streaming_jobs.platform import entry
 from streaming_jobs.settings import load
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.text.spelling import counted, instead, nearest
+from tests.support import ROOT
 
 PAYMENT = StructType([StructField("payment_id", StringType()), StructField("paid_at", LongType())])
 PAYMENTS = KafkaTopic("payments", Json(PAYMENT))
@@ -72,12 +80,6 @@ def test_a_declaration_says_what_was_probably_meant(declare: Callable[[], object
     assert hint in caught.value.next_step
 
 
-def test_a_function_that_names_a_sink_wrongly_is_told_the_right_one() -> None:
-    declared = Stream("s", lambda payments: {"evnes": payments}, {"payments": PAYMENTS}, {"evens": DeltaTable("evens")})
-    with pytest.raises(UsageError, match="did you mean 'evens'"):
-        declared.outputs(payments=object())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("flags", "error", "hint"),
     [
@@ -114,10 +116,19 @@ def test_settings_for_a_stream_that_is_not_declared_are_refused_by_every_command
     assert list(Invocation().topology.streams) == ["airport_hours"]
 
 
-def test_a_stream_that_is_not_there_is_told_with_the_nearest_one() -> None:
+def test_a_stream_or_a_sink_that_is_not_there_is_told_with_the_nearest_one_if_it_is_near() -> None:
     with pytest.raises(UsageError) as caught:
         Topology.load(["shop_flows"])["airport_houres"]
     assert caught.value.next_step.startswith("did you mean 'airport_hours'?")
+    declared = Stream("s", lambda payments: {"evnes": payments}, {"payments": PAYMENTS}, {"evens": DeltaTable("evens")})
+    with pytest.raises(UsageError, match="did you mean 'evens'"):
+        declared.outputs(payments=object())  # type: ignore[arg-type]
+    assert nearest("Trigger", ["trigger", "start"]) == "trigger"
+    assert nearest("zzz", ["trigger", "start"]) is None
+    assert instead("zzz", ["trigger", "start"]) == "there are: trigger, start"
+    assert instead("zzz", []) == "there are none"
+    assert [counted(n, "row") for n in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert [counted(n, "row", "differs", "differ") for n in (1, 2)] == ["1 row differs", "2 rows differ"]
 
 
 @pytest.mark.parametrize(
@@ -136,18 +147,6 @@ def test_an_argument_that_no_declaration_has_is_told_with_the_nearest_one(projec
     assert hint in caught.value.next_step
 
 
-def test_one_of_a_thing_is_told_as_one() -> None:
-    assert [counted(n, "row") for n in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
-    assert [counted(n, "row", "differs", "differ") for n in (1, 2)] == ["1 row differs", "2 rows differ"]
-
-
-def test_the_nearest_name_is_near() -> None:
-    assert nearest("Trigger", ["trigger", "start"]) == "trigger"
-    assert nearest("zzz", ["trigger", "start"]) is None
-    assert instead("zzz", ["trigger", "start"]) == "there are: trigger, start"
-    assert instead("zzz", []) == "there are none"
-
-
 def test_a_folder_without_flows_says_whose_streams_are_shown(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "flights_clean" in Invocation().topology.streams
     printed = capsys.readouterr()
@@ -155,3 +154,53 @@ def test_a_folder_without_flows_says_whose_streams_are_shown(project: Path, caps
     (project / "recourse.toml").write_text('flows = ["shop_flows"]\n')
     _ = Invocation().topology
     assert capsys.readouterr().err == ""
+
+
+RECOURSE = "import sys; from streaming_jobs.platform.entry import main; sys.argv[0] = 'recourse'; sys.exit(main())"
+
+
+def run(folder: Path, path: str, *command: str) -> subprocess.CompletedProcess[str]:
+    environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": os.pathsep.join([path, str(ROOT)])}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        pytest.param("orchestration", ".", id="on PYTHONPATH"),
+        pytest.param("quality", "/nowhere", id="in the working directory"),
+        pytest.param("quality", ".", marks=pytest.mark.long),
+        pytest.param("orchestration", "/nowhere", marks=pytest.mark.long),
+    ],
+)
+def test_a_package_of_the_users_is_named_and_what_to_do(tmp_path: Path, name: str, where: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    session = run(tmp_path, where, "-m", "streaming_jobs.session", "--streams", "nothing")
+    for process in (run(tmp_path, where, "-c", RECOURSE, "streams", "list"), session):
+        assert process.returncode == 2
+        assert f"{tmp_path / name} is found as the package '{name}'" in process.stderr
+        assert f"rename your {name}" in process.stderr and "Traceback" not in process.stderr
+
+
+def test_a_folder_without_code_and_another_name_hide_nothing(tmp_path: Path) -> None:
+    (tmp_path / "quality").mkdir()
+    (tmp_path / "quality" / "rules.sql").touch()
+    (tmp_path / "flows.py").touch()
+    assert run(tmp_path, ".", "-c", RECOURSE, "--help").returncode == 0
+
+
+def test_a_module_of_that_name_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    entry.check()
+    (tmp_path / "reprocessing.py").touch()
+    with pytest.raises(UsageError, match=r"reprocessing.py is found as the package 'reprocessing'"):
+        entry.check()

@@ -11,7 +11,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from streaming_jobs.catalog.graph import describe
 from streaming_jobs.catalog.topology import Topology
@@ -22,6 +31,7 @@ from streaming_jobs.declare.table import emits
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic import ComputedTime, EpochMillis
 from streaming_jobs.errors import ConfigurationError, UsageError
+from streaming_jobs.formats import Json
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
@@ -43,20 +53,17 @@ def declare(**changes: Any) -> Stream:
     return stream(**{"source": THINGS, "sink": DeltaTable("out"), **changes})(identity)
 
 
-def test_a_stream_is_named_and_described_by_its_function() -> None:
+def test_a_stream_is_named_and_described_by_its_function_and_still_is_it() -> None:
     made = declare(owners=["team@example.org"])
     assert (made.name, made.description) == ("identity", "What comes goes.\n\nUnchanged.")
     assert made.owners == ("team@example.org",)
     assert declare(name="other").name == "other"
-
-
-def test_a_stream_is_still_its_function() -> None:
     made = declare()
     assert made(5) == made(things=5) == 5
     assert made.function is identity
 
 
-def test_one_source_binds_to_the_first_parameter_and_several_by_name() -> None:
+def test_sources_bind_to_parameters_by_place_or_name_and_the_first_sink_is_the_primary_one() -> None:
     assert dict(declare().sources) == {"things": THINGS}
 
     @stream(source={"prices": PRICES, "things": THINGS}, sink=DeltaTable("out"))
@@ -64,53 +71,21 @@ def test_one_source_binds_to_the_first_parameter_and_several_by_name() -> None:
         return things, prices
 
     assert both.sources == {"prices": PRICES, "things": THINGS}
-
-
-@pytest.mark.parametrize("source", [{"thing": THINGS}, {"things": THINGS, "prices": PRICES}, {}])
-def test_sources_that_are_not_the_functions_parameters_are_refused(source: dict[str, KafkaTopic]) -> None:
-    with pytest.raises(UsageError, match="the function takes|needs a source"):
-        declare(source=source)
-
-
-def test_a_function_without_parameters_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"the function takes \[\]"):
-        stream(source=THINGS, sink=DeltaTable("out"), name="none")(lambda: None)
-
-
-def test_the_first_sink_is_the_primary_one_and_the_dead_letters_have_a_table() -> None:
     made = declare(sink={"good": DeltaTable("good_rows"), "odd": DeltaTable("odd_rows")})
     assert made.primary.name == "good_rows"
     assert [sink.name for sink in made.secondary] == ["odd_rows"]
     assert made.dead_letters == "identity_dead_letters"
 
 
-@pytest.mark.parametrize(
-    "sink",
-    [
-        {"a": DeltaTable("out"), "b": DeltaTable("out")},
-        DeltaTable("identity_dead_letters"),
-    ],
-)
-def test_a_table_is_not_named_twice(sink: Any) -> None:
-    with pytest.raises(UsageError, match="names a table twice"):
-        declare(sink=sink)
-
-
-def test_a_stream_without_a_sink_is_refused() -> None:
-    with pytest.raises(UsageError, match="needs a source and a sink"):
-        declare(sink={})
-
-
-def test_a_single_output_goes_to_the_single_sink() -> None:
-    assert declare().outputs(things=7) == {"out": 7}  # type: ignore[arg-type, comparison-overlap]
-
-
 @pytest.mark.parametrize("returned", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {}])
-def test_outputs_that_are_not_the_sinks_are_refused_and_named(returned: dict[str, int]) -> None:
+def test_outputs_that_are_not_the_sinks_are_refused_and_a_single_one_goes_to_the_single_sink(
+    returned: dict[str, int],
+) -> None:
     made = declare(sink={"a": DeltaTable("a"), "b": DeltaTable("b")})
     with pytest.raises(UsageError, match=r"its sinks are \['a', 'b'\]"):
         made.outputs(things=returned)  # type: ignore[arg-type]
     assert made.outputs(things={"b": 2, "a": 1}) == {"a": 1, "b": 2}  # type: ignore[arg-type, comparison-overlap]
+    assert declare().outputs(things=7) == {"out": 7}  # type: ignore[arg-type, comparison-overlap]
 
 
 @pytest.mark.parametrize("name", ["", "1st", "Orders", "or-ders", "a.b", "../x", "a b", "ö", "a" * 64, "a\n"])
@@ -138,6 +113,13 @@ def topic_of(value: Any) -> KafkaTopic:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (lambda: declare(source={"thing": THINGS}), "the function takes"),
+        (lambda: declare(source={"things": THINGS, "prices": PRICES}), "the function takes"),
+        (lambda: stream(source=THINGS, sink=DeltaTable("out"), name="none")(lambda: None), r"the function takes \[\]"),
+        (lambda: declare(source={}), "needs a source and a sink"),
+        (lambda: declare(sink={}), "needs a source and a sink"),
+        (lambda: declare(sink={"a": DeltaTable("out"), "b": DeltaTable("out")}), "names a table twice"),
+        (lambda: declare(sink=DeltaTable("identity_dead_letters")), "names a table twice"),
         (lambda: KafkaTopic("t", value=NoBytes(), event_time="n"), "event_time and lateness go together"),
         (lambda: KafkaTopic("t", value=NoBytes(), lateness="1 h"), "event_time and lateness go together"),
         (lambda: KafkaTopic("t", value=NoBytes(), event_time="x", lateness="1 h"), "'x' is not a field"),
@@ -197,7 +179,7 @@ def topic_of(value: Any) -> KafkaTopic:
         ),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(make: Declare, text: str) -> None:
+def test_sources_sinks_and_options_that_do_not_go_together_are_refused(make: Declare, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         make()
 
@@ -209,11 +191,6 @@ def test_a_column_that_cannot_be_quoted_or_is_ours_is_refused(name: str) -> None
         with pytest.raises(UsageError, match="has a backtick|is taken by Recourse") as refused:
             make()
         assert refused.value.next_step == "rename the column"
-
-
-def test_a_lateness_that_is_no_duration_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="'a while' is not a duration"):
-        KafkaTopic("t", value=NoBytes(), lateness="a while", event_time="n")
 
 
 @pytest.mark.parametrize(
@@ -231,12 +208,23 @@ def test_what_is_no_duration_is_named_with_its_topic_or_table_and_option(make: D
         make()
 
 
-def test_the_delay_is_the_lateness_as_a_duration() -> None:
+def test_how_late_and_how_far_ahead_an_event_time_may_be_is_declared_with_it() -> None:
     assert KafkaTopic("t", value=NoBytes(TIMED), event_time="at", lateness="6 hours").delay == timedelta(hours=6)
     assert THINGS.delay is None
+    made = KafkaTopic("t", value=NoBytes(TIMED), event_time="at", lateness="6 hours")
+    assert made.ahead == timedelta(days=1)
+    assert replace(made, max_ahead="10 minutes").ahead == timedelta(minutes=10)
+    assert replace(made, max_ahead=None).ahead is None
+    assert KafkaTopic("t", value=NoBytes()).ahead is None, "there is no event time"
+    with pytest.raises(ConfigurationError, match="is not a duration"):
+        replace(made, max_ahead="soon")
 
 
-def test_a_table_whose_deletes_have_an_order_has_another_one_that_remembers_them() -> None:
+def test_a_table_with_keys_is_an_upsert_and_one_whose_deletes_have_an_order_has_another_that_remembers_them() -> None:
+    table = DeltaTable("t", schema=OUTPUT, keys=["k"], order_by=["n"], partition_by=["k"])
+    assert (table.mode, table.keys, table.order_by, table.partition_by) == ("upsert", ("k",), ("n",), ("k",))
+    assert DeltaTable("t").mode == "append"
+    assert hash(DeltaTable("t", keys=["k"])) == hash(DeltaTable("t", keys=("k",)))
     table = DeltaTable("t", keys=["k"], order_by=["n"], delete_when="n < 0", deletes_kept="2 days")
     deletes = table.deletes
     assert deletes is not None
@@ -251,38 +239,18 @@ def test_a_table_whose_deletes_have_an_order_has_another_one_that_remembers_them
     assert DeltaTable("t", keys=["k"], order_by=["n"]).deletes is None
 
 
-def test_a_table_with_keys_is_an_upsert_and_lists_become_tuples() -> None:
-    table = DeltaTable("t", schema=OUTPUT, keys=["k"], order_by=["n"], partition_by=["k"])
-    assert (table.mode, table.keys, table.order_by, table.partition_by) == ("upsert", ("k",), ("n",), ("k",))
-    assert DeltaTable("t").mode == "append"
-    assert hash(DeltaTable("t", keys=["k"])) == hash(DeltaTable("t", keys=("k",)))
-
-
 def test_a_field_of_the_format_may_have_any_other_name() -> None:
     value = NoBytes(StructType([StructField("a b", StringType())]))
     assert KafkaTopic("t", value=value).value.schema.fieldNames() == ["a b"]
 
 
-def test_how_far_ahead_an_event_time_may_lie_is_declared_with_it() -> None:
-    made = KafkaTopic("t", value=NoBytes(TIMED), event_time="at", lateness="6 hours")
-    assert made.ahead == timedelta(days=1)
-    assert replace(made, max_ahead="10 minutes").ahead == timedelta(minutes=10)
-    assert replace(made, max_ahead=None).ahead is None
-    assert KafkaTopic("t", value=NoBytes()).ahead is None, "there is no event time"
-    with pytest.raises(ConfigurationError, match="is not a duration"):
-        replace(made, max_ahead="soon")
-
-
-def test_results_are_emitted_as_the_sink_declares_and_by_default_as_its_keys_suggest() -> None:
+def test_results_are_emitted_as_the_sink_declares_or_its_keys_suggest_and_what_makes_no_sense_is_refused() -> None:
     assert emits(DeltaTable("t")) == emits(DeltaTable("t", emit="close")) == "close"
     assert emits(DeltaTable("t", keys=["k"])) == emits(DeltaTable("t", keys=["k"], emit="update")) == "update"
     final = DeltaTable("t", keys=["k"], emit="close")
     assert emits(final) == "close" and final.mode == "upsert"
     assert "-> table t (primary, upsert by k, emit on close)" in describe(Topology.of([declare(sink=final)]))
     assert code_version(declare(sink=final), ()) != code_version(declare(sink=DeltaTable("t", keys=["k"])), ())
-
-
-def test_an_emit_that_makes_no_sense_is_refused_with_the_remedy() -> None:
     with pytest.raises(UsageError, match="without keys every one of these rows would stay") as refused:
         DeltaTable("t", emit="update")
     assert refused.value.next_step == "name the keys, or write emit='close' for final results"
@@ -319,3 +287,50 @@ print("deltalake" in sys.modules)
 """
     printed = subprocess.run([sys.executable, "-c", declaring], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "False"
+
+
+def test_a_mapping_is_a_schema() -> None:
+    made = Json(
+        {
+            "id": "BIGINT NOT NULL",
+            "note": "string",
+            "price": "decimal(10, 2)",
+            "legs": ["int"],
+            "grid": "array<array<double>>",
+            "place": {"x": "double not null"},
+            "n": LongType(),
+            "m": LongType,
+        }
+    )
+    expected = [
+        StructField("id", LongType(), nullable=False),
+        StructField("note", StringType()),
+        StructField("price", DecimalType(10, 2)),
+        StructField("legs", ArrayType(IntegerType())),
+        StructField("grid", ArrayType(ArrayType(DoubleType()))),
+        StructField("place", StructType([StructField("x", DoubleType(), nullable=False)])),
+        StructField("n", LongType()),
+        StructField("m", LongType()),
+    ]
+    assert made.schema == StructType(expected)
+    assert made == Json(StructType(expected))
+    assert DeltaTable("t", schema={"id": "bigint not null"}).schema == StructType(expected[:1])  # type: ignore[arg-type]
+    assert DeltaSource("t", schema={"note": "string"}).columns == StructType(expected[1:2])  # type: ignore[arg-type]
+    assert made.read(b'{"id": 1, "legs": [2]}')["legs"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("declared", "found", "remedy"),
+    [
+        ({"k": "strng"}, "field 'k' has the type 'strng', which is unknown", "did you mean 'string'?"),
+        ({"k": 5}, "field 'k' has the type 5", "boolean, tinyint"),
+        ({"k": ["int", "int"]}, "field 'k' has the type", "boolean, tinyint"),
+        ("k string", "'k string' is no schema of records", "{'id': 'bigint not null', 'note': 'string'}"),
+        ({}, "the record declares no field", ""),
+        ({"k": "map<string,string>"}, "which is unknown", "boolean, tinyint"),
+    ],
+)
+def test_another_type_is_refused_by_name(declared: Any, found: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Json(declared)
+    assert found in refused.value.found and remedy in refused.value.next_step

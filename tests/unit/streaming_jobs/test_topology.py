@@ -51,21 +51,13 @@ def test_the_streams_of_a_package_are_found_in_all_its_modules_each_once(flows: 
     assert list(Topology.load(["made_topology.one"]).streams) == ["first"]
 
 
-def test_modules_without_a_stream_are_refused(flows: Path) -> None:
+def test_modules_without_a_stream_and_one_that_is_not_there_are_refused(flows: Path) -> None:
     (flows / "empty.py").write_text("def forgotten(things):\n    return things\n")
     with pytest.raises(UsageError, match="declares no stream: none of made_topology.empty has a function") as refused:
         Topology.load(["made_topology.empty"])
     assert "@stream(source=..., sink=...)" in refused.value.next_step
     assert list(Topology.load(["made_topology.empty", "made_topology.one"]).streams) == ["first"]
     assert not Topology.load([]).streams
-
-
-def test_the_shipped_streams_are_found() -> None:
-    names = list(Topology.load(["streaming_jobs.examples.flights.streams"]).streams)
-    assert names == ["airport_hours", "carrier_totals", "flights_clean"]
-
-
-def test_a_module_that_is_not_there_is_named_with_the_setting() -> None:
     with pytest.raises(UsageError, match="no module named 'no_such_flows'") as refused:
         Topology.load(["no_such_flows"])
     assert "flows" in refused.value.next_step
@@ -88,14 +80,11 @@ def test_a_fault_in_a_module_is_its_author_s_and_is_told_with_its_line(flows: Pa
         Topology.load(["made_topology"])
 
 
-def test_streams_are_in_order_of_their_names_and_selected_in_the_order_asked_for() -> None:
+def test_streams_are_in_order_of_their_names_and_an_unknown_one_is_told_with_those_that_are_known() -> None:
     topology = Topology.of([plain, parity])
     assert list(topology.streams) == ["parity", "plain"]
     assert topology.select([]) == [parity, plain]
     assert topology.select(["plain", "parity"]) == [plain, parity]
-
-
-def test_an_unknown_stream_is_told_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match="no stream is named 'orders'") as refused:
         Topology.of([plain, parity]).select(["orders"])
     assert refused.value.next_step == "the streams are: parity, plain"
@@ -115,16 +104,6 @@ def test_a_table_has_one_writer(table: str) -> None:
     other = Stream("other", lambda things: things, {"things": THINGS}, {"x": DeltaTable(table)})
     with pytest.raises(UsageError, match=f"table {table} is written by (plain|parity) and other"):
         Topology.of([plain, parity, other])
-
-
-def test_topics_know_their_readers() -> None:
-    prices = KafkaTopic("prices", value=NoBytes())
-    both = Stream("both", lambda t, p: t, {"t": THINGS, "p": prices}, {"x": DeltaTable("x")})
-    topology = Topology.of([plain, both])
-    assert set(topology.topics) == {"things", "prices"}
-    assert topology.readers("things") == ["both", "plain"]
-    assert topology.readers("prices") == ["both"]
-    assert topology.readers("nothing") == []
 
 
 @pytest.mark.parametrize(
@@ -159,7 +138,7 @@ def reading(name: str, *sources: KafkaTopic | DeltaSource, table: str = "", sche
 ROW = StructType([StructField("n", LongType()), StructField("t", TimestampType())])
 
 
-def test_a_table_that_a_stream_writes_is_read_with_the_columns_that_its_writer_declares() -> None:
+def test_a_table_of_a_reader_is_read_with_its_writers_columns_and_topics_know_their_readers() -> None:
     writer = reading("clean", KafkaTopic("things", value=NoBytes()), table="cleaned", schema=ROW)
     reader = reading("late", DeltaSource("cleaned", event_time="t", lateness="1 hour"))
     topology = Topology.of([reader, writer])
@@ -167,6 +146,13 @@ def test_a_table_that_a_stream_writes_is_read_with_the_columns_that_its_writer_d
     assert source.schema == ROW and topology.writer("cleaned") == writer
     assert topology.table_readers("cleaned") == ["late"] and "things" in topology.topics
     assert "<- table cleaned as s0, watermark t - 1 hour" in describe(topology, ["late"])
+    prices = KafkaTopic("prices", value=NoBytes())
+    both = Stream("both", lambda t, p: t, {"t": THINGS, "p": prices}, {"x": DeltaTable("x")})
+    topology = Topology.of([plain, both])
+    assert set(topology.topics) == {"things", "prices"}
+    assert topology.readers("things") == ["both", "plain"]
+    assert topology.readers("prices") == ["both"]
+    assert topology.readers("nothing") == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,53 +27,50 @@ def finals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     return paths
 
 
-def warmed_up(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, *codes: int, write_from: int = 99) -> int:
-    """Rehearse with JVMs that end with these codes, in order, and write archives from that try on; the tries."""
-    tries: list[int] = []
-
-    def run(_: object, *new: Path) -> tuple[int, int]:
-        tries.append(1)
-        if len(tries) >= write_from:
-            for file in new:
-                file.write_bytes(b"classes")
-        return codes[min(len(tries), len(codes)) - 1], 143
-
-    monkeypatch.setattr(warm_up, "_run", run)
-    warm_up.warm_up(settings())
-    return len(tries)
-
-
-def test_a_jvm_that_was_too_slow_is_told_as_that_after_a_second_try(
+@pytest.fixture
+def warmed_up(
     settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
+    """Rehearse with JVMs that end with these codes, in order, and write archives from that try on; the tries."""
+
+    def rehearse(*codes: int, write_from: int = 99) -> int:
+        tries: list[int] = []
+
+        def run(_: object, *new: Path) -> tuple[int, int]:
+            tries.append(1)
+            if len(tries) >= write_from:
+                for file in new:
+                    file.write_bytes(b"classes")
+            return codes[min(len(tries), len(codes)) - 1], 143
+
+        monkeypatch.setattr(warm_up, "_run", run)
+        warm_up.warm_up(settings())
+        return len(tries)
+
+    return rehearse
+
+
+def test_a_jvm_that_was_too_slow_is_told_as_that_after_a_second_try_which_may_succeed(
+    warmed_up: Callable[..., int], finals: tuple[Path, Path]
 ) -> None:
     with pytest.raises(TransientError, match="had not written the archive spark-1.jsa 240 s after") as failed:
-        warmed_up(settings, monkeypatch, -9)
+        warmed_up(-9)
     assert "SPARK_CONF_DIR" not in str(failed.value) and "less busy" in failed.value.next_step
-
-
-def test_the_second_try_may_succeed(
-    settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert warmed_up(settings, monkeypatch, -9, 0, write_from=2) == 2
+    assert warmed_up(-9, 0, write_from=2) == 2
     assert all(final.read_bytes() == b"classes" for final in finals)
 
 
-def test_a_folder_on_the_class_path_is_blamed_only_if_there_is_one(
-    settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+def test_how_java_ended_is_told_and_a_folder_on_the_class_path_is_blamed_only_if_there_is_one(
+    warmed_up: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(SetupError, match=r"did not write the archive spark-1.jsa: ended by signal 6 \(SIGABRT\)"):
+        warmed_up(-6)
     with pytest.raises(SetupError) as failed:
-        warmed_up(settings, monkeypatch, 0)
+        warmed_up(0)
     assert "CONF_DIR" not in str(failed.value)
     monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
     with pytest.raises(SetupError, match="SPARK_CONF_DIR on the class path may prevent it"):
-        warmed_up(settings, monkeypatch, 0)
-
-
-def test_how_java_ended_is_told(
-    settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(SetupError, match=r"did not write the archive spark-1.jsa: ended by signal 6 \(SIGABRT\)"):
-        warmed_up(settings, monkeypatch, -6)
+        warmed_up(0)
 
 
 def test_what_java_printed_is_told_without_the_class_path(tmp_path: Path) -> None:

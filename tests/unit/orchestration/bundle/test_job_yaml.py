@@ -56,6 +56,13 @@ resources:
 """
 
 
+CONTINUOUS = "continuous: {pause_status: UNPAUSED}"
+
+
+def schedule(zone: str, hour: int = 1) -> str:
+    return f"schedule: {{quartz_cron_expression: '0 0 {hour} * * ?', timezone_id: {zone}}}"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "databricks.yml").write_text(BUNDLE)
@@ -102,14 +109,14 @@ def test_parameters_of_a_run_come_before_the_defaults(folder: Path) -> None:
 
 
 def test_a_scheduled_job_ends_when_it_has_caught_up(folder: Path) -> None:
-    schedule = "schedule: {quartz_cron_expression: '0 30 4 ? * MON', timezone_id: Europe/Oslo, pause_status: PAUSED}"
-    (job,) = job_yaml.load(edited(folder, "continuous: {pause_status: UNPAUSED}", schedule)).jobs
+    weekly = "schedule: {quartz_cron_expression: '0 30 4 ? * MON', timezone_id: Europe/Oslo, pause_status: PAUSED}"
+    (job,) = job_yaml.load(edited(folder, CONTINUOUS, weekly)).jobs
     assert job.trigger == CronSchedule("0 30 4 ? * MON", "30 4 * * 1", "Europe/Oslo", paused=True)
     assert job.arguments()[-2:] == ["--trigger", "available-now"]
 
 
 def test_a_job_without_continuous_and_schedule_is_started_by_hand(folder: Path) -> None:
-    (job,) = job_yaml.load(edited(folder, "continuous: {pause_status: UNPAUSED}", "")).jobs
+    (job,) = job_yaml.load(edited(folder, CONTINUOUS, "")).jobs
     assert job.trigger is None
     assert "--trigger" not in job.arguments()
 
@@ -138,27 +145,11 @@ def test_a_job_without_continuous_and_schedule_is_started_by_hand(folder: Path) 
         ("    orders:", "    Orders:", "'Orders' is not a job key"),
         ("resources:", "job_clusters: []\nresources:", "job_clusters: is not known here"),
         ("resources:", "resources: [1]\nx:", "x: is not known here"),
-        ("continuous: {pause_status: UNPAUSED}", "continuous: [1]", "continuous: is not a mapping of fields"),
-        (
-            "max_concurrent_runs: 1",
-            "schedule: {quartz_cron_expression: '0 0 1 * * ?', timezone_id: UTC}",
-            "has both continuous and schedule",
-        ),
-        (
-            "continuous: {pause_status: UNPAUSED}",
-            "schedule: {quartz_cron_expression: '0 0 1 * * ?', timezone_id: Mars/Olympus}",
-            "timezone_id: no time zone 'Mars/Olympus'\n  next: such as UTC or Europe/Berlin",
-        ),
-        (
-            "continuous: {pause_status: UNPAUSED}",
-            "schedule: {quartz_cron_expression: '0 0 1 * * ?', timezone_id: Europe/Berlinn}",
-            "no time zone 'Europe/Berlinn'\n  next: did you mean 'Europe/Berlin'?",
-        ),
-        (
-            "continuous: {pause_status: UNPAUSED}",
-            "schedule: {quartz_cron_expression: '0 0 25 * * ?', timezone_id: UTC}",
-            "quartz_cron_expression '0 0 25 * * ?': '25' is not a number from 0 to 23",
-        ),
+        (CONTINUOUS, "continuous: [1]", "continuous: is not a mapping of fields"),
+        ("max_concurrent_runs: 1", schedule("UTC"), "has both continuous and schedule"),
+        (CONTINUOUS, schedule("Mars/Olympus"), "no time zone 'Mars/Olympus'\n  next: such as UTC or Europe/Berlin"),
+        (CONTINUOUS, schedule("Europe/Berlinn"), "'Europe/Berlinn'\n  next: did you mean 'Europe/Berlin'?"),
+        (CONTINUOUS, schedule("UTC", hour=25), "_cron_expression '0 0 25 * * ?': '25' is not a number from 0 to 23"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_file_and_key(folder: Path, old: str, new: str, expected: str) -> None:
@@ -244,11 +235,8 @@ def test_a_job_is_not_named_as_dagster_names_its_own_things(folder: Path) -> Non
         assert f"orders.yml:4: resources.jobs.{word}: '{word}' cannot be a job key" in text
 
 
-def test_an_unknown_target_is_refused_with_the_known_ones(folder: Path) -> None:
+def test_an_unknown_target_and_one_job_key_in_two_files_are_refused(folder: Path) -> None:
     assert "the targets are: dev, prod" in refused(folder / "databricks.yml", "test")
-
-
-def test_one_job_key_in_two_files_is_refused(folder: Path) -> None:
     (folder / "jobs" / "again.yml").write_text(JOB)
     assert "job orders is also in" in refused(folder / "databricks.yml")
 

@@ -34,6 +34,20 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path, flows=["tests.dagster.fakes.flows"], jobs=tmp_path / "databricks.yml")
 
 
+def write(settings: Settings, text: str) -> Path:
+    """Write the job YAML; its path."""
+    assert settings.jobs is not None
+    settings.jobs.write_text(text)
+    return settings.jobs
+
+
+def edit(settings: Settings, *change: str) -> Path:
+    """The job YAML of the fakes, with this change."""
+    text = FAKES.read_text()
+    assert change[0] in text
+    return write(settings, text.replace(*change))
+
+
 def used(settings: Settings) -> Bundle:
     return last_good.use(settings, Topology.load(settings.flows), lambda bundle: bundle)
 
@@ -50,8 +64,7 @@ def test_what_is_kept_is_what_was_read(
     monkeypatch.setattr(last_good, "read", lambda *_: bundle)
     assert used(settings) == bundle
     monkeypatch.undo()
-    assert settings.jobs is not None
-    settings.jobs.write_text("bundle: [")
+    write(settings, "bundle: [")
     assert used(settings) == bundle
 
 
@@ -65,17 +78,14 @@ def test_the_doctor_says_file_and_line_of_a_broken_job_yaml_also_while_the_last_
 ) -> None:
     used(settings)
     assert check_jobs(settings).ok
-    assert settings.jobs is not None
-    settings.jobs.write_text(FAKES.read_text().replace("entry_point: recourse-session", "entry_point: main"))
-    line = next(n for n, text in enumerate(settings.jobs.read_text().split("\n"), 1) if "python_wheel_task:" in text)
+    file = edit(settings, "entry_point: recourse-session", "entry_point: main")
+    line = next(n for n, text in enumerate(file.read_text().split("\n"), 1) if "python_wheel_task:" in text)
     check = check_jobs(settings)
     assert check.ok is False
-    assert check.found.startswith(
-        f"{settings.jobs}:{line}: resources.jobs.shop.tasks[0].python_wheel_task: entry_point"
-    )
-    settings.jobs.write_text(FAKES.read_text().replace("orders,customers", "oders"))
+    assert check.found.startswith(f"{file}:{line}: resources.jobs.shop.tasks[0].python_wheel_task: entry_point")
+    edit(settings, "orders,customers", "oders")
     assert "no stream is named 'oders'" in check_jobs(settings).found
-    settings.jobs.unlink()
+    file.unlink()
     assert "there is no file" in check_jobs(settings).found
 
 
@@ -92,21 +102,13 @@ NAME = ("    shop:", "    config:")
 """A job key that Dagster keeps for itself."""
 
 
-def edit(settings: Settings, change: tuple[str, str]) -> None:
-    assert settings.jobs is not None
-    text = FAKES.read_text()
-    assert change[0] in text
-    settings.jobs.write_text(text.replace(*change))
-
-
 def test_a_job_yaml_of_any_kind_of_fault_costs_no_verdict_and_no_definitions(settings: Settings) -> None:
     topology = Topology.load(settings.flows)
     definitions(settings)
-    edit(settings, DATE)
+    edit(settings, *DATE)
     now = time.time()
-    write_status(
-        settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now)
-    )  # its driver is dead
+    dead = Status("orders", "running", os.getpid(), started_at=now, heartbeat=now)  # nobody holds its lease
+    write_status(settings, dead)
     fault = partial(last_good.fault, settings, topology, partial(sessions, topology=topology, settings=settings))
     checks = HealthChecks(list(topology.streams.values()), [], settings, fault)
     verdicts = checks.verdicts(dg.DagsterInstance.ephemeral(), now)
@@ -119,14 +121,12 @@ def test_a_job_yaml_of_any_kind_of_fault_costs_no_verdict_and_no_definitions(set
 def test_the_definitions_are_built_again_only_when_the_jobs_have_changed(settings: Settings) -> None:
     made: list[Bundle] = []
     now = last_good.PresentFault(settings, Topology.load(settings.flows), made.append)
-    assert settings.jobs is not None
-    good = settings.jobs.read_text()
     assert [now(), now()] == [None, None] and len(made) == 1
-    settings.jobs.write_text(good.replace(*DATE))
+    edit(settings, *DATE)
     assert now() is not None and now() is not None
-    settings.jobs.write_text(f"{good}# a remark\n")
+    write(settings, f"{FAKES.read_text()}# a remark\n")
     assert now() is None and len(made) == 1
-    settings.jobs.write_text(good.replace("default: 100", "default: 55"))
+    edit(settings, "default: 100", "default: 55")
     assert [now(), now()] == [None, None] and len(made) == 2
 
 
@@ -147,12 +147,10 @@ def test_what_nobody_has_foreseen_is_a_fault_that_says_what_it_was(
 def test_what_dagster_refuses_does_not_replace_the_last_good_one(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        job_yaml, "TAKEN", frozenset(), raising=False
-    )  # as for a rule of Dagster's that is not known here
+    monkeypatch.setattr(job_yaml, "TAKEN", frozenset())  # as for a rule of Dagster's that is not known here
     definitions(settings)
     saved = last_good.path(settings).read_text()
-    edit(settings, NAME)
+    edit(settings, *NAME)
     assert definitions(settings).resolve_job_def("shop").run_config
     assert last_good.path(settings).read_text() == saved
     assert '"config" is not a valid name in Dagster' in check_jobs(settings).found
@@ -164,44 +162,35 @@ def test_a_kept_copy_that_dagster_refuses_leaves_what_is_wrong_now(settings: Set
     definitions(settings)
     file = last_good.path(settings)
     file.write_text(file.read_text().replace('"key": "shop"', '"key": "config"'))
-    edit(settings, DATE)
+    edit(settings, *DATE)
     with pytest.raises(ConfigurationError, match="2026-13-45"):
         definitions(settings)
 
 
-@pytest.fixture
-def elsewhere(settings: Settings, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of a project with its own databricks.yml, in which the home has been used; it is the current folder."""
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "databricks.yml").write_text(FAKES.read_text())
-    monkeypatch.chdir(folder)
-    project = settings.model_copy(update={"jobs": None})
-    definitions(project)
-    return folder
-
-
 def test_a_job_yaml_of_ones_own_that_is_gone_is_not_replaced_by_the_shipped_one(
-    settings: Settings, elsewhere: Path
+    settings: Settings, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = settings.model_copy(update={"jobs": None})
-    saved = last_good.path(project).read_text()
-    (elsewhere / "databricks.yml").rename(elsewhere / "moved.yml")
-    assert definitions(project).resolve_job_def("shop").run_config == {
-        "ops": {"shop_session": {"config": {"rate": 100}}}
-    }
-    assert last_good.path(project).read_text() == saved
+    """The current folder is that of a project with its own databricks.yml, in which the home has been used."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("project"))
+    own, project = Path.cwd() / "databricks.yml", settings.model_copy(update={"jobs": None})
+    own.write_text(FAKES.read_text())
+    definitions(project)
+    file = last_good.path(project)
+    saved = file.read_text()
+    own.rename(own.with_name("moved.yml"))
+    config = {"ops": {"shop_session": {"config": {"rate": 100}}}}
+    assert definitions(project).resolve_job_def("shop").run_config == config
+    assert file.read_text() == saved
     check = check_jobs(project)
-    assert check.ok is False
-    assert str(elsewhere / "databricks.yml") in check.found
-    assert str(last_good.path(project)) in check.fix
+    assert check.ok is False and str(own) in check.found and str(file) in check.fix
     with pytest.raises(ConfigurationError, match="which comes with Recourse"):
         DagsterProcesses(project).start()
-    last_good.path(project).unlink()  # as the fault says
+    file.unlink()  # as the fault says
     assert definitions(project).resolve_job_def("streams")
     assert check_jobs(project).ok
     definitions(settings)
-    value = json.loads(last_good.path(project).read_text())
-    last_good.path(project).write_text(json.dumps({key: item for key, item in value.items() if key != "shipped"}))
+    value = json.loads(file.read_text())
+    file.write_text(json.dumps({key: item for key, item in value.items() if key != "shipped"}))
     assert check_jobs(project).ok is False  # a copy of an older version, which did not say whose it is
 
 

@@ -29,7 +29,31 @@ class Printed(NamedTuple):
         return json.loads(self.out)
 
 
-Run = Callable[..., Printed]
+class Run:
+    """Runs `recourse` with arguments."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Printed:
+        self._capsys.readouterr()
+        code = cli.main(list(arguments))
+        return Printed(code, *self._capsys.readouterr())
+
+    def ended(self, code: int, *arguments: str) -> Printed:
+        """What a command printed that ends with this exit code."""
+        printed = self(*arguments)
+        assert printed.code == code, printed
+        return printed
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return self.ended(code, *arguments, "-o", "json").value
+
+    def said(self, *arguments: str, code: int = 2) -> str:
+        """The messages of a command, as a rule of a refusal."""
+        return self.ended(code, *arguments).err
+
+
 Declare = Callable[..., None]
 
 
@@ -60,11 +84,4 @@ def declare(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Declare:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `recourse` with these arguments."""
-
-    def run(*arguments: str) -> Printed:
-        capsys.readouterr()
-        code = cli.main(list(arguments))
-        return Printed(code, *capsys.readouterr())
-
-    return run
+    return Run(capsys)

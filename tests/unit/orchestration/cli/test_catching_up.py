@@ -33,38 +33,37 @@ def ahead(disk: Disk) -> CatchingUp:
     return CatchingUp([STREAM], disk, STARTS, ENDS)
 
 
-def test_before_the_first_batch_the_lag_is_known_already(ahead: CatchingUp) -> None:
-    (standing,) = ahead.look(0.0)
-    assert (standing.done, standing.total, standing.batch) == (0, 1_900, None)
-    assert str(standing) == "things: 0 of 1,900 records, no batch yet, - records/s, lag 1,900, - left"
+HALF: dict[str, dict[int, int]] = {TOPIC: {0: 600, 1: 450}}
+WALK = {
+    "before the first batch the lag is known already": (
+        [(0.0, None, {})],
+        "things: 0 of 1,900 records, no batch yet, - records/s, lag 1,900, - left",
+    ),
+    "the batch under way is named before it is done": (
+        [(1.0, 0, {})],
+        "things: 0 of 1,900 records, batch 0, - records/s, lag 1,900, - left",
+    ),
+    "with the first batch there are rate and remaining time": (
+        [(0.0, None, {}), (5.0, 1, HALF)],
+        "things: 950 of 1,900 records, batch 1, 190 records/s, lag 950, 5 s left",
+    ),
+    "a batch that takes long makes the rate smaller": (
+        [(0.0, None, {}), (5.0, 1, HALF), (10.0, 1, HALF)],
+        "things: 950 of 1,900 records, batch 1, 95 records/s, lag 950, 10 s left",
+    ),
+    "at the end nothing is left whatever the rate": (
+        [(0.0, 1, {TOPIC: {0: 2_000, 1: 2_000}})],
+        "things: 1,900 of 1,900 records, batch 1, - records/s, lag 0, 0 s left",
+    ),
+}
+Looks = list[tuple[float, int | None, dict[str, dict[int, int]]]]
 
 
-def test_the_batch_under_way_is_named_before_it_is_done(disk: Disk, ahead: CatchingUp) -> None:
-    disk.batch = 0
-    (standing,) = ahead.look(1.0)
-    assert (standing.batch, standing.rate, standing.left) == (0, None, None)
-
-
-def test_with_the_first_batch_there_are_rate_and_remaining_time(disk: Disk, ahead: CatchingUp) -> None:
-    ahead.look(0.0)
-    disk.batch, disk.position = 1, {TOPIC: {0: 600, 1: 450}}
-    (standing,) = ahead.look(5.0)
-    assert (standing.done, standing.rate, standing.left) == (950, 190.0, 5.0)
-    assert str(standing) == "things: 950 of 1,900 records, batch 1, 190 records/s, lag 950, 5 s left"
-
-
-def test_a_batch_that_takes_long_makes_the_rate_smaller(disk: Disk, ahead: CatchingUp) -> None:
-    ahead.look(0.0)
-    disk.batch, disk.position = 1, {TOPIC: {0: 600, 1: 450}}
-    ahead.look(5.0)
-    (standing,) = ahead.look(10.0)
-    assert standing.rate == 95.0
-
-
-def test_at_the_end_nothing_is_left_whatever_the_rate(disk: Disk, ahead: CatchingUp) -> None:
-    disk.batch, disk.position = 1, {TOPIC: {0: 2_000, 1: 2_000}}
-    (standing,) = ahead.look(0.0)
-    assert (standing.done, standing.total, standing.left) == (1_900, 1_900, 0.0)
+@pytest.mark.parametrize(("looks", "words"), WALK.values(), ids=WALK)
+def test_a_stream_walks_to_the_end_of_its_topics(disk: Disk, ahead: CatchingUp, looks: Looks, words: str) -> None:
+    for at, disk.batch, disk.position in looks:
+        (standing,) = ahead.look(at)
+    assert str(standing) == words
 
 
 def test_the_rate_is_that_of_late() -> None:

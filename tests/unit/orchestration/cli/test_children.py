@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -31,25 +32,45 @@ while True: time.sleep(60)
 """
 
 
+@dataclass
+class Sessions:
+    """Scripts in the place of `python -m streaming_jobs.session`, with one log."""
+
+    log: Path
+    patch: pytest.MonkeyPatch
+    started: list[ChildProcess] = field(default_factory=list)
+
+    def start(self, script: str) -> ChildProcess:
+        environment = {"SCRIPT": script, "RECOURSE_HOME": "/home"}
+        with self.log.open("ab") as log:
+            child = session_driver(["a", "b"], environment, trigger="available-now").start(log)
+        self.started.append(child)
+        _until(lambda: "ready" in self.log.read_text())
+        return child
+
+    def start_and_signal(self, script: str, number: signal.Signals) -> ChildProcess:
+        """Send us the signal at the first look at the child."""
+        child = self.start(script)
+        look, unsent = child.process.poll, [number]
+
+        def look_and_signal() -> int | None:
+            if unsent:
+                os.kill(os.getpid(), unsent.pop())
+            return look()
+
+        self.patch.setattr(child.process, "poll", look_and_signal)
+        return child
+
+
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ChildProcess]]:
-    """Starts a script in the place of `python -m streaming_jobs.session`."""
-    started: list[ChildProcess] = []
+def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sessions]:
     interpreter = tmp_path / "interpreter"
     interpreter.write_text(f'#!/bin/sh\nexec \'{sys.executable}\' -c "$SCRIPT" "$@"\n')
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
-
-    def start(script: str) -> ChildProcess:
-        environment = {"SCRIPT": script, "RECOURSE_HOME": "/home"}
-        with (tmp_path / "log").open("ab") as log:
-            child = session_driver(["a", "b"], environment, trigger="available-now").start(log)
-        started.append(child)
-        _until(lambda: "ready" in (tmp_path / "log").read_text())
-        return child
-
-    yield start
-    for child in started:
+    made = Sessions(tmp_path / "log", monkeypatch)
+    yield made
+    for child in made.started:
         child.kill()
 
 
@@ -60,68 +81,43 @@ def _until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def _signal_while_waiting(child: ChildProcess, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send us the signal at the first look at the child."""
-    look, sent = child.process.poll, [False]
-
-    def look_and_signal() -> int | None:
-        if not sent[0]:
-            sent[0] = True
-            os.kill(os.getpid(), number)
-        return look()
-
-    monkeypatch.setattr(child.process, "poll", look_and_signal)
-
-
-def test_it_gets_streams_trigger_and_settings(session: Callable[[str], ChildProcess], tmp_path: Path) -> None:
-    session(OBEDIENT)
-    text = (tmp_path / "log").read_text()
+def test_it_gets_streams_trigger_and_settings(sessions: Sessions) -> None:
+    sessions.start(OBEDIENT)
+    text = sessions.log.read_text()
     assert "'--streams', 'a,b', '--supervised', '--trigger', 'available-now'" in text
     assert "/home" in text
 
 
-def test_it_is_out_of_reach_of_the_terminals_interrupt(session: Callable[[str], ChildProcess]) -> None:
-    pid = session(OBEDIENT).pid
+def test_it_is_out_of_reach_of_the_terminals_interrupt(sessions: Sessions) -> None:
+    pid = sessions.start(OBEDIENT).pid
     assert os.getpgid(pid) == pid != os.getpgrp()
 
 
-def test_waiting_has_a_deadline(session: Callable[[str], ChildProcess]) -> None:
-    assert session(OBEDIENT).wait(0.1) is None
+def test_waiting_has_a_deadline(sessions: Sessions) -> None:
+    assert sessions.start(OBEDIENT).wait(0.1) is None
 
 
-def test_end_stops_it_in_order(session: Callable[[str], ChildProcess], tmp_path: Path) -> None:
-    child = session(OBEDIENT)
+def test_end_stops_it_in_order(sessions: Sessions) -> None:
+    child = sessions.start(OBEDIENT)
     end(child, 20.0)
     assert child.exit_code == 0
-    assert (tmp_path / "log").read_text().endswith("stopped\n")
+    assert sessions.log.read_text().endswith("stopped\n")
 
 
-def test_an_interrupt_while_it_ends_kills_it(
-    session: Callable[[str], ChildProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = session(STUBBORN)
-
-    def interrupted(patience: float, group_patience: float) -> int | None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(child, "end", interrupted)
+def test_an_interrupt_while_it_ends_kills_it(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = sessions.start(STUBBORN)
+    monkeypatch.setattr(child, "end", lambda *_: interrupt())
     end(child, 20.0)
     assert child.exit_code == -signal.SIGKILL
 
 
-def test_in_the_foreground_an_interrupt_stops_it_at_a_border_and_its_exit_code_is_ours(
-    session: Callable[[str], ChildProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_the_foreground_an_interrupt_stops_it_at_a_border_and_its_exit_code_is_ours(sessions: Sessions) -> None:
     messages: list[str] = []
-    child = session(OBEDIENT)
-    _signal_while_waiting(child, signal.SIGTERM, monkeypatch)
-    assert attend(child, 20.0, messages.append) == 0
+    assert attend(sessions.start_and_signal(OBEDIENT, signal.SIGTERM), 20.0, messages.append) == 0
     assert messages == ["stopping at the next batch border; Ctrl-C again ends it at once"]
 
 
-def test_in_the_foreground_a_second_interrupt_ends_it_at_once(
-    session: Callable[[str], ChildProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_the_foreground_a_second_interrupt_ends_it_at_once(sessions: Sessions) -> None:
     messages: list[str] = []
 
     def say(line: str) -> None:
@@ -129,18 +125,13 @@ def test_in_the_foreground_a_second_interrupt_ends_it_at_once(
         if len(messages) == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    child = session(STUBBORN)
-    _signal_while_waiting(child, signal.SIGINT, monkeypatch)
+    child = sessions.start_and_signal(STUBBORN, signal.SIGINT)
     assert attend(child, 3600.0, say) == -signal.SIGKILL, "without waiting for the stop"
     assert messages[-1] == "ending at once"
 
 
-def test_in_the_foreground_patience_ends(
-    session: Callable[[str], ChildProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = session(STUBBORN)
-    _signal_while_waiting(child, signal.SIGINT, monkeypatch)
-    assert attend(child, 0.2, lambda _: None) == -signal.SIGKILL
+def test_in_the_foreground_patience_ends(sessions: Sessions) -> None:
+    assert attend(sessions.start_and_signal(STUBBORN, signal.SIGINT), 0.2, lambda _: None) == -signal.SIGKILL
 
 
 def test_sigterm_interrupts_and_its_default_comes_back() -> None:

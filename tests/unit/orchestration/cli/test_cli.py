@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestration.cli.options import Invocation, environment_name, parse_set, parse_value
-from orchestration.recoveries import progress_text as recovery_words
 from reprocessing.replay.difference import Difference
+from reprocessing.replay.words import difference_lines, row_words
 from streaming_jobs.errors import SetupError, UsageError
 from tests.support import ROOT
 from tests.unit.orchestration.cli.conftest import Run
@@ -207,7 +207,7 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
     ],
 )
 def test_a_row_that_differs_is_told_by_what_differs(row: dict[str, Any], words: str) -> None:
-    assert recovery_words.row_words(row) == words
+    assert row_words(row) == words
 
 
 def test_rows_of_one_side_begin_with_the_columns_that_differ() -> None:
@@ -215,7 +215,7 @@ def test_rows_of_one_side_begin_with_the_columns_that_differ() -> None:
     other = {"id": 2, "place": "c", "region": "z", "at": 9}
     rows = [{"published": old}, {"rebuilt": other}, {"rebuilt": {**old, "region": "y"}}]
     sample = Difference("t", 2, 2, 1, 2, 0, {}, rows)
-    lines = [line.strip() for line in recovery_words.difference_lines(sample)][1:]
+    lines = [line.strip() for line in difference_lines(sample)][1:]
     assert lines[0] == "only published: region x, id 1, place a, b, at 5"
     assert lines[2] == "only rebuilt: region y, id 1, place a, b, at 5"
 

@@ -37,7 +37,7 @@ def test_text_has_groups_and_marks(begin: float, run: Run) -> None:
 
 
 def test_json_counts_every_batch(begin: float, run: Run) -> None:
-    value = run(*HISTORY, "-o", "json").value
+    value = run.json(*HISTORY)
     assert value["stream"] == "parity" and value["batches"] == 119
     assert sum(line["batches"] for line in value["lines"] if line["kind"] == "batches") == 119
     assert {line["kind"] for line in value["lines"]} == {"batches", "deploy", "session"}
@@ -47,24 +47,21 @@ def test_json_counts_every_batch(begin: float, run: Run) -> None:
 
 
 def test_since_is_a_duration_a_time_or_the_last_deploy(begin: float, run: Run) -> None:
-    value = run(*HISTORY, "--since", "deploy", "-o", "json").value
+    value = run.json(*HISTORY, "--since", "deploy")
     assert value["since"] == begin + 3_600 and value["batches"] == 59
-    assert run(*HISTORY, "--since", "2013-01-01 00:00", "-o", "json").value["since"] == 1_356_998_400
-    code, _, said = run(*HISTORY, "--since", "yesterday")
-    assert code == 2 and "neither a duration nor a time" in said
+    assert run.json(*HISTORY, "--since", "2013-01-01 00:00")["since"] == 1_356_998_400
+    assert "neither a duration nor a time" in run.said(*HISTORY, "--since", "yesterday")
 
 
 def test_a_picture_is_written_and_another_ending_is_refused(begin: float, tmp_path: Path, run: Run) -> None:
     assert [run(*HISTORY, "--plot", name).code for name in ("a.svg", "a.html")] == [0, 0]
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
     assert "<h1>Timeline of stream parity</h1>" in (tmp_path / "a.html").read_text()
-    code, _, said = run(*HISTORY, "--plot", "a.png")
-    assert code == 2 and "name a file .svg or .html" in said
+    assert "name a file .svg or .html" in run.said(*HISTORY, "--plot", "a.png")
     assert not (tmp_path / "a.png").exists()
     assert run(*HISTORY, "--plot", "no/such/a.svg").code == 2
 
 
 def test_a_stream_without_batches_says_so(begin: float, run: Run) -> None:
-    code, _, said = run("streams", "history", "plain")
-    assert code == 0 and "no batch is on file" in said
+    assert "no batch is on file" in run.said("streams", "history", "plain", code=0)
     assert run("streams", "history", "nobody").code == 2

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> Life:
     """Six batches, and a savepoint after the third; the stream is declared, and the broker is the one of `Topics`."""
     declare(STREAM)
-    monkeypatch.setattr("orchestration.cli.preview._let_streams_go_first", lambda: None)
+    monkeypatch.setattr("orchestration.cli.preview.lower_priority", lambda: None)
     life = Life.of_batches(tmp_path, 6)
     savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
     return life
@@ -87,5 +87,4 @@ def test_a_wrong_request_is_usage_and_replays_nothing(arguments: list[str], word
 
 def test_a_second_preview_of_the_stream_is_refused(life: Life, run: Run) -> None:
     with hold_previews(Folders(life.settings, "things")):
-        code, _, err = run("preview", "things")
-    assert code == 2 and f"another preview of stream things is running (process {os.getpid()})" in err
+        assert f"another preview of stream things is running (process {os.getpid()})" in run.said("preview", "things")

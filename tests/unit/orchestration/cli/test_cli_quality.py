@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from orchestration.cli.app import app
 from tests.conftest import SettingsFactory
+from tests.support import ROOT
 from tests.support.checked_orders import OrdersTable, order
+from tests.unit.orchestration.cli.conftest import Printed, Run
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +29,9 @@ def orders_rows():
         gxe.ExpectColumnValuesToNotBeNull(column="item"),
     ]
 """
-ROOT = Path(__file__).parents[4]
+
+
+Recourse = Callable[..., Printed]
 
 
 @pytest.fixture
@@ -44,60 +45,65 @@ def home(settings: SettingsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return OrdersTable(settings())
 
 
-def recourse(severity: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["--set", f'flows=["orders_suites_{severity}"]', "quality", *arguments])
+@pytest.fixture
+def recourse(home: OrdersTable, run: Run) -> Recourse:
+    """Runs `recourse quality` with the suites of a severity."""
+
+    def recourse(severity: str, *arguments: str, code: int = 0) -> Printed:
+        return run.ended(code, "--set", f'flows=["orders_suites_{severity}"]', "quality", *arguments)
+
+    return recourse
 
 
 @pytest.mark.parametrize(("severity", "code"), [("critical", 1), ("warning", 0), ("info", 0)])
-def test_only_a_critical_failure_fails_the_command(home: OrdersTable, tmp_path: Path, severity: str, code: int) -> None:
+def test_only_a_critical_failure_fails_the_command(
+    home: OrdersTable, recourse: Recourse, severity: str, code: int
+) -> None:
     home.append(order(1), order(77, amount=-5))
-    done = recourse(severity, "run", "--no-docs")
-    assert done.exit_code == code
-    assert "amount_between" in done.stdout and "1 of 2 rows failed" in done.stdout
-    assert "77" in done.stdout and "-5" in done.stdout
-    offered = "recourse recover plan orders --before-first-broken amount_between" in done.stdout
+    text = recourse(severity, "run", "--no-docs", code=code).out
+    assert "amount_between" in text and "1 of 2 rows failed" in text and "77" in text and "-5" in text
+    offered = "recourse recover plan orders --before-first-broken amount_between" in text
     assert offered == (severity == "critical")
 
 
-def test_json_has_the_whole_validation(home: OrdersTable, tmp_path: Path) -> None:
+def test_json_has_the_whole_validation(home: OrdersTable, recourse: Recourse) -> None:
     home.append(order(77, amount=-5))
-    done = recourse("warning", "run", "--no-docs", "-o", "json")
-    (validation,) = json.loads(done.stdout)
+    (validation,) = recourse("warning", "run", "--no-docs", "-o", "json").value
     assert (validation["passed"], validation["broken"], validation["rows"]) == (False, False, 1)
     assert validation["outcomes"][0]["sample"] == [{"id": 77, "amount": -5}]
 
 
-def test_what_was_found_can_be_read_later(home: OrdersTable, tmp_path: Path) -> None:
+def test_what_was_found_can_be_read_later(home: OrdersTable, recourse: Recourse, tmp_path: Path) -> None:
     home.append(order(77, amount=-5))
-    assert "never" in recourse("critical", "list").stdout
+    assert "never" in recourse("critical", "list").out
     for _ in range(2):
-        recourse("critical", "run", "orders_rows", "--no-docs")
-    listed = recourse("critical", "list").stdout
+        recourse("critical", "run", "orders_rows", "--no-docs", code=1)
+    listed = recourse("critical", "list").out
     assert "failed" in listed and "amount_between" in listed
-    shown = recourse("critical", "show", "orders_rows").stdout
+    shown = recourse("critical", "show", "orders_rows").out
     assert "amount_between: failing rows" in shown and "77" in shown
-    past = json.loads(recourse("critical", "history", "orders_rows", "--last", "1", "-o", "json").stdout)
+    past = recourse("critical", "history", "orders_rows", "--last", "1", "-o", "json").value
     assert [each["passed"] for each in past] == [False, True]
     picture = tmp_path / "trend.svg"
-    assert recourse("critical", "plot", "orders_rows", "--out", str(picture)).exit_code == 0
+    recourse("critical", "plot", "orders_rows", "--out", str(picture))
     text = picture.read_text()
     assert "amount_between" in text and text.count("<circle") == 4 and "#cf222e" in text
-    refused = recourse("critical", "plot", "orders_rows", "--out", str(tmp_path / "trend.png"))
-    assert "the picture is SVG" in str(refused.exception) and not (tmp_path / "trend.png").exists()
+    refused = recourse("critical", "plot", "orders_rows", "--out", str(tmp_path / "trend.png"), code=2)
+    assert "the picture is SVG" in refused.err and not (tmp_path / "trend.png").exists()
 
 
-def test_a_warning_is_not_drawn_as_a_failure(home: OrdersTable, tmp_path: Path) -> None:
+def test_a_warning_is_not_drawn_as_a_failure(home: OrdersTable, recourse: Recourse, tmp_path: Path) -> None:
     home.append(order(77, amount=-5))
     recourse("warning", "run", "orders_rows", "--no-docs")
-    recourse("warning", "plot", "orders_rows", "--expectation", "amount_between", "--out", str(tmp_path / "trend.svg"))
-    text = (tmp_path / "trend.svg").read_text()
+    picture = tmp_path / "trend.svg"
+    recourse("warning", "plot", "orders_rows", "--expectation", "amount_between", "--out", str(picture))
+    text = picture.read_text()
     assert "#cf222e" not in text and "warning:" in text
 
 
-def test_a_range_without_its_column_is_a_usage_error(home: OrdersTable, tmp_path: Path) -> None:
+def test_a_range_without_its_column_is_a_usage_error(home: OrdersTable, recourse: Recourse) -> None:
     home.append(order(1))
-    done: Any = recourse("critical", "run", "--from", "2026-01-01")
-    assert "needs a column" in str(done.exception)
+    assert "needs a column" in recourse("critical", "run", "--from", "2026-01-01", code=2).err
 
 
 LIST = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import folder, load
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.state.stream_record import CodeSince, Generation
 from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
 from tests.unit.orchestration.cli.conftest import Declare, Run
 
@@ -86,20 +88,13 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: Str
     copy(
         savepoints.checkpoint_of(life.settings, kept), StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
     )
-    record = life.record
-    life.save(
-        type(record)(
-            **{**record.__dict__, "generations": lives},
-        )
-    )
-    from streaming_jobs.preflight.snapshot import ledger_file
-
+    life.save(replace(life.record, generations=lives))
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     undo = undo_one(life, plan.id)
-    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run("recover", "list", "-o", "json")[1])}
+    outcomes = {line["plan"]: line["outcome"] for line in run.json("recover", "list")}
     assert outcomes == {plan.id: "published", undo.id: "planned"}
     executor.journal_of(life.settings, undo.id).write("clean_up", "done")
-    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run("recover", "list", "-o", "json")[1])}
+    outcomes = {line["plan"]: line["outcome"] for line in run.json("recover", "list")}
     assert outcomes == {plan.id: f"undone by {undo.id}", undo.id: "published"}
     assert f"It is undone by {undo.id}" in run("recover", "show", plan.id)[1]
     code, _, said = run("recover", "undo", plan.id, "--yes")
@@ -108,17 +103,14 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: Str
 
 
 def test_a_plan_for_a_bad_row_requires_that_no_rebuilt_row_is_bad(life: Life, run: Run) -> None:
-    made = json.loads(run("recover", "plan", STREAM.name, "--before-first-bad", "id < 0", "-o", "json")[1])
+    made = run.json("recover", "plan", STREAM.name, "--before-first-bad", "id < 0")
     assert made["checks"]["rules"] == ["(id < 0) IS NOT TRUE"]
     arguments = ("plan", STREAM.name, "--before-first-bad", "id < 0", "--allow-bad", "-o", "json")
     assert json.loads(run("recover", *arguments)[1])["checks"]["rules"] == []
 
 
 def test_a_rewind_names_the_batch_and_the_code(life: Life, run: Run) -> None:
-    from streaming_jobs.state.stream_record import CodeSince
-
-    record = life.record
-    life.save(type(record)(**{**record.__dict__, "code": (*record.code, CodeSince("bug", "1", 1, 4, 1.0))}))
+    life.save(replace(life.record, code=(*life.record.code, CodeSince("bug", "1", 1, 4, 1.0))))
     text = run("recover", "plan", STREAM.name, "--before-code", "bug")[1]
     assert "rewind to batch 3, before code bug, stream things" in text
 
@@ -141,5 +133,4 @@ def test_a_plan_that_does_not_exist_is_said_first(run: Run, command: str) -> Non
 
 
 def test_abort_takes_yes_like_the_others(life: Life, plan: StreamRecoveryPlan, run: Run) -> None:
-    code, _, said = run("recover", "abort", plan.id, "--yes")
-    assert code == 0 and f"plan {plan.id} is aborted" in said
+    assert f"plan {plan.id} is aborted" in run.said("recover", "abort", plan.id, "--yes", code=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -33,7 +32,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> 
 
 def named(run: Run) -> dict[str, dict[str, str]]:
     """By name, the streams and their savepoints, as listed."""
-    listed = json.loads(run("savepoints", "list", "-o", "json")[1])
+    listed = run.json("savepoints", "list")
     return {each["name"]: {s: of["savepoint"] for s, of in each["streams"].items()} for each in listed}
 
 
@@ -43,7 +42,7 @@ def test_all_streams_that_have_run_get_one_under_the_name(run: Run) -> None:
     assert named(run) == {"before-release": {"things": "g0001-b000000005", "others": "g0001-b000000003"}}
     text = run("savepoints", "list")[1]
     assert "before-release" in text and "others g0001-b000000003" in text and "v2" in text
-    listed = json.loads(run("savepoints", "list", "things", "-o", "json")[1])
+    listed = run.json("savepoints", "list", "things")
     assert [each["names"] for each in listed] == [["before-release"]]
 
 
@@ -63,8 +62,7 @@ def test_one_of_one_stream_needs_no_name(lives: list[Life], run: Run) -> None:
 
 def test_it_is_dropped_as_one_and_only_as_one(lives: list[Life], run: Run) -> None:
     run("savepoints", "create", "--name", "before-release")
-    code, _, said = run("savepoints", "drop", "things", "g0001-b000000005")
-    assert code == 2 and "belongs to 'before-release'" in said
+    assert "belongs to 'before-release'" in run.said("savepoints", "drop", "things", "g0001-b000000005")
     assert run("savepoints", "drop", "things", "g0001-b000000005", "--name", "before-release")[0] == 2
     assert run("savepoints", "drop", "things")[0] == 2
     assert run("savepoints", "drop", "--name", "before-release")[0] == 0
@@ -75,10 +73,9 @@ def test_it_is_dropped_as_one_and_only_as_one(lives: list[Life], run: Run) -> No
 def test_a_recovery_under_way_lets_nobody_take_one(
     lives: list[Life], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = json.loads(run("recover", "plan", "things", "--to-batch", "3", "-o", "json")[1])["id"]
+    plan = run.json("recover", "plan", "things", "--to-batch", "3")["id"]
     executor.journal_of(lives[0].settings, plan).write("take_savepoint", "begun")
-    code, _, said = run("savepoints", "create", "--name", "before-release")
-    assert code == 2 and f"plan {plan} of stream things is under way" in said
+    assert f"plan {plan} of stream things is under way" in run.said("savepoints", "create", "--name", "before-release")
     assert savepoint_retention.named(lives[0].settings) == []
 
 
@@ -86,17 +83,15 @@ def test_a_plan_goes_back_to_each_streams_own(lives: list[Life], run: Run) -> No
     run("savepoints", "create", "--name", "before-release")
     lives[0].batch(6)
     lives[1].batch(4)
-    every = json.loads(run("recover", "plan", "--savepoint", "before-release", "-o", "json")[1])
+    every = run.json("recover", "plan", "--savepoint", "before-release")
     bases = {each["stream"]: each["base"]["savepoint"] for each in every["streams"]}
     assert bases == {"things": "g0001-b000000005", "others": "g0001-b000000003"}
-    one = json.loads(run("recover", "plan", "others", "--savepoint", "before-release", "-o", "json")[1])
+    one = run.json("recover", "plan", "others", "--savepoint", "before-release")
     assert [each["base"]["savepoint"] for each in one["streams"]] == ["g0001-b000000003"]
     both = ("recover", "plan", "things", "others")
     assert run(*both, "--savepoint", "before-release")[0] == 0
-    code, _, said = run(*both, "--savepoint", "g0001-b000000003")
-    assert code == 2 and "is about one stream" in said
-    code, _, said = run("recover", "plan", "--to-batch", "3")
-    assert code == 2 and "no stream was given" in said
+    assert "is about one stream" in run.said(*both, "--savepoint", "g0001-b000000003")
+    assert "no stream was given" in run.said("recover", "plan", "--to-batch", "3")
 
 
 def test_killed_between_two_streams_nothing_has_the_name(lives: list[Life], run: Run, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_rebuilt_slices_are_listed_with_those_that_wait(life: Days, run: Run) ->
     life.requests.ask(life.rebuilt("a", 1, 77))
     carry_out(life.requests, open_tables(life.settings, life.stream))
     life.requests.ask(life.rebuilt("b", 2, 78))
-    listed = run("slices", "list", "days", "-o", "json").value
+    listed = run.json("slices", "list", "days")
     assert [(each["id"], each["state"]) for each in listed] == [("a", "committed"), ("b", "waiting")]
     assert "committed" in run("slices", "list").out
 

@@ -13,11 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from orchestration import cli
 from orchestration.cli.progress import observe, observe_all, with_lag
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.table_source import DeltaSource
+from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import ledger_file
@@ -28,44 +32,37 @@ from streaming_jobs.state.lease import Owner, acquire, take
 from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import BoundTable, first, load, save
-from tests.unit.orchestration.cli.conftest import Run
-
-FLOWS = '''
-from pyspark.sql import types as t
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
+from tests.support.worlds import NoBytes
+from tests.unit.orchestration.cli.conftest import Declare, Run
 
-class Words:
-    schema = t.StructType([t.StructField("word", t.StringType(), False), t.StructField("at", t.TimestampType())])
-    reasons = frozenset()
-    def reader(self, fields=None): raise NotImplementedError
+WORD = StructType([StructField("word", StringType(), False), StructField("at", TimestampType())])
+COUNTS = StructType([StructField("word", StringType(), False), StructField("n", LongType(), False)])
 
-COUNTS = t.StructType([t.StructField("word", t.StringType(), False), t.StructField("n", t.LongType(), False)])
 
 @stream(
-    source=KafkaTopic("words", value=Words(), event_time="at", lateness="6 hours"),
+    source=KafkaTopic("words", value=NoBytes(WORD), event_time="at", lateness="6 hours"),
     sink=DeltaTable("counts", schema=COUNTS, keys=["word"]),
     owners=["team:words"],
 )
-def count(words):
+def count(words: Any) -> Any:
     """How often each word was said.
 
     And more of it.
     """
-    return words
 
-@stream(source=KafkaTopic("words", value=Words()), sink=DeltaTable("all_words"))
-def keep(words):
+
+@stream(source=KafkaTopic("words", value=NoBytes(WORD)), sink=DeltaTable("all_words"))
+def keep(words: Any) -> Any:
     """Every word."""
-    return words
-'''
 
 
 @pytest.fixture(autouse=True)
-def settings(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """An empty home and two declared streams, `count` and `keep`."""
-    (empty_folder / "cli_test_flows.py").write_text(FLOWS)
-    monkeypatch.syspath_prepend(empty_folder)
-    monkeypatch.setenv("RECOURSE_FLOWS", '["cli_test_flows"]')
+def settings(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """An empty home and two declared streams, `count` and `keep`; no broker answers."""
+    declare(count, keep)
+    for name in ("RECOURSE_HOME", "RECOURSE_KAFKA__BOOTSTRAP_SERVERS"):
+        monkeypatch.delenv(name)
     return Settings.load()
 
 
@@ -103,23 +100,19 @@ def test_list_prints_every_stream(run: Run) -> None:
     assert "And more of it" not in text
 
 
-def test_list_prints_all_that_a_stream_reads_and_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    further = """
-from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, stream
-
 LOUD = KafkaTopic("loud", value=Json({"word": "string"}))
 
+
 @stream(
-    source=DeltaSource("all_words", schema=LOUD.value.schema),
+    source=DeltaSource("all_words", schema=LOUD.records.schema),
     sink={"told": DeltaTable("told"), "loud": KafkaSink(LOUD)},
 )
-def tell(words):
-    return words
-"""
-    (tmp_path / "cli_further_flows.py").write_text(further)
-    monkeypatch.setenv("RECOURSE_FLOWS", '["cli_test_flows", "cli_further_flows"]')
+def tell(words: Any) -> Any:
+    """Nothing."""
+
+
+def test_list_prints_all_that_a_stream_reads_and_writes(declare: Declare, run: Run) -> None:
+    declare(count, keep, tell)
     lines = run("streams", "list").out.split("\n")
     assert lines[0].split() == ["stream", "reads", "writes", "trigger", "description"]
     (line,) = [line for line in lines if line.startswith("tell")]
@@ -152,8 +145,7 @@ def test_describe_prints_the_topology_as_text_and_the_schemas_as_json(run: Run) 
 
 @pytest.mark.parametrize("command", ["describe", "status", "stop", "run", "ledger"])
 def test_an_unknown_stream_is_a_usage_error(run: Run, command: str) -> None:
-    code, _, said = run("streams", command, "nobody")
-    assert code == 2 and "no stream is named 'nobody'" in said
+    assert "no stream is named 'nobody'" in run.said("streams", command, "nobody")
 
 
 def test_status_where_nothing_ever_ran_is_an_error_that_names_the_home(settings: Settings, run: Run) -> None:
@@ -353,8 +345,7 @@ def test_ledger_reads_another_table_of_the_stream(settings: Settings, run: Run) 
     commit(settings.tables / "count_dead_letters", 0, entry(3, "count_dead_letters"))
     (printed,) = json_of(run, "ledger", "count", "--sink", "count_dead_letters")
     assert printed["batch"] == 3
-    code, _, said = run("streams", "ledger", "count", "--sink", "all_words")
-    assert code == 2 and "its tables are: counts, count_dead_letters" in said
+    assert "its tables are: counts, count_dead_letters" in run.said("streams", "ledger", "count", "--sink", "all_words")
 
 
 def test_ledger_goes_on_in_the_file_beside_the_state_where_the_log_was_shortened(settings: Settings, run: Run) -> None:

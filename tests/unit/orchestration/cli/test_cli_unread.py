@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_one_stream_is_shown_with_its_partitions(home: Settings, monkeypatch: py
 
 def test_json_has_it_for_every_stream(home: Settings, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     answers(monkeypatch, unread_of(POSITION, ENDS, {}))
-    by_name = {value["stream"]: value["unread"] for value in run("streams", "status", "-o", "json").value}
+    by_name = {value["stream"]: value["unread"] for value in run.json("streams", "status")}
     assert by_name["plain"] is None
     assert by_name[STREAM]["records"] == 30 and by_name[STREAM]["oldest_age_s"] is None
     assert by_name[STREAM]["partitions"][0]["position"] == 20
@@ -98,7 +99,7 @@ def test_without_a_broker_the_last_known_lag_is_shown_with_its_age(
 ) -> None:
     answers(monkeypatch, None)
     printed = run("streams", "status", STREAM)
-    assert "the end of its topics cannot be seen; the lag by partition 0 s ago was" in printed.err
+    assert re.search(r"the end of its topics cannot be seen; the lag by partition \d s ago was", printed.err)
     assert next(line.split() for line in printed.out.splitlines() if line.startswith(TOPIC)) == [TOPIC, "0", "30"]
 
 
@@ -128,7 +129,7 @@ def test_topics_have_figures_and_the_lag_of_their_readers(
     growing: Growing, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     answers(monkeypatch, unread_of(POSITION, ENDS, {}))
-    (value,) = run("topics", "--seconds", "0.05", "-o", "json").value
+    (value,) = run.json("topics", "--seconds", "0.05")
     assert (value["topic"], value["partitions"], value["records"], value["end"]) == (TOPIC, 2, 83, 88)
     assert 0 < value["records_per_s"] <= 20 / 0.05
     assert value["lag"] == {"parity": 30, "plain": None}
@@ -151,10 +152,10 @@ def test_void_ranges_of_a_topic_are_shown_with_their_plans(
         ["0", "11", "33", "w-0001"],
         ["0", "20", "40", "w-0002"],
     ]
-    (value,) = run("topics", "--seconds", "0", "-o", "json").value
+    (value,) = run.json("topics", "--seconds", "0")
     assert [each["plan"] for each in value["void"]] == ["w-0001", "w-0002"]
     declare_void(home, TOPIC, "another id", writer="w", path=(1,), ranges=[VoidRange(0, 1, 2, "x", 1, 0.0)])
-    assert run("topics", "--seconds", "0", "-o", "json").value[0]["void"] == []
+    assert run.json("topics", "--seconds", "0")[0]["void"] == []
 
 
 def test_void_offsets_are_not_unread() -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +17,6 @@ from typing import ClassVar
 import pytest
 import structlog
 
-from orchestration import cli
 from orchestration.cli import preparations, up
 from orchestration.cli.children import Retried
 from orchestration.cli.options import Invocation
@@ -38,14 +38,26 @@ pytestmark = pytest.mark.slow
 Events = list[str]
 
 
-class FakeBroker:
-    """Tells what is done to it, and dies when told to."""
+class Fake:
+    """A part of what `up` starts; tells what is done to it."""
 
     called: ClassVar[Events] = []
-    alive = True
+    name = ""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, **options: object) -> None:
         pass
+
+    def stop(self) -> None:
+        self.called.append(f"{self.name} stop")
+
+    def kill(self) -> None:
+        self.called.append(f"{self.name} kill")
+
+
+class FakeBroker(Fake):
+    """Dies when told to."""
+
+    name, alive = "broker", True
 
     def start(self) -> str:
         self.called.append("broker start")
@@ -58,18 +70,11 @@ class FakeBroker:
     def running(self) -> bool:
         return FakeBroker.alive
 
-    def stop(self) -> None:
-        self.called.append("broker stop")
 
-    def kill(self) -> None:
-        self.called.append("broker kill")
+class FakeProcesses(Fake):
+    """The broker dies at the second look, and Ctrl-C comes at the fourth."""
 
-
-class FakeProcesses:
-    """Tells what is done to it; the broker dies at the second look, and Ctrl-C comes at the fourth."""
-
-    called: ClassVar[Events] = []
-    looks = 0
+    name, looks = "dagster", 0
 
     def __init__(self, settings: Settings) -> None:
         self.called.append(f"dagster port {settings.dagster.port}")
@@ -84,21 +89,60 @@ class FakeProcesses:
         if FakeProcesses.looks == 4:
             raise KeyboardInterrupt
 
-    def stop(self) -> None:
-        self.called.append("dagster stop")
 
-    def kill(self) -> None:
-        self.called.append("dagster kill")
+class FakeFeeder(Fake):
+    name, state = "feeder", FeederState("feeding", 1, 2)
+
+    def __init__(self, settings: Settings, **options: object) -> None:
+        self.options = options
+
+    def start(self) -> None:
+        self.called.append(f"feeder start {self.options}")
+
+
+PARTS = {
+    "home": (preparations, "sole_use"),
+    "jars": (preparations, "fetch_jars"),
+    "broker": (FakeBroker, "start"),
+    "topics": (up, "_topics"),
+    "Dagster": (FakeProcesses, "start"),
+}
+
+
+@dataclass
+class Up:
+    """Everything that `up` starts, faked at its border, and the command."""
+
+    run: Run
+    patch: pytest.MonkeyPatch
+    events: Events = field(default_factory=list)
+    """What was called."""
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """Run the command, which ends with this exit code; its messages."""
+        return self.run.said(*arguments, code=code)
+
+    def fails_first(self, part: str, error: Exception) -> Events:
+        """Has one part of the start fail once; each try of it is in the list."""
+        works, tries = getattr(*PARTS[part]), Events()
+
+        def attempt(*arguments: object, **named: object) -> object:
+            tries.append(part)
+            if len(tries) == 1:
+                raise error
+            return works(*arguments, **named)
+
+        self.patch.setattr(*PARTS[part], attempt)
+        return tries
 
 
 @pytest.fixture
-def events(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
-    """Everything that `up` starts, faked at its border; the list says what was called."""
+def everything(empty_folder: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Up:
     monkeypatch.delenv("RECOURSE_DEMO")
     monkeypatch.setattr(Invocation, "export", lambda self: None)
-    called: Events = []
-    for fake in (FakeBroker, FakeProcesses):
-        monkeypatch.setattr(fake, "called", called)
+    made = Up(run, monkeypatch)
+    called = made.events
+    monkeypatch.setattr(Fake, "called", called)
     monkeypatch.setattr(FakeBroker, "alive", True)
     monkeypatch.setattr(FakeProcesses, "looks", 0)
     processes = ModuleType("orchestration.local_dagster.processes")
@@ -109,87 +153,49 @@ def events(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
     monkeypatch.setattr(preparations, "fetch_jars", lambda settings, broker: called.append(f"jars {broker}"))
     monkeypatch.setattr(preparations, "warm_up_once", lambda settings: called.append("warm-up"))
     monkeypatch.setattr(up, "_topics", lambda call: called.append("topics"))
-    monkeypatch.setattr(up, "FeederThread", lambda settings, **options: _feeder(called, options))
+    monkeypatch.setattr(up, "FeederThread", FakeFeeder)
     monkeypatch.setattr(up.time, "sleep", lambda seconds: None)
-    return called
+    return made
 
 
-def _feeder(called: Events, options: dict[str, object]) -> SimpleNamespace:
-    return SimpleNamespace(
-        state=FeederState("feeding", 1, 2),
-        start=lambda: called.append(f"feeder start {options}"),
-        stop=lambda: called.append("feeder stop"),
-    )
+BEGIN = ["checks", "jars True", "warm-up", "broker start", "topics"]
 
 
-def fails_first(monkeypatch: pytest.MonkeyPatch, part: str, error: Exception) -> Events:
-    """Has one part of the start fail once; each try of it is in the list."""
-    where = {
-        "home": (preparations, "sole_use"),
-        "jars": (preparations, "fetch_jars"),
-        "broker": (FakeBroker, "start"),
-        "topics": (up, "_topics"),
-        "Dagster": (FakeProcesses, "start"),
-    }[part]
-    works, tries = getattr(*where), Events()
-
-    def attempt(*arguments: object, **named: object) -> object:
-        tries.append(part)
-        if len(tries) == 1:
-            raise error
-        return works(*arguments, **named)
-
-    monkeypatch.setattr(*where, attempt)
-    return tries
-
-
-def test_it_starts_in_order_restarts_a_dead_broker_and_ends_in_the_opposite_order(events: Events, run: Run) -> None:
-    code, data, said = run("up")
-    assert (code, data) == (0, "") and "http://127.0.0.1:3000" in said
-    assert events == [
-        "checks",
-        "jars True",
-        "warm-up",
-        "broker start",
-        "topics",
-        "dagster port 3000",
-        "dagster start",
-        "feeder start {'rate': 2000.0, 'share': 1.0}",
-        "broker restart",
-        "feeder stop",
-        "dagster stop",
-        "broker stop",
+def test_it_starts_in_order_restarts_a_dead_broker_and_ends_in_the_opposite_order(everything: Up) -> None:
+    printed = everything.run.ended(0, "up")
+    assert printed.out == "" and "http://127.0.0.1:3000" in printed.err
+    feeder = "feeder start {'rate': 2000.0, 'share': 1.0}"
+    assert everything.events == [
+        *BEGIN,
+        *("dagster port 3000", "dagster start", feeder, "broker restart"),
+        *("feeder stop", "dagster stop", "broker stop"),
     ]
 
 
-def test_a_configured_cluster_gets_no_broker_of_ours(events: Events, run: Run) -> None:
-    assert run("--set", "kafka.bootstrap_servers=kafka:9092", "up", "--rate", "0", "--port", "3111").code == 0
-    assert events == ["checks", "jars False", "topics", "dagster port 3111", "dagster start", "dagster stop"]
+def test_a_configured_cluster_gets_no_broker_of_ours(everything: Up) -> None:
+    everything("--set", "kafka.bootstrap_servers=kafka:9092", "up", "--rate", "0", "--port", "3111")
+    dagster = ["dagster port 3111", "dagster start", "dagster stop"]
+    assert everything.events == ["checks", "jars False", "topics", *dagster]
 
 
-def test_what_started_is_ended_when_the_rest_cannot_start(
-    events: Events, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    fails_first(monkeypatch, "Dagster", SetupError("port 3000 is taken", "--port 0"))
-    code, _, said = run("up")
-    assert code == 1 and events[-2:] == ["dagster stop", "broker stop"]
-    assert "REC-003 port 3000 is taken\n  next: --port 0" in said
+def test_what_started_is_ended_when_the_rest_cannot_start(everything: Up) -> None:
+    everything.fails_first("Dagster", SetupError("port 3000 is taken", "--port 0"))
+    assert "REC-003 port 3000 is taken\n  next: --port 0" in everything("up", code=1)
+    assert everything.events[-2:] == ["dagster stop", "broker stop"]
 
 
-def test_a_second_up_on_one_home_is_refused(events: Events, run: Run) -> None:
+def test_a_second_up_on_one_home_is_refused(everything: Up) -> None:
     with sole_use(Settings.load()):
-        code, _, said = run("up")
-    assert code == 2 and events == [] and f"process {os.getpid()}" in said
-    assert run("up", "--rate", "0").code == 0, "the lock goes with its holder"
+        assert f"process {os.getpid()}" in everything("up", code=2)
+    assert everything.events == []
+    everything("up", "--rate", "0")  # the lock goes with its holder
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_once_ends_with_the_verdict_and_starts_no_dagster(
-    code: int, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(up, "run_once", lambda call, share, output: code)
-    assert cli.main(["up", "--once", "--share", "0.5"]) == code
-    assert events == ["checks", "jars True", "warm-up", "broker start", "topics", "broker stop"]
+def test_once_ends_with_the_verdict_and_starts_no_dagster(code: int, everything: Up) -> None:
+    everything.patch.setattr(up, "run_once", lambda call, share, output: code)
+    everything("up", "--once", "--share", "0.5", code=code)
+    assert everything.events == [*BEGIN, "broker stop"]
 
 
 def test_a_broker_that_does_not_come_up_is_tried_again_later_each_time_and_ends_nothing(
@@ -212,21 +218,15 @@ def test_a_broker_that_does_not_come_up_is_tried_again_later_each_time_and_ends_
     assert "broker: works again" in printed
 
 
-def test_a_full_disk_ends_nothing_and_is_told_with_its_path(
-    events: Events, monkeypatch: pytest.MonkeyPatch, empty_folder: Path, run: Run
-) -> None:
-    looks = []
+def test_a_full_disk_ends_nothing_and_is_told_with_its_path(everything: Up, empty_folder: Path) -> None:
+    looks = iter([FULL, KeyboardInterrupt()])
 
     def supervise(self: object) -> None:
-        looks.append(1)
-        if len(looks) == 1:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        raise KeyboardInterrupt
+        raise next(looks)
 
-    monkeypatch.setattr(FakeProcesses, "supervise", supervise)
-    code, _, said = run("up")
-    assert code == 0 and len(looks) == 2
-    assert f"Dagster: REC-003 {empty_folder / '.recourse'}: No space left on device" in said
+    everything.patch.setattr(FakeProcesses, "supervise", supervise)
+    assert f"Dagster: REC-003 {empty_folder / '.recourse'}: No space left on device" in everything("up")
+    assert not list(looks)
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -236,31 +236,30 @@ BROKER_ENDED = SetupError("the broker ended while it started", may_pass=True)
 @pytest.mark.parametrize(
     ("part", "error", "words"),
     [
-        *((part, FULL, "No space left on device") for part in ("home", "jars", "broker", "topics", "Dagster")),
+        *((part, FULL, "No space left on device") for part in PARTS),
         ("broker", BROKER_ENDED, "broker: REC-003 the broker ended"),
     ],
 )
 def test_a_first_start_waits_for_a_full_disk_and_for_a_broker_that_does_not_come_up(
-    events: Events, monkeypatch: pytest.MonkeyPatch, run: Run, part: str, error: Exception, words: str
+    everything: Up, part: str, error: Exception, words: str
 ) -> None:
-    tries = fails_first(monkeypatch, part, error)
-    code, _, said = run("up")
-    assert code == 0 and len(tries) == 2 and events[-1] == "broker stop"
+    tries = everything.fails_first(part, error)
+    said = everything("up")
+    assert len(tries) == 2 and everything.events[-1] == "broker stop"
     assert said.count(words) == 1 and "tried again in 1 s" in said and "works again" in said
 
 
-def test_what_a_person_has_to_mend_ends_the_first_start_unless_the_disk_is_full(
-    events: Events, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    fails_first(monkeypatch, "broker", SetupError("port 9092 is taken", "choose another one"))
-    assert run("up").code == 1
-    tries = fails_first(monkeypatch, "Dagster", SetupError("Dagster's webserver ended at once"))
-    assert run("--set", f"quality.free_disk_mb={2**40}", "up").code == 0 and len(tries) == 2
+def test_what_a_person_has_to_mend_ends_the_first_start_unless_the_disk_is_full(everything: Up) -> None:
+    everything.fails_first("broker", SetupError("port 9092 is taken", "choose another one"))
+    everything("up", code=1)
+    tries = everything.fails_first("Dagster", SetupError("Dagster's webserver ended at once"))
+    everything("--set", f"quality.free_disk_mb={2**40}", "up")
+    assert len(tries) == 2
 
 
-def test_once_waits_for_nothing(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = fails_first(monkeypatch, "broker", FULL)
-    assert cli.main(["up", "--once"]) == 1
+def test_once_waits_for_nothing(everything: Up) -> None:
+    tries = everything.fails_first("broker", FULL)
+    everything("up", "--once", code=1)
     assert len(tries) == 1
 
 
@@ -318,8 +317,11 @@ OK = SimpleNamespace(table="flights_clean", ok=True, expected_rows=10, found_row
 WRONG = SimpleNamespace(table="airport_hours", ok=False, expected_rows=5, found_rows=4, detail="1 rows missing")
 
 
+Compared = Callable[..., Events]
+
+
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Events]:
+def compared(everything: Up) -> Compared:
     """Fakes the topic's content, the feeder, the session and the comparison of `--once`."""
 
     def fake(*checks: SimpleNamespace, records: int = 0, total: int = 100, complete: bool = False) -> Events:
@@ -330,12 +332,11 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Events]:
             return SimpleNamespace(records=total, seconds=1.0, rate=100.0, held=total, total=total, stopped=False)
 
         there = SimpleNamespace(records=records, total=total, complete=complete)
-        monkeypatch.setattr("streaming_jobs.examples.flights.feeder.survey", lambda settings, share: there)
-        monkeypatch.setattr(
-            "streaming_jobs.examples.flights.truth.compare", lambda settings, streams, share: list(checks)
-        )
-        monkeypatch.setattr(up, "feed_with_bar", feed)
-        monkeypatch.setattr(up, "process", lambda call, streams: called.append(f"process {sorted(streams)}"))
+        patch = everything.patch.setattr
+        patch("streaming_jobs.examples.flights.feeder.survey", lambda settings, share: there)
+        patch("streaming_jobs.examples.flights.truth.compare", lambda settings, streams, share: list(checks))
+        patch(up, "feed_with_bar", feed)
+        patch(up, "process", lambda call, streams: called.append(f"process {sorted(streams)}"))
         return called
 
     return fake
@@ -344,34 +345,28 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Events]:
 STREAMS = "process ['airport_hours', 'carrier_totals', 'flights_clean']"
 
 
-def test_once_feeds_processes_and_compares(events: Events, compared: Callable[..., Events], run: Run) -> None:
+def test_once_feeds_processes_and_compares(compared: Compared, run: Run) -> None:
     called = compared(OK)
-    code, data, said = run("up", "--once", "--share", "0.5")
-    assert code == 0 and called == ["feed {'rate': None, 'share': 0.5}", STREAMS]
-    assert "flights_clean" in data and "every table equals the truth" in said
+    printed = run.ended(0, "up", "--once", "--share", "0.5")
+    assert called == ["feed {'rate': None, 'share': 0.5}", STREAMS]
+    assert "flights_clean" in printed.out and "every table equals the truth" in printed.err
 
 
-def test_once_does_not_feed_twice_and_fails_when_a_table_is_wrong(
-    events: Events, compared: Callable[..., Events], run: Run
-) -> None:
+def test_once_does_not_feed_twice_and_fails_when_a_table_is_wrong(compared: Compared, run: Run) -> None:
     called = compared(OK, WRONG, records=100, complete=True)
-    printed = run("up", "--once", "-o", "json")
-    assert printed.code == 1 and called == [STREAMS]
-    assert printed.value["ok"] is False and printed.value["tables"][1] == vars(WRONG)
+    value = run.json("up", "--once", code=1)
+    assert called == [STREAMS] and value["ok"] is False and value["tables"][1] == vars(WRONG)
 
 
-def test_once_refuses_a_topic_that_holds_more_than_the_share(
-    events: Events, compared: Callable[..., Events], run: Run
-) -> None:
+def test_once_refuses_a_topic_that_holds_more_than_the_share(compared: Compared, run: Run) -> None:
     called = compared(OK, records=16838, complete=True)
-    code, _, said = run("up", "--once", "--share", "0.01")
-    assert code == 2 and called == [] and "--share 0.05," in said
+    assert "--share 0.05," in run.said("up", "--once", "--share", "0.01") and called == []
 
 
-def test_once_needs_the_shipped_streams(events: Events, compared: Callable[..., Events], run: Run) -> None:
+def test_once_needs_the_shipped_streams(compared: Compared, run: Run) -> None:
     compared(OK)
-    code, _, said = run("--set", 'flows=["tests.support.tick_flows"]', "up", "--once")
-    assert code == 2 and "streaming_jobs.examples.flights.streams" in said
+    said = run.said("--set", 'flows=["tests.support.tick_flows"]', "up", "--once")
+    assert "streaming_jobs.examples.flights.streams" in said
 
 
 @pytest.mark.parametrize("records", [1, 100, 16838, 336775, 336776])

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.deploys import starting
 from orchestration.deploys.plan import StreamDeploy, make_plan, refusals
-from orchestration.deploys.starting import ask, wait
+from orchestration.deploys.starting import DeployOutcome, ask, request, wait, wait_for_code
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
@@ -126,33 +125,50 @@ def test_a_deploy_is_recorded_once_and_a_torn_line_is_no_obstacle(home: Settings
     ]
 
 
-def test_a_deploy_that_was_killed_asks_for_no_second_start(home: Settings) -> None:
-    asked = starting.request(home, "plain", "anna", newest=time.time() - 60)
-    assert starting.request(home, "plain", "anna", newest=time.time() - 60) == asked
-    later = starting.request(home, "plain", "anna", newest=time.time() + 60)
+def waited(home: Settings, asked: float, seconds: float = 5) -> DeployOutcome:
+    """The outcome of a deploy of `plain`."""
+    (outcome,) = wait_for_code(home, [StreamDeploy("plain", "deploy", "a", "b")], {"plain": asked}, seconds, print)
+    return outcome
+
+
+def test_a_request_that_waits_is_not_repeated_unless_the_code_has_changed_or_a_failed_start_has_seen_it(
+    home: Settings,
+) -> None:
+    """As after a deploy that was killed."""
+    asked = request(home, "plain", "anna", newest=time.time() - 60)
+    assert request(home, "plain", "anna", newest=time.time() - 60) == asked
+    later = request(home, "plain", "anna", newest=time.time() + 60)
     assert later > asked, "the code has changed since"
+    write_status(home, Status("plain", state="failed", started_at=later + 0.001))
+    time.sleep(0.02)
+    again = request(home, "plain", "anna", newest=0.0)
+    pending = START.request(home, "plain")
+    assert again > later and pending is not None and pending.since == again
+
+
+def test_a_start_that_preflight_refuses_is_the_answer(home: Settings) -> None:
+    asked = request(home, "plain", "anna", newest=0.0)
+    error = {"code": "REC-021", "found": "another writer", "next": "accept it", "permanent": True}
+    write_status(home, Status("plain", state="failed", started_at=asked + 1, error=error))  # type: ignore[arg-type]
+    done = waited(home, asked, 3600.0)
+    assert done.result == "failed" and "another writer" in done.text and "accept it" in done.text
 
 
 def test_a_deploy_is_done_when_the_new_code_has_committed(home: Settings) -> None:
-    plan = StreamDeploy("plain", "deploy", "a", "b")
-    asked = starting.request(home, "plain", "anna", newest=0.0)
-    assert [o.result for o in starting.wait_for_code(home, [plan], {"plain": asked}, 0.3, lambda _: None)] == [
-        "not yet"
-    ]
+    asked = request(home, "plain", "anna", newest=0.0)
+    assert waited(home, asked, 0.3).result == "not yet"
     now = time.time()
     status = Status("plain", "running", os.getpid(), heartbeat=now, started_at=now, begun_at=asked + 1)
     status.code_version, status.committed_at = "b (1.0)", asked - 1
     write_status(home, status)
-    assert [o.result for o in starting.wait_for_code(home, [plan], {"plain": asked}, 0.3, lambda _: None)] == [
-        "not yet"
-    ]
+    assert waited(home, asked, 0.3).result == "not yet"
     status.committed_at = asked + 2
     write_status(home, status)
-    (done,) = starting.wait_for_code(home, [plan], {"plain": asked}, 5, lambda _: None)
+    done = waited(home, asked)
     assert done.ok and "runs b" in done.text
     status.state, status.error = "failed", {"found": "a bug", "next": "correct it"}
     write_status(home, status)
-    (failed,) = starting.wait_for_code(home, [plan], {"plain": asked}, 5, lambda _: None)
+    failed = waited(home, asked)
     assert failed.result == "failed" and "put the code a back" in failed.text and "correct it" in failed.text
 
 

@@ -60,15 +60,8 @@ class Ticks:
         return words
 
     def evaluate(self, passed: bool, text: str = "...", severity: str = "ERROR") -> None:
-        self.instance.report_runless_asset_event(
-            dg.AssetCheckEvaluation(
-                asset_key=KEY.asset_key,
-                check_name=KEY.name,
-                passed=passed,
-                severity=dg.AssetCheckSeverity[severity],
-                description=text,
-            )
-        )
+        verdict = CheckVerdict(passed, dg.AssetCheckSeverity[severity], "", text)
+        self.instance.report_runless_asset_event(verdict.evaluation(KEY))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import pytest
 import yaml
 from dagster._core.remote_origin import RemoteJobOrigin
 
-from orchestration.quality import spark_session, suites
+from orchestration.quality import spark_session
 from orchestration.quality.spark_session import CORES, HEAP_MB, QualitySpark, small
 from orchestration.quality.suites import (
     JOB,
@@ -47,6 +47,7 @@ from orchestration.sessions.reporting import NO_RUN
 from quality.suites import Suite
 from quality.validation import MOST_ROWS, CheckOutcome, FirstFailing, Severity, Validation
 from streaming_jobs.errors import ConfigurationError, UsageError
+from streaming_jobs.platform.processes.child import NICENESS
 from streaming_jobs.settings import Settings
 from streaming_jobs.testing import MemoryRuntime
 from tests.support.dagster_homes import REPOSITORY, planned
@@ -222,11 +223,11 @@ def test_the_session_is_smaller_than_a_streams() -> None:
 
 def test_a_run_lets_the_streams_go_first() -> None:
     code = (
-        "import os; from orchestration.quality.suites import lower_priority\n"
+        "import os; from streaming_jobs.platform.processes.child import lower_priority\n"
         "lower_priority(); lower_priority(); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) >= suites.NICENESS
+    assert int(done.stdout) >= NICENESS
 
 
 def test_a_check_executed_from_its_page_waits_for_the_run_that_evaluates_suites(tmp_path: Path) -> None:
@@ -247,20 +248,11 @@ def test_a_check_executed_from_its_page_waits_for_the_run_that_evaluates_suites(
     thread.join()
 
 
-@pytest.mark.parametrize(
-    ("suite", "found"),
-    [
-        (Suite("x", "oders", list), "about table 'oders', and no stream writes it"),
-        (Suite("health", "orders", list), "two checks named health"),
-        (Suite("orders_rows", "orders", list, description="a second one"), "two checks named orders_rows"),
-    ],
-)
-def test_a_suite_that_fits_no_table_or_has_the_name_of_another_check_is_refused(
-    tmp_path: Path, suite: Suite, found: str
-) -> None:
-    checks = SuiteChecks([ROWS, suite], Settings(home=tmp_path), lambda *_: validation())
-    with pytest.raises(ConfigurationError, match=found):
-        checks.refuse_misfits(["orders", "stock"], taken=("health", "rules"))
+def test_a_suite_with_the_name_of_another_check_is_refused(tmp_path: Path) -> None:
+    """`SuiteSet` refuses an unknown table, and two suites of one name."""
+    checks = SuiteChecks([ROWS, Suite("health", "orders", list)], Settings(home=tmp_path), lambda *_: validation())
+    with pytest.raises(ConfigurationError, match="two checks named health"):
+        checks.refuse_names(("health", "rules"))
 
 
 def test_without_suites_there_is_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from orchestration.sessions.decisions import (
     RunSeen,
     SessionSeen,
     StartSession,
-    StreamSeen,
     alert_of,
     back_off,
     keepalive,
@@ -22,6 +21,7 @@ from orchestration.sessions.decisions import (
 from orchestration.sessions.ownership import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 from streaming_jobs.platform.back_off import OF_SESSIONS
 from streaming_jobs.platform.failures import ErrorReport
+from streaming_jobs.state.status import Status
 
 NOW = 1_000_000.0
 STREAMS = ("a", "b")
@@ -54,76 +54,62 @@ RECOVERING = {"a": "is being recovered by plan a-0001"}
 GAVE_UP = run("FAILURE", run_id="r", **{FAILURE_TAG: "permanent", FINGERPRINT_TAG: "f1"})
 
 
-@pytest.mark.parametrize(
-    ("job", "decision"),
-    [
-        pytest.param(seen(), StartSession("first"), id="the first session"),
-        pytest.param(seen(run("FAILURE", run_id="r7")), StartSession("after-r7"), id="once for each failed run"),
-        pytest.param(seen(run("SUCCESS", run_id="r7")), StartSession("after-r7"), id="it ended by itself"),
-        pytest.param(seen(run("CANCELED"), run("SUCCESS")), "an operator stopped run run-1", id="an operator's stop"),
-        pytest.param(
-            seen(duplicate("duplicate"), SESSION),
-            "queued run duplicat was cancelled; session session- runs",
-            id="a cancelled duplicate is no stop of the session",
-        ),
-        pytest.param(
-            seen(duplicate("duplicate"), run("FAILURE", ago=50, lasted=250, run_id="session-of-now")),
-            StartSession("after-session-of-now"),
-            id="nor of the next one",
-        ),
-        pytest.param(
-            seen(duplicate("duplicate"), run("CANCELED", ago=99, lasted=300, run_id="session-of-then")),
-            "an operator stopped run session-",
-            id="a duplicate cancelled together with the session",
-        ),
-        pytest.param(
-            seen(duplicate("the-next"), run("FAILURE", ago=300, lasted=10, run_id="before")),
-            "an operator cancelled run the-next before it began",
-            id="the only session cancelled before it began",
-        ),
-        pytest.param(
-            seen(replace(run("QUEUED", ago=9, run_id="duplicate"), started=None), SESSION),
-            "run session- is started; run duplicat waits in the queue for its end",
-            id="a queued run says what it waits for",
-        ),
-        pytest.param(
-            seen(run("CANCELED", ago=0.1, run_id="r3", **{STOPPED_BY_TAG: "shutdown"}), run("FAILURE")),
-            StartSession("after-r3"),
-            id="a session that recourse up ended, at once",
-        ),
-        pytest.param(seen(run("SUCCESS"), stopped_on_purpose=ALL), "on purpose", id="all streams stopped on purpose"),
-        pytest.param(
-            seen(run("SUCCESS", run_id="r"), stopped_on_purpose=frozenset({"a"})),
-            StartSession("after-r"),
-            id="one stream stopped on purpose",
-        ),
-        pytest.param(
-            seen(run("SUCCESS"), stopped_on_purpose=ALL, recovering=RECOVERING),
-            "stream a is being recovered by plan a-0001; the session starts when that is over",
-            id="a recovery of all that is left",
-        ),
-        pytest.param(
-            seen(run("FAILURE"), held_by={"a": "process 7"}), "a by process 7", id="beside somebody else's driver"
-        ),
-        pytest.param(seen(GAVE_UP, fingerprint="f1"), "gave up", id="a permanent failure"),
-        pytest.param(seen(GAVE_UP, fingerprint="f2"), StartSession("after-r"), id="until something changes"),
-        pytest.param(
-            seen(run("FAILURE", run_id="r2"), GAVE_UP, fingerprint="f1"),
-            StartSession("after-r2"),
-            id="or a person launches it again",
-        ),
-        pytest.param(seen(run("FAILURE", ago=1.0)), "next try is in 4 s", id="a failed session rests"),
-        pytest.param(
-            seen(run("FAILURE", ago=OF_SESSIONS.first, run_id="r")), StartSession("after-r"), id="and is started again"
-        ),
-        pytest.param(
-            seen(run("FAILURE", ago=-7200, run_id="r")),
-            StartSession("after-r"),
-            id="an end of before the clock was set back keeps nothing waiting",
-        ),
-        *(pytest.param(seen(run(status)), status.lower(), id=f"one run {status}") for status in IN_PROGRESS),
-    ],
-)
+QUEUED = replace(run("QUEUED", ago=9, run_id="duplicate"), started=None)
+SHUT_DOWN = run("CANCELED", ago=0.1, run_id="r3", **{STOPPED_BY_TAG: "shutdown"})
+THEN = run("CANCELED", ago=99, lasted=300, run_id="session-of-then")
+KEEPALIVE: dict[str, tuple[JobSeen, StartSession | str]] = {
+    "the first session": (seen(), StartSession("first")),
+    "once for each failed run": (seen(run("FAILURE", run_id="r7")), StartSession("after-r7")),
+    "it ended by itself": (seen(run("SUCCESS", run_id="r7")), StartSession("after-r7")),
+    "an operator's stop": (seen(run("CANCELED"), run("SUCCESS")), "an operator stopped run run-1"),
+    "a cancelled duplicate is no stop of the session": (
+        seen(duplicate("duplicate"), SESSION),
+        "queued run duplicat was cancelled; session session- runs",
+    ),
+    "nor of the next one": (
+        seen(duplicate("duplicate"), run("FAILURE", ago=50, lasted=250, run_id="session-of-now")),
+        StartSession("after-session-of-now"),
+    ),
+    "a duplicate cancelled together with the session": (
+        seen(duplicate("duplicate"), THEN),
+        "an operator stopped run session-",
+    ),
+    "the only session cancelled before it began": (
+        seen(duplicate("the-next"), run("FAILURE", ago=300, lasted=10, run_id="before")),
+        "an operator cancelled run the-next before it began",
+    ),
+    "a queued run says what it waits for": (
+        seen(QUEUED, SESSION),
+        "run session- is started; run duplicat waits in the queue for its end",
+    ),
+    "a session that recourse up ended, at once": (seen(SHUT_DOWN, run("FAILURE")), StartSession("after-r3")),
+    "all streams stopped on purpose": (seen(run("SUCCESS"), stopped_on_purpose=ALL), "on purpose"),
+    "one stream stopped on purpose": (
+        seen(run("SUCCESS", run_id="r"), stopped_on_purpose=frozenset({"a"})),
+        StartSession("after-r"),
+    ),
+    "a recovery of all that is left": (
+        seen(run("SUCCESS"), stopped_on_purpose=ALL, recovering=RECOVERING),
+        "stream a is being recovered by plan a-0001; the session starts when that is over",
+    ),
+    "beside somebody else's driver": (seen(run("FAILURE"), held_by={"a": "process 7"}), "a by process 7"),
+    "a permanent failure": (seen(GAVE_UP, fingerprint="f1"), "gave up"),
+    "until something changes": (seen(GAVE_UP, fingerprint="f2"), StartSession("after-r")),
+    "or a person launches it again": (
+        seen(run("FAILURE", run_id="r2"), GAVE_UP, fingerprint="f1"),
+        StartSession("after-r2"),
+    ),
+    "a failed session rests": (seen(run("FAILURE", ago=1.0)), "next try is in 4 s"),
+    "and is started again": (seen(run("FAILURE", ago=OF_SESSIONS.first, run_id="r")), StartSession("after-r")),
+    "an end of before the clock was set back keeps nothing waiting": (
+        seen(run("FAILURE", ago=-7200, run_id="r")),
+        StartSession("after-r"),
+    ),
+    **{f"one run {status}": (seen(run(status)), status.lower()) for status in IN_PROGRESS},
+}
+
+
+@pytest.mark.parametrize(("job", "decision"), KEEPALIVE.values(), ids=KEEPALIVE)
 def test_keepalive_starts_one_session_unless_there_is_a_reason_not_to(
     job: JobSeen, decision: StartSession | str
 ) -> None:
@@ -140,35 +126,28 @@ def test_a_recovery_is_named_by_every_tick_that_starts_nothing() -> None:
     assert waiting.words == "run run-1 is started; stream a is being recovered by plan a-0001"
 
 
+FAILED, ENDED, CANCELED = run("FAILURE"), run("SUCCESS"), run("CANCELED")
+LASTED = run("FAILURE", lasted=OF_SESSIONS.healthy_after)
+
+
 @pytest.mark.parametrize(
     ("ends", "delay"),
     [
-        (["FAILURE"], OF_SESSIONS.first),
-        (["FAILURE"] * 2, 2 * OF_SESSIONS.first),
-        (["FAILURE"] * 4, 8 * OF_SESSIONS.first),
-        (["SUCCESS", "FAILURE"], 2 * OF_SESSIONS.first),
-        (["FAILURE"] * 12, OF_SESSIONS.longest),
-        (["FAILURE", "CANCELED", "FAILURE"], OF_SESSIONS.first),
-        (["CANCELED", "FAILURE"], 0.0),
+        ([FAILED], OF_SESSIONS.first),
+        ([FAILED] * 2, 2 * OF_SESSIONS.first),
+        ([FAILED] * 4, 8 * OF_SESSIONS.first),
+        ([ENDED, FAILED], 2 * OF_SESSIONS.first),
+        ([FAILED] * 12, OF_SESSIONS.longest),
+        ([FAILED, CANCELED, FAILED], OF_SESSIONS.first),
+        ([CANCELED, FAILED], 0.0),
+        ([LASTED, FAILED, FAILED, FAILED], OF_SESSIONS.first),
+        ([FAILED, LASTED, FAILED, FAILED], 2 * OF_SESSIONS.first),
     ],
 )
-def test_the_delay_doubles_with_each_quick_end_in_a_row(ends: list[str], delay: float) -> None:
-    assert back_off([run(status) for status in ends]) == delay
-
-
-def test_a_session_that_lasted_resets_the_delay() -> None:
-    healthy = run("FAILURE", lasted=OF_SESSIONS.healthy_after)
-    quick = run("FAILURE")
-    assert back_off([healthy, quick, quick, quick]) == OF_SESSIONS.first
-    assert back_off([quick, healthy, quick, quick]) == 2 * OF_SESSIONS.first
-
-
-def test_a_run_of_before_the_clock_was_set_back_can_be_dead() -> None:
-    ended = replace(run("STARTED", ago=0), started=NOW + 7200)
-    lost = SessionSeen(ended, worker_lives=False, held=False, heartbeat=NOW + 7000)
-    begins = replace(run("STARTING", ago=-7200), started=None)
-    for each in (lost, replace(lost, run=begins)):
-        assert presumed_dead(each, NOW, stale_after=60, patience=45) is not None
+def test_the_delay_doubles_with_each_quick_end_in_a_row_until_a_session_lasts(
+    ends: list[RunSeen], delay: float
+) -> None:
+    assert back_off(ends) == delay
 
 
 def test_a_wait_until_a_person_acts_is_told_from_one_that_ends() -> None:
@@ -179,8 +158,6 @@ def test_a_wait_until_a_person_acts_is_told_from_one_that_ends() -> None:
 
 
 DEAD = SessionSeen(run("STARTED", ago=500), worker_lives=False, held=False, heartbeat=NOW - 400)
-
-
 ELSEWHERE = replace(DEAD, worker_lives=None, elsewhere=True, heartbeat=None, reported=NOW - 20)
 
 
@@ -208,6 +185,9 @@ ELSEWHERE = replace(DEAD, worker_lives=None, elsewhere=True, heartbeat=None, rep
         (replace(ELSEWHERE, worker_lives=False), True),
         (replace(ELSEWHERE, run=run("STARTING", ago=5000), reported=None), False),
         (replace(ELSEWHERE, elsewhere=False), True),
+        # a run of before the clock was set back can be dead
+        (replace(DEAD, run=replace(run("STARTED", ago=0), started=NOW + 7200), heartbeat=NOW + 7000), True),
+        (replace(DEAD, run=replace(run("STARTING", ago=-7200), started=None), heartbeat=NOW + 7000), True),
     ],
 )
 def test_a_run_is_declared_dead_only_when_nothing_of_it_lives(session: SessionSeen, dead: bool) -> None:
@@ -220,25 +200,23 @@ def test_a_worker_that_starts_has_at_least_the_time_that_dagster_gives_it() -> N
     assert presumed_dead(starting, NOW, stale_after=60, patience=45, start_timeout=100) is not None
 
 
-LIVE = StreamSeen("a", "running", started_at=NOW - 100)
-
-
+LIVE = Status("a", "running", started_at=NOW - 100)
 ERROR: ErrorReport = {"code": "REC-012", "found": "no broker"}
 
 
 @pytest.mark.parametrize(
-    ("stream", "text"),
+    ("status", "silent", "text"),
     [
-        (LIVE, None),
-        (replace(LIVE, state="stopped"), None),
-        (replace(LIVE, state="failed", error=ERROR), "stream a failed: REC-012 no broker"),
-        (replace(LIVE, silent="process 7 lives"), "stream a is silent: process 7 lives"),
-        (replace(LIVE, state="failing", error={**ERROR, "lasting": True}), "stream a failed: REC-012 no broker"),
-        (replace(LIVE, state="failing", error={**ERROR, "lasting": False}), None),
+        (LIVE, "", None),
+        (replace(LIVE, state="stopped"), "", None),
+        (replace(LIVE, state="failed", error=ERROR), "", "stream a failed: REC-012 no broker"),
+        (LIVE, "process 7 lives", "stream a is silent: process 7 lives"),
+        (replace(LIVE, state="failing", error={**ERROR, "lasting": True}), "", "stream a failed: REC-012 no broker"),
+        (replace(LIVE, state="failing", error={**ERROR, "lasting": False}), "", None),
     ],
 )
-def test_a_stream_that_failed_or_says_nothing_is_an_alert(stream: StreamSeen, text: str | None) -> None:
-    alert = alert_of(stream)
+def test_a_stream_that_failed_or_says_nothing_is_an_alert(status: Status, silent: str, text: str | None) -> None:
+    alert = alert_of(status, silent)
     assert (alert and alert.text) == text
 
 

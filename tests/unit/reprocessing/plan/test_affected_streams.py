@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from reprocessing.explainer import explain
 from reprocessing.plan import planner
 from reprocessing.plan.affected_streams import (
     Along,
+    further_back,
     left_out,
     refuse_in_first_batch,
     refuse_others,
     refuse_undeclared,
+    still_void,
     through_tables,
     through_topics,
 )
@@ -27,7 +30,7 @@ from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
 from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
-from reprocessing.plan.targets import Target
+from reprocessing.plan.targets import Resolved, Target, resolve
 from reprocessing.plan.void_records import NOTHING_WRITTEN, WrittenAtPlanning
 from streaming_jobs.catalog.archive import archive
 from streaming_jobs.declare.table_source import DeltaSource
@@ -36,13 +39,15 @@ from streaming_jobs.examples.shop.streams import LEVELS, availability, stock, st
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.settings import Settings
+from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import stream_record, topic_records
 from streaming_jobs.state.lease import take
+from streaming_jobs.state.savepoint_retention import take_named
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import BoundTopic
+from streaming_jobs.state.stream_record import BoundTopic, Generation
 from streaming_jobs.state.topic_records import VoidRange
 from streaming_jobs.stream import DeltaTable, Stream
-from tests.support.life import OTHERS, STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.life import OTHERS, STREAM, TOPIC, TOPIC_ID, Life, Topics, plan_one
 from tests.support.stream_on_disk import lay_offsets
 
 Planned = Callable[..., RecoveryPlan]
@@ -53,8 +58,7 @@ def reader(tmp_path: Path) -> Life:
     """`things` reads what `others` is taken to write: both have six batches of the topic."""
     Life.of_batches(tmp_path, 6)
     others = Life.begin(tmp_path, OTHERS)
-    for number in range(6):
-        others.batch(number)
+    others.run(*range(6))
     return Life(others.settings)
 
 
@@ -100,7 +104,7 @@ def test_a_stream_that_cannot_go_along_has_three_ways(reader: Life, planned: Pla
 
     assert planned(Topics(end=60), rebuild={"things"}).of("things").base.savepoint is None
 
-    reader.save(replace(reader.record, state_fingerprint={"0": "Aggregate"}))
+    reader.change(state_fingerprint={"0": "Aggregate"})
     empty = planned(gone, discard_state={"things"}).of("things")
     assert empty.discards_state and empty.base.ends == {TOPIC: {0: 35}}
 
@@ -240,3 +244,97 @@ def test_an_undeclared_reader_that_has_begun_since_the_plan_ends_it(
     assert left_out(read, plan, [], Topics()) == []
     begun(read, "copy")
     assert left_out(read, plan, [], Topics()) == ["copy"]
+
+
+NAME = "before-release"
+
+
+def recovered(life: Life, begin: int, end: int, *, number: int = 2, origin: int = 1, path: tuple[int, ...]) -> None:
+    """A recovery of the writer declares offsets void, and opens a generation."""
+    writer, now = Life(life.settings, OTHERS), time.time()
+    opened = Generation(number, now, f"recovery others-000{number}", origin, 2)
+    writer.change(generations=(*writer.record.generations, opened))
+    ranges = [VoidRange(0, begin, end, f"others-000{number}", number, now)]
+    topic_records.declare_void(life.settings, TOPIC, TOPIC_ID, writer="others", path=path, ranges=ranges)
+
+
+def moved(life: Life, target: Target, before: StreamRecoveryPlan | None = None) -> Txn | str | None:
+    """The batch to which the target is moved back; 'stays' if it is not."""
+    snapshot = life.snapshot()
+    resolved: Resolved = resolve(target, snapshot.view())
+    result = further_back(snapshot, target, resolved, {} if before is None else {before.stream: before})
+    return "stays" if result is None else result[1].batch
+
+
+FIRST, SECOND = {"begin": 25, "end": 35, "path": (1, 2)}, {"begin": 60, "end": 90, "number": 3, "path": (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "batch", "later", "back_to"),
+    [
+        ((), 3, [{**FIRST, "end": 60}], Txn(1, 1)),  # it has read records that are void since
+        ((), 1, [{**FIRST, "end": 60}], "stays"),  # it is from before the first of them
+        ([FIRST], 3, (), "stays"),  # it was taken past the void range
+        ([FIRST], 3, [SECOND], Txn(1, 1)),  # it lacks records that count again
+    ],
+)
+def test_a_savepoint_is_gone_back_to_if_it_has_read_what_counts_and_nothing_else(
+    reader: Life, earlier: Any, batch: int, later: Any, back_to: Txn | str
+) -> None:
+    for each in earlier:
+        recovered(reader, **each)
+    taken = reader.savepoint(batch)
+    for each in later:
+        recovered(reader, **each)
+    assert moved(reader, Target("savepoint", taken.id)) == back_to
+    assert moved(reader, Target("batch", str(batch))) == "stays", "what is on the path has read past it"
+
+
+def test_the_plan_says_why_it_goes_back_further(reader: Life) -> None:
+    taken = reader.savepoint(3)
+    recovered(reader, 25, 60, path=(1, 2))
+    plan = reader.plan_to(Target("savepoint", taken.id))
+    assert plan.base.batch == 1 and any("are void after this plan" in note for note in plan.notes)
+
+
+def test_a_reader_ahead_of_the_writers_savepoint_is_taken_back_to_it(reader: Life) -> None:
+    made = take_named(reader.settings, [STREAM, OTHERS], NAME)
+    assert made.streams[STREAM.name] == "g0001-b000000005"
+    writer = plan_one(planning_snapshot(reader.settings, OTHERS, Topics()), Target("batch", "2"))
+    for wrong, expected in ((60, "stays"), (45, Txn(1, 3))):
+        writer = replace(writer, wrong_from={TOPIC: {0: wrong}})
+        assert moved(reader, Target("savepoint", NAME), writer) == expected
+
+
+def test_a_batch_after_the_first_wrong_record_is_moved_back_too(reader: Life) -> None:
+    writer = plan_one(planning_snapshot(reader.settings, OTHERS, Topics()), Target("batch", "2"))
+    writer = replace(writer, wrong_from={TOPIC: {0: 30}})
+    assert moved(reader, Target("batch", "3"), writer) == Txn(1, 2)
+    assert moved(reader, Target("batch", "2"), writer) == "stays"
+
+
+def test_void_offsets_that_the_plan_makes_count_again_are_replayed(reader: Life) -> None:
+    recovered(reader, 25, 35, path=(1, 2))
+    snapshot, today = reader.snapshot(), VoidRanges.of([(0, 25, 35)])
+    (topic,) = snapshot.planned_against.topics
+    assert still_void(snapshot, topic, today, {}) == today
+    writer = plan_one(planning_snapshot(reader.settings, OTHERS, Topics()), Target("batch", "1"))
+    undoing = replace(writer, wrong_from={TOPIC: {0: 50}})  # it leaves generation 2, which declared them void
+    assert still_void(snapshot, topic, today, {"others": undoing}) == VoidRanges()
+    assert still_void(snapshot, replace(topic, topic_id="another"), today, {"others": undoing}) == today
+
+
+def test_the_first_difference_of_two_sets_of_ranges() -> None:
+    mine = VoidRanges.of([(0, 5, 9), (0, 20, 30), (1, 3, 4)])
+    assert mine.first_difference(mine) == {}
+    assert mine.first_difference(VoidRanges.of([(0, 5, 9), (0, 20, 40), (1, 3, 4)])) == {0: 30}
+    assert mine.first_difference(VoidRanges.of([(0, 20, 30)])) == {0: 5, 1: 3}
+    assert VoidRanges().first_difference(mine) == {0: 5, 1: 3}
+
+
+def test_a_name_is_the_streams_own_savepoint_in_a_plan(reader: Life) -> None:
+    take_named(reader.settings, [STREAM], NAME)
+    reader.batch(6)
+    plan = reader.plan_to(Target("savepoint", NAME))
+    assert plan.base.savepoint == "g0001-b000000005" and plan.target == f"savepoint {NAME}"
+    assert f"{NAME} is savepoint g0001-b000000005 of stream things" in plan.notes

@@ -124,12 +124,15 @@ def test_a_plan_is_read_as_it_was_written_and_not_when_it_was_changed(settings: 
         load(settings, plan.id)
 
 
-def test_a_plan_from_before_there_were_suites_is_read_and_a_suite_added_by_hand_is_refused(settings: Settings) -> None:
+def test_a_plan_of_an_earlier_version_is_read_and_a_suite_added_by_hand_is_refused(settings: Settings) -> None:
+    """It lacks the fields that came later, and its fingerprint is the same."""
     plan = planned(settings)
     path = folder(settings, plan.id) / "plan.json"
     value = json.loads(path.read_text())
     for each in value["streams"]:
-        del each["checks"]["suites"]
+        del each["checks"]["suites"], each["until"], each["wrong_from"], each["ends_written"], each["void"]
+        for topic in each["saw"]["topics"]:
+            del topic["archive"], topic["first"], topic["continues"]
     path.write_text(json.dumps(value))
     assert load(settings, plan.id) == plan
     value["streams"][0]["checks"]["suites"] = ["plausible"]
@@ -185,21 +188,13 @@ def test_no_two_plans_have_the_same_name(settings: Settings) -> None:
     assert next_id(settings, "others") == "others-0001"
 
 
-def test_a_plan_remembers_what_comes_from_an_archive_and_older_plans_keep_their_fingerprint(settings: Settings) -> None:
+def test_a_plan_remembers_what_comes_from_an_archive(settings: Settings) -> None:
     name = next_id(settings, "things")
     plain = stream_plan(name)
     kept = replace(plain.saw.topics[0], archive="things_archive", first=dict.fromkeys(range(12), 20))
     plan = sealed(RecoveryPlan(name, 1.0, (replace(plain, saw=replace(plain.saw, topics=(kept,))),)))
     save(settings, plan)
     assert load(settings, name) == plan
-    older = planned(settings)
-    file = folder(settings, older.id) / "plan.json"
-    value = json.loads(file.read_text())
-    for each in value["streams"]:
-        for topic in each["saw"]["topics"]:
-            del topic["archive"], topic["first"]
-    file.write_text(json.dumps(value))
-    assert load(settings, older.id) == older
 
 
 def test_a_plan_remembers_the_versions_of_a_table_and_is_moved_when_one_of_them_is_gone(settings: Settings) -> None:

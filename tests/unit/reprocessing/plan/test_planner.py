@@ -16,7 +16,7 @@ from reprocessing.explainer import explain
 from reprocessing.plan import first_bad_row
 from reprocessing.plan.first_bad_row import before_first_bad
 from reprocessing.plan.journal import Journal
-from reprocessing.plan.plan import Checks, moved
+from reprocessing.plan.plan import Checks, StreamRecoveryPlan, moved
 from reprocessing.plan.plan_file import folder, load, names
 from reprocessing.plan.snapshot import PlanningSnapshot, look_for_plan
 from reprocessing.plan.targets import Target
@@ -29,23 +29,22 @@ from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import copy
+from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
+from streaming_jobs.state.stream_record import CodeSince, Generation
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.support.life import Life, Topics, plan_one, undo_one
 from tests.support.life_flows import OTHERS, ROWS, STREAM, things
 
 pytestmark = pytest.mark.slow
 
-NONE = Checks()
-
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Nine batches; from the fifth on the code was wrong."""
     life = Life.of_batches(tmp_path, 9, wrong=range(5, 9), code="aaaaxxxxx")
-    life.save(replace(life.record, code=(*life.record.code, CodeSince("bug", "1", 1, 4, time.time()))))
+    life.change(code=(*life.record.code, CodeSince("bug", "1", 1, 4, time.time())))
     return life
 
 
@@ -54,7 +53,7 @@ def snapshot_of(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
 
 
 def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> None:
-    plan = plan_one(snapshot_of(life), Target("batch", "3"), NONE)
+    plan = life.plan_to(Target("batch", "3"))
     assert (plan.base.savepoint, plan.base.batch, plan.records) == ("g0001-b000000003", 3, 50)
     assert savepoints.find(life.settings, STREAM.name, "g0001-b000000003") is not None
     text = explain(load(life.settings, plan.id))
@@ -78,59 +77,59 @@ def test_streams_that_read_the_tables_are_named_in_order_also_through_others(
     again = Stream("again", things, {"value": DeltaSource("c")}, {"again": DeltaTable("again")})
     topology = Topology.of([STREAM, again, copied])
     monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
-    plan = plan_one(snapshot_of(life), Target("batch", "3"), NONE)
+    plan = life.plan_to(Target("batch", "3"))
     assert [note for note in plan.notes if "read its tables, directly or through others: copied, again." in note]
     assert "no declared stream" not in explain(load(life.settings, plan.id))
 
 
 def test_else_the_nearest_savepoint_before_it(life: Life) -> None:
-    savepoints.take(life.settings, STREAM, life.record, 1, "time")
-    savepoints.take(life.settings, STREAM, life.record, 2, "time")
+    life.savepoint(1)
+    life.savepoint(2)
     life.forget(5)
-    plan = plan_one(snapshot_of(life), Target("batch", "4"), NONE)
+    plan = life.plan_to(Target("batch", "4"))
     assert plan.base.savepoint == "g0001-b000000002"
     assert any("nearest savepoint before g0001 batch 4 is g0001-b000000002" in note for note in plan.notes)
 
 
 def test_else_the_very_start_if_every_record_is_still_there(life: Life) -> None:
     life.forget(5)
-    plan = plan_one(snapshot_of(life), Target("batch", "4"), NONE)
+    plan = life.plan_to(Target("batch", "4"))
     assert plan.base.savepoint is None and plan.records == 90
     assert any("everything is replayed" in note for note in plan.notes)
 
 
 def test_else_it_is_refused_with_the_oldest_way_back(life: Life) -> None:
-    savepoints.take(life.settings, STREAM, life.record, 7, "time")
+    life.savepoint(7)
     life.forget(5)
     with pytest.raises(UsageError, match="offsets 0 to 4 of topic things, partition 0, are gone") as refused:
-        plan_one(snapshot_of(life, Topics(first=5)), Target("batch", "4"), NONE)
+        plan_one(snapshot_of(life, Topics(first=5)), Target("batch", "4"))
     assert "--savepoint g0001-b000000007" in refused.value.next_step
     assert names(life.settings) == []
 
 
 def test_a_savepoint_whose_records_are_gone_is_no_way_back(life: Life) -> None:
-    savepoints.take(life.settings, STREAM, life.record, 1, "time")
+    life.savepoint(1)
     with pytest.raises(UsageError, match="cannot be replayed from"):
-        plan_one(snapshot_of(life, Topics(first=30)), Target("savepoint", "g0001-b000000001"), NONE)
+        plan_one(snapshot_of(life, Topics(first=30)), Target("savepoint", "g0001-b000000001"))
 
 
 def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: Life) -> None:
     """Its generation was undone; the largest position before it on the path would lie after it in the topic."""
-    taken = savepoints.take(life.settings, STREAM, life.record, 3, "recovery")
+    taken = life.savepoint(3, "recovery")
     g2 = StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
     copy(savepoints.checkpoint_of(life.settings, taken), g2)
     generations = (*life.record.generations, Generation(2, 1.0, "recovery things-0001", 1, 3))
-    life.save(replace(life.record, generations=generations))
+    life.change(generations=generations)
     life.sink().commit(LedgerEntry("fence", STREAM.name, "things", 2, -1), lambda *_: None)
     life.batch(4, generation=2)
-    left = savepoints.take(life.settings, STREAM, life.record, 4, "time")
+    left = life.savepoint(4)
     undone = (*generations, Generation(3, 2.0, "recovery things-0002", 1, 8))
-    life.save(replace(life.record, generations=undone))
+    life.change(generations=undone)
     copy(
         savepoints.folder(life.settings, STREAM.name) / left.id / "checkpoint",
         StreamFolder.of(life.settings, STREAM.name).checkpoint(3).folder,
     )
-    plan = plan_one(snapshot_of(life), Target("savepoint", left.id), NONE)
+    plan = life.plan_to(Target("savepoint", left.id))
     assert (plan.base.savepoint, plan.base.generation, plan.base.batch) == (left.id, 2, 4)
 
 
@@ -146,7 +145,7 @@ def test_what_cannot_be_replayed_or_checked_makes_no_plan(life: Life, topics: To
 def test_a_table_behind_a_fence_makes_no_plan(life: Life) -> None:
     life.sink().commit(LedgerEntry("fence", STREAM.name, "things", 2, -1, plan="things-0009"), lambda *_: None)
     with pytest.raises(PreflightRefused, match="plan things-0009 of table things is under way"):
-        plan_one(snapshot_of(life), Target("batch", "3"), NONE)
+        life.plan_to(Target("batch", "3"))
 
 
 def test_before_the_first_bad_row_is_before_the_code_that_wrote_its_batch(life: Life) -> None:
@@ -159,7 +158,7 @@ def test_before_the_first_bad_row_is_before_the_code_that_wrote_its_batch(life: 
 
 
 def test_each_file_is_read_once_in_the_search_over_savepoints(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = [savepoints.take(life.settings, STREAM, life.record, batch, "time") for batch in (0, 1, 2)]
+    taken = [life.savepoint(batch) for batch in (0, 1, 2)]
     read = list[str]()
     judge = first_bad_row.bad_rows
 
@@ -176,7 +175,7 @@ def test_each_file_is_read_once_in_the_search_over_savepoints(life: Life, monkey
 
 def test_the_first_bad_row_is_found_between_savepoints_too(life: Life) -> None:
     for batch in (2, 4, 6):
-        savepoints.take(life.settings, STREAM, life.record, batch, "time")
+        life.savepoint(batch)
     life.sink().handle.create_checkpoint()
     for version in range(9):
         (life.table / "_delta_log" / f"{version:020d}.json").unlink()
@@ -185,33 +184,29 @@ def test_the_first_bad_row_is_found_between_savepoints_too(life: Life) -> None:
     assert not (life.settings.tables / "_staging").exists() or not list((life.settings.tables / "_staging").iterdir())
 
 
-def test_no_bad_row_is_nothing_to_put_right(life: Life) -> None:
-    with pytest.raises(UsageError, match="no row of table things is bad"):
-        before_first_bad(snapshot_of(life), "id > 1000", exact=False)
-
-
-def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(life: Life) -> None:
-    situation = snapshot_of(life)
-    plan = plan_one(situation, Target("batch", "3"), NONE)
-    savepoint = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
+def published(life: Life, plan: StreamRecoveryPlan, last: int, *generations: Generation) -> Savepoint:
+    """The plan was published, and batch 8 is in the newest of these generations, whose number is `last`."""
+    savepoint = life.savepoint(8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
     journal.write("take_savepoint", "done", {"savepoint": savepoint.id})
     journal.write("clean_up", "done")
-    generations = (
-        *life.record.generations,
-        Generation(2, 1.0, f"recovery {plan.id}", 1, 3),
-        Generation(4, 2.0, "abort of things-0002", 2, 8, aborts=True),
-    )
     copy(
         savepoints.checkpoint_of(life.settings, savepoint),
-        StreamFolder.of(life.settings, STREAM.name).checkpoint(4).folder,
+        StreamFolder.of(life.settings, STREAM.name).checkpoint(last).folder,
     )
-    life.save(replace(life.record, generations=generations))
+    opened = Generation(2, 1.0, f"recovery {plan.id}", 1, 3)
+    life.change(generations=(*life.record.generations, opened, *generations))
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
+    return savepoint
+
+
+def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(life: Life) -> None:
+    plan = life.plan_to(Target("batch", "3"))
+    savepoint = published(life, plan, 4, Generation(4, 2.0, "abort of things-0002", 2, 8, aborts=True))
     undo = undo_one(life, plan.id)
     undoes = load(life.settings, undo.id).undoes
     assert (undo.base.savepoint, undoes, undo.generation) == (savepoint.id, plan.id, 5)
-    life.save(replace(life.record, generations=(*generations, Generation(5, 3.0, "recovery things-0003", 4, 8))))
+    life.change(generations=(*life.record.generations, Generation(5, 3.0, "recovery things-0003", 4, 8)))
     with pytest.raises(UsageError, match="undo the later recovery first"):
         undo_one(life, plan.id)
 
@@ -223,9 +218,7 @@ def today() -> CodeVersion:
 def wrote(life: Life, *, since: int) -> None:
     """The code of today is what wrote the batches from that one on."""
     now = today()
-    life.save(
-        replace(life.record, code=(CodeSince("a", "1", 1, 0, 1.0), CodeSince(now.hash, now.package, 1, since, 2.0)))
-    )
+    life.change(code=(CodeSince("a", "1", 1, 0, 1.0), CodeSince(now.hash, now.package, 1, since, 2.0)))
 
 
 @pytest.fixture
@@ -251,28 +244,28 @@ def test_a_newer_version_of_the_package_corrects_no_function(same: Life, monkeyp
     with pytest.raises(UsageError, match=r"\(1 then, 2 today\) wrote the first bad row"):
         before_first_bad(snapshot_of(same), "id < 0", exact=False)
     with pytest.raises(UsageError, match="is today.s code"):
-        plan_one(snapshot_of(same), Target("code", today().hash[:6]), NONE)
+        same.plan_to(Target("code", today().hash[:6]))
 
 
 def test_before_the_code_of_today_is_no_way_out_of_its_bug(same: Life) -> None:
     with pytest.raises(UsageError, match="is today.s code") as refused:
-        plan_one(snapshot_of(same), Target("code", today().hash[:6]), NONE)
+        same.plan_to(Target("code", today().hash[:6]))
     assert "--same-code" in refused.value.next_step and names(same.settings) == []
-    made = plan_one(snapshot_of(same), Target("code", today().hash[:6]), NONE, same_code=True)
+    made = same.plan_to(Target("code", today().hash[:6]), same_code=True)
     assert any("--same-code" in note for note in made.notes)
 
 
 def test_other_targets_may_replay_with_the_code_that_there_is(same: Life) -> None:
-    assert plan_one(snapshot_of(same), Target("batch", "3"), NONE).records == 50
+    assert same.plan_to(Target("batch", "3")).records == 50
 
 
 def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> None:
     """Savepoints of before it cannot be asked for it: they count as what a reader sees there today, and it is said."""
     for batch in (2, 6):
-        savepoints.take(life.settings, STREAM, life.record, batch, "time")
+        life.savepoint(batch)
     sink = life.sink()
     sink.handle.alter.add_columns([Field("grade", "string")])
-    life.save(replace(life.record, accepted=(Accepted("things", life.sink().handle.version(), "mine", 1.0),)))
+    life.accept(life.sink().handle.version(), why="mine")
     entry = life.entry(9, code="new")
     rows = pa.table({"id": [900], "place": ["plain"], "grade": ["bad"]})
     life.sink().commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
@@ -288,36 +281,34 @@ def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> 
 def test_a_slice_that_was_rebuilt_after_the_base_is_named_since_the_replay_does_not_have_it(
     life: Life, after: bool
 ) -> None:
-    savepoints.take(life.settings, STREAM, life.record, 2, "time")
+    life.savepoint(2)
     base = savepoints.savepoints(life.settings, STREAM.name)[0]
     table = next(each for each in base.tables if each.name == "things")
     entry = life.entry(2).encode()
     rebuilt = SliceCommitRequest("s-1", STREAM.name, "things", entry, {}, 0.0, {"slice": "2013-03-01"})
     version = table.version + 1 if after else table.version
     SliceRequests.of(life.settings, STREAM.name).end(rebuilt.ended("committed", version=version))
-    notes = plan_one(snapshot_of(life), Target("batch", "2")).notes
+    notes = life.plan_to(Target("batch", "2")).notes
     assert any("slice 2013-03-01 of table things" in note for note in notes) == after
-    assert not any("slice" in note for note in plan_one(snapshot_of(life), Target("batch", "-1")).notes)
+    assert not any("slice" in note for note in life.plan_to(Target("batch", "-1")).notes)
 
 
 def test_a_rule_on_a_column_that_the_fix_adds_is_asked_of_the_rebuilt_rows(life: Life) -> None:
-    plan = plan_one(snapshot_of(life), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
+    plan = life.plan_to(Target("batch", "3"), Checks(("grade IS NOT NULL",)))
     assert any("no column grade" in note and "rebuilt" in note for note in plan.notes)
 
 
 def test_where_no_other_code_is_there_a_rule_on_an_unknown_column_is_a_mistake(same: Life) -> None:
     with pytest.raises(UsageError, match="there is no column grade"):
-        plan_one(snapshot_of(same), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
+        same.plan_to(Target("batch", "3"), Checks(("grade IS NOT NULL",)))
     assert names(same.settings) == []
 
 
 def test_a_table_that_takes_no_removals_is_refused_while_planning(life: Life) -> None:
     life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
     with pytest.raises(UsageError, match=r"things is append-only \(delta.appendOnly\)"):
-        plan_one(snapshot_of(life), Target("batch", "3"), NONE)
-    assert plan_one(snapshot_of(life, Topics(end=120)), Target("offsets", "0:110"), NONE).skips, (
-        "a skip removes nothing"
-    )
+        life.plan_to(Target("batch", "3"))
+    assert plan_one(snapshot_of(life, Topics(end=120)), Target("offsets", "0:110")).skips, "a skip removes nothing"
 
 
 SUM, MAX = {"0": "Aggregate [k], [k, sum(value) AS s]"}, {"0": "Aggregate [k], [k, max(value) AS s]"}
@@ -325,36 +316,25 @@ SUM, MAX = {"0": "Aggregate [k], [k, sum(value) AS s]"}, {"0": "Aggregate [k], [
 
 def test_state_that_does_not_fit_the_code_of_today_is_told_by_the_plan(life: Life) -> None:
     """The stream runs max() by now, and that is the code of today; the savepoint's state was made by sum()."""
-    life.save(replace(life.record, state_fingerprint=SUM))
-    savepoint = savepoints.take(life.settings, STREAM, life.record, 3, "time")
-    life.save(replace(life.record, state_fingerprint=MAX))
+    life.change(state_fingerprint=SUM)
+    savepoint = life.savepoint(3)
+    life.change(state_fingerprint=MAX)
     wrote(life, since=4)
     with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
-        plan_one(snapshot_of(life), Target("savepoint", savepoint.id), NONE)
+        life.plan_to(Target("savepoint", savepoint.id))
     assert "--to-batch -1" in refused.value.next_step and "--discard-state" in refused.value.next_step
     assert names(life.settings) == []
-    assert plan_one(snapshot_of(life), Target("savepoint", savepoint.id), NONE, discard_state=True).discards_state
-    life.save(replace(life.record, code=(CodeSince("other", "1", 1, 4, 1.0),)))
-    assert plan_one(snapshot_of(life), Target("savepoint", savepoint.id), NONE), (
-        "what other code keeps is not known yet"
-    )
+    assert life.plan_to(Target("savepoint", savepoint.id), discard_state=True).discards_state
+    life.change(code=(CodeSince("other", "1", 1, 4, 1.0),))
+    assert life.plan_to(Target("savepoint", savepoint.id)), "what other code keeps is not known yet"
 
 
 def test_an_undo_that_the_code_of_today_cannot_carry_out_is_not_planned(life: Life) -> None:
-    life.save(replace(life.record, state_fingerprint=SUM))
-    plan = plan_one(snapshot_of(life), Target("batch", "3"), NONE)
-    savepoint = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
-    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    journal.write("take_savepoint", "done", {"savepoint": savepoint.id})
-    journal.write("clean_up", "done")
-    generations = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
-    copy(
-        savepoints.checkpoint_of(life.settings, savepoint),
-        StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder,
-    )
-    life.save(replace(life.record, generations=generations, state_fingerprint=MAX))
+    life.change(state_fingerprint=SUM)
+    plan = life.plan_to(Target("batch", "3"))
+    savepoint = published(life, plan, 2)
+    life.change(state_fingerprint=MAX)
     wrote(life, since=4)
-    ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
         undo_one(life, plan.id)
     assert f"deploy code {savepoint.code[0]}" in refused.value.next_step
@@ -372,7 +352,7 @@ class Away(Topics):
 
 @pytest.mark.parametrize("target", [Target("batch", "3"), Target("code", "bug"), Target("table-version", "4")])
 def test_what_needs_no_broker_is_planned_without_one(life: Life, target: Target) -> None:
-    plan = plan_one(snapshot_of(life, Away()), target, NONE)
+    plan = plan_one(snapshot_of(life, Away()), target)
     assert plan.base.batch == 3 and plan.records == 50
     assert any("no broker answered" in note and "apply" in note for note in plan.notes)
     assert not moved(plan, snapshot_of(life).planned_against), "apply looks again, with a broker"
@@ -381,14 +361,14 @@ def test_what_needs_no_broker_is_planned_without_one(life: Life, target: Target)
 
 def test_the_first_bad_row_is_found_without_a_broker(life: Life) -> None:
     target, resolved = before_first_bad(snapshot_of(life, Away()), "id < 0", exact=False)
-    assert plan_one(snapshot_of(life, Away()), target, NONE, resolved=resolved).base.batch == 3
+    assert plan_one(snapshot_of(life, Away()), target, resolved=resolved).base.batch == 3
 
 
 @pytest.mark.parametrize("kind", ["earliest", "latest", "duration", "datetime"])
 def test_what_only_the_broker_knows_says_so(life: Life, kind: str) -> None:
     value = {"duration": "2 hours", "datetime": "2026-03-02T06:00:00+00:00"}.get(kind, "")
     with pytest.raises(BrokerUnreachable, match="only the broker knows"):
-        plan_one(snapshot_of(life, Away()), Target(kind, value), NONE)  # type: ignore[arg-type]
+        plan_one(snapshot_of(life, Away()), Target(kind, value))  # type: ignore[arg-type]
 
 
 def test_streams_that_got_new_code_in_the_same_deploy_are_named(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,10 +381,10 @@ def test_streams_that_got_new_code_in_the_same_deploy_are_named(life: Life, monk
         stream_record.save(life.settings, replace(stream_record.first(stream.name), code=changed))
     topology = Topology({each.name: each for each in (STREAM, OTHERS, far)})
     monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
-    notes = plan_one(snapshot_of(life), Target("batch", "3"), NONE).notes
+    notes = life.plan_to(Target("batch", "3")).notes
     (note,) = [each for each in notes if "not in the plan, got new code" in each]
     assert "stream others" in note and "recourse recover plan others --before-code y" in note
-    later = plan_one(snapshot_of(life), Target("batch", "6"), NONE).notes
+    later = life.plan_to(Target("batch", "6")).notes
     assert not [each for each in later if "got new code" in each], "the code is not what this plan replays"
 
 
@@ -414,5 +394,5 @@ def test_code_that_is_only_hashed_by_the_next_scheme_is_no_deploy(life: Life, mo
     stream_record.save(life.settings, replace(stream_record.first(OTHERS.name), code=same))
     topology = Topology({each.name: each for each in (STREAM, OTHERS)})
     monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
-    notes = plan_one(snapshot_of(life), Target("batch", "3"), NONE).notes
+    notes = life.plan_to(Target("batch", "3")).notes
     assert not [each for each in notes if "got new code" in each]

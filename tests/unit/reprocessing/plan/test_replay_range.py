@@ -22,13 +22,14 @@ from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Accepted, CodeSince, CorrectedBatches, Generation
+from streaming_jobs.state.stream_record import CorrectedBatches, Generation
 from streaming_jobs.stream import DeltaTable as Declared
-from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.stream import KafkaTopic
 from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one
 
 pytestmark = pytest.mark.slow
@@ -44,16 +45,14 @@ pytestmark = pytest.mark.slow
     ],
 )
 def test_a_replay_begins_with_the_whole_table_or_where_its_versions_are_left(begin: int, words: str) -> None:
-    found = lost({"numbers": {0: begin}}, {"numbers": {0: 0}}, {}, {"numbers": {0: 10}})
+    found = lost({"numbers": {0: begin}}, {"numbers": OffsetBounds({0: 0}, {}, continues={0: 10})})
     assert found.startswith(words) and bool(found) is bool(words)
 
 
 def test_of_a_topic_only_its_first_offset_counts() -> None:
-    earliest = {"things": {0: 5, 1: 0}}
-    assert lost({"things": {0: 4, 1: 0}}, earliest, {"things": None}, {"things": {}}).startswith(
-        "offsets 4 to 4 of topic"
-    )
-    assert lost({"things": {0: 5, 1: 0}}, earliest, {"things": None}, {"things": {}}) == ""
+    topics = {"things": OffsetBounds({0: 5, 1: 0}, {})}
+    assert lost({"things": {0: 4, 1: 0}}, topics).startswith("offsets 4 to 4 of topic")
+    assert lost({"things": {0: 5, 1: 0}}, topics) == ""
 
 
 SUM = {"0": "Aggregate [k], [k, sum(value) AS s]"}
@@ -62,21 +61,7 @@ SUM = {"0": "Aggregate [k], [k, sum(value) AS s]"}
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Nine batches; 3 to 5 are of wrong code."""
-    return coded(Life.of_batches(tmp_path, 9, wrong=range(3, 6), code="aaaxxxbbb"))
-
-
-def lived(home: Path, stream: Stream) -> Life:
-    life = Life.begin(home, stream)
-    for number in range(9):
-        life.batch(number, wrong=3 <= number <= 5, code="bug" if 3 <= number <= 5 else "a" if number < 3 else "b")
-    return coded(life)
-
-
-def coded(life: Life) -> Life:
-    """The codes of the batches, in the stream's record too."""
-    codes = (CodeSince("bug", "1", 1, 3, time.time()), CodeSince("b", "1", 1, 6, time.time()))
-    life.save(replace(life.record, code=(*life.record.code, *codes)))
-    return life
+    return Life.of_batches(tmp_path, 9, wrong=range(3, 6), code="aaaxxxbbb").know_codes()
 
 
 def plan(
@@ -104,7 +89,7 @@ def plan(
 )
 def test_an_end_becomes_the_last_batch_to_correct(life: Life, until: str, batch: int) -> None:
     """A time or an offset within a batch means all of it, so that nothing before is left wrong."""
-    savepoints.take(life.settings, STREAM, life.record, 4, "time")
+    life.savepoint(4)
     until = until.replace("00:00:60", "00:01:00")
     made = plan(life, until)
     assert made.until is not None and made.until.txn == Txn(1, batch) and made.until.ends == life.ends(batch)
@@ -144,14 +129,14 @@ def test_an_end_that_cannot_be_is_refused(life: Life, until: str, target: Target
 
 
 def test_upserts_are_refused(tmp_path: Path) -> None:
-    life = lived(tmp_path, replace(STREAM, sinks={"things": Declared("things", keys=["id"])}))
+    life = Life.begin(tmp_path, replace(STREAM, sinks={"things": Declared("things", keys=["id"])})).run_three_codes()
     with pytest.raises(UsageError, match="things is an upsert: a row depends on all records of its key") as refused:
         plan(life, "batch 5")
     assert "leave --until out" in refused.value.next_step
 
 
 def test_state_is_refused(life: Life) -> None:
-    life.save(replace(life.record, state_fingerprint=SUM))
+    life.change(state_fingerprint=SUM)
     with pytest.raises(UsageError, match="keeps state") as refused:
         plan(life, "batch 5")
     assert "slices" not in refused.value.next_step
@@ -168,8 +153,8 @@ def windowed(tmp_path: Path) -> Life:
     times = StructType([StructField("seen", TimestampType())])
     table = Declared("things", partition_by=["place"], slices=Slices("seen", reach="1 hour", zone="America/New_York"))
     topic = KafkaTopic(TOPIC, Json(times), event_time="seen", lateness="30 minutes")
-    life = lived(tmp_path, replace(STREAM, sources={"value": topic}, sinks={"things": table}))
-    life.save(replace(life.record, state_fingerprint=SUM))
+    life = Life.begin(tmp_path, replace(STREAM, sources={"value": topic}, sinks={"things": table})).run_three_codes()
+    life.change(state_fingerprint=SUM)
     return life
 
 
@@ -216,8 +201,8 @@ def test_any_code_that_ran_since_the_end_counts(life: Life, code: str, refused: 
 
 
 def test_rows_that_are_not_kept_any_more_are_refused_with_the_nearest_that_are(life: Life) -> None:
-    savepoints.take(life.settings, STREAM, life.record, 2, "time")
-    savepoints.take(life.settings, STREAM, life.record, 4, "time")
+    life.savepoint(2)
+    life.savepoint(4)
     life.forget(4)
     with pytest.raises(UsageError, match="as of g0001 batch 5 are no longer kept") as refused:
         plan(life, "batch 5")
@@ -228,9 +213,9 @@ def test_rows_that_are_not_kept_any_more_are_refused_with_the_nearest_that_are(l
 
 
 def test_changes_of_somebody_else_after_the_start_are_refused(life: Life) -> None:
-    life.save(replace(life.record, accepted=(Accepted("things", 3, "an old one", 1.0),)))
+    life.accept(3, why="an old one")
     assert plan(life, "batch 5").until is not None, "version 3 is batch 2, from which the replay starts"
-    life.save(replace(life.record, accepted=(Accepted("things", 4, "by hand", 1.0),)))
+    life.accept(4, why="by hand")
     with pytest.raises(UsageError, match=r"version 4 of table things was accepted \(by hand\)"):
         plan(life, "batch 5")
 
@@ -253,9 +238,9 @@ def test_a_slice_that_was_rebuilt_after_the_end_is_refused(life: Life) -> None:
 
 def test_savepoints_with_rows_that_were_corrected_since_are_not_used(life: Life) -> None:
     for batch in (2, 4, 7):
-        savepoints.take(life.settings, STREAM, life.record, batch, "time")
+        life.savepoint(batch)
     opened = Generation(2, 1.0, "recovery things-0001", 1, 8, corrected=CorrectedBatches(Txn(1, 2), Txn(1, 5)))
-    life.save(replace(life.record, generations=(*life.record.generations, opened)))
+    life.change(generations=(*life.record.generations, opened))
     assert life.record.generations[-1] == opened, "it is read as it was written"
     generations = life.record.generations
     assert [has_present_rows(generations, Txn(1, batch)) for batch in (2, 3, 5, 8)] == [True, False, False, False]
@@ -263,14 +248,14 @@ def test_savepoints_with_rows_that_were_corrected_since_are_not_used(life: Life)
     undone = (*generations, Generation(3, 1.0, "recovery things-0002", 1, 8))
     assert has_present_rows(undone, Txn(1, 5)), "it was taken back"
     life.checkpoint(2).folder.mkdir()
-    made = plan_one(planning_snapshot(life.settings, STREAM, Topics()), Target("batch", "7"))
+    made = life.plan_to(Target("batch", "7"))
     assert made.base.savepoint == "g0001-b000000002"
     with pytest.raises(UsageError, match="has no savepoint 'g0001-b000000004' of its present rows"):
         plan(life, "savepoint g0001-b000000004")
 
 
 def test_without_a_broker_an_end_that_is_a_batch_can_be_planned(life: Life) -> None:
-    snapshot = planning_snapshot(life.settings, STREAM, Topics())
+    snapshot = life.snapshot()
     away = replace(snapshot, unreachable=BrokerUnreachable("no broker answered", "start it"))
     assert plan_one(away, Target("batch", "2"), until=Target("batch", "5")).until is not None
     with pytest.raises(BrokerUnreachable, match="only the broker knows"):
@@ -279,7 +264,7 @@ def test_without_a_broker_an_end_that_is_a_batch_can_be_planned(life: Life) -> N
 
 def reading(life: Life, first: int) -> PlanningSnapshot:
     """A snapshot of the stream as if it read a table, whose log begins with a version, up to version 8."""
-    snapshot = planning_snapshot(life.settings, STREAM, Topics())
+    snapshot = life.snapshot()
     stream = replace(STREAM, sources={"value": DeltaSource("numbers", ROWS)})
     (things,) = snapshot.preflight.topics
     numbers = replace(things, name="numbers", earliest={0: 0}, latest={0: 9}, continues={0: first})

@@ -104,18 +104,20 @@ def test_the_shipped_tables_with_event_times_can_be_sliced() -> None:
         sliceable(carrier_totals)
 
 
-def test_streams_that_cannot_be_sliced_are_refused_with_the_reason() -> None:
-    with pytest.raises(UsageError, match="declares no slices"):
-        sliceable(declared(None))
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        (declared(None), "declares no slices"),
+        (declared(topic={"event_time": None, "lateness": None}), "declares no event time"),
+        (declared(Slices("at", event_time="n")), "not a field of dates or times"),
+        (replace(declared(), rules={"days": [Unique("n", on_fail="drop")]}), "takes rows out by the batch"),
+    ],
+)
+def test_streams_that_cannot_be_sliced_are_refused_with_the_reason(stream: Stream, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        sliceable(stream)
     with pytest.raises(UsageError, match="no table nights"):
-        sliceable(declared(), "nights")
-    with pytest.raises(UsageError, match="declares no event time"):
-        sliceable(declared(topic={"event_time": None, "lateness": None}))
-    with pytest.raises(UsageError, match="not a field of dates or times"):
-        sliceable(declared(Slices("at", event_time="n")))
-    made = declared()
-    with pytest.raises(UsageError, match="takes rows out by the batch"):
-        sliceable(replace(made, rules={"days": [Unique("n", on_fail="drop")]}))
+        sliceable(stream, "nights")
 
 
 def test_a_join_and_a_choice_of_tables_are_refused() -> None:

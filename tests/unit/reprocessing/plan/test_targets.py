@@ -105,10 +105,41 @@ def test_what_the_topic_has_lost_before_it_was_read_can_only_be_skipped() -> Non
     assert resolved.ahead and resolved.wanted == {T: {0: 110, 1: 60}}
 
 
-def test_a_plan_that_goes_back_skips_nothing() -> None:
-    resolved = resolve(Target("offsets", "0:50,1:60"), view())
-    assert not resolved.ahead and resolved.wanted == {T: {0: 50, 1: 50}} and resolved.batch == Txn(1, 4)
-    assert any("60 is ahead of the stream, which is at 50" in note for note in resolved.notes)
+@pytest.mark.parametrize(
+    ("target", "changed", "wanted", "batch_number", "note"),
+    [
+        (Target("offsets", "0:50,1:60"), {}, {0: 50, 1: 50}, 4, "60 is ahead of the stream, which is at 50"),
+        (
+            Target("offsets", "0:3,1:20"),
+            {"topics": [TopicSnapshot(T, "topic-id", {0: 25, 1: 12}, {0: 130, 1: 70})]},
+            {0: 25, 1: 20},
+            1,
+            "3 moved to the topic's first record left, 25",
+        ),
+        (
+            Target("datetime", "2026-01-01T00:00:00+00:00"),
+            {"for_time": lambda _, __: {0: 130, 1: 20}},
+            {0: 100, 1: 20},
+            3,
+            "no record of orders at or after",
+        ),
+        (
+            Target("datetime", "2027-01-01T00:00:00+00:00"),
+            {"for_time": lambda _, __: {0: 130, 1: 60}},
+            {0: 100, 1: 60},
+            None,
+            "partitions 0: they stay where the stream is",
+        ),
+    ],
+)
+def test_offsets_that_are_ahead_outside_the_topic_or_of_no_record_are_moved_and_told(
+    target: Target, changed: dict[str, Any], wanted: dict[int, int], batch_number: int | None, note: str
+) -> None:
+    """A plan that goes back skips nothing; a partition without a record at or after a time stays where it is."""
+    resolved = resolve(target, view(**changed))
+    assert resolved.wanted == {T: wanted} and any(note in each for each in resolved.notes)
+    assert resolved.batch == (None if batch_number is None else Txn(1, batch_number))
+    assert resolved.ahead == (batch_number is None)
 
 
 def test_a_duration_counts_back_from_now() -> None:
@@ -145,20 +176,6 @@ def test_a_target_that_cannot_be_is_refused_in_one_line(target: Target, words: s
 def test_nothing_can_be_put_right_before_the_first_batch() -> None:
     with pytest.raises(UsageError, match="not run a batch"):
         resolve(Target("shift-by", "-1"), view(history=History(())))
-
-
-def test_offsets_outside_the_topic_are_moved_to_its_edge_and_told() -> None:
-    retained = [TopicSnapshot(T, "topic-id", {0: 25, 1: 12}, {0: 130, 1: 70})]
-    resolved = resolve(Target("offsets", "0:3,1:20"), view(topics=retained))
-    assert resolved.wanted == {T: {0: 25, 1: 20}}
-    assert any("3 moved to the topic's first record left, 25" in note for note in resolved.notes)
-    assert resolved.batch == Txn(1, 1)
-
-
-def test_a_time_after_the_last_record_of_a_partition_is_told() -> None:
-    resolved = resolve(Target("datetime", "2026-01-01T00:00:00+00:00"), view(for_time=lambda _, __: {0: 130, 1: 20}))
-    assert any("no record of orders at or after" in note for note in resolved.notes)
-    assert resolved.batch == Txn(1, 3) and resolved.wanted == {T: {0: 100, 1: 20}}
 
 
 def test_a_partition_that_is_new_is_told() -> None:
@@ -345,12 +362,6 @@ def test_a_time_after_every_record_is_no_skip_ahead() -> None:
     with pytest.raises(UsageError, match="no record of orders at or after") as refused:
         resolve(LATE, view(for_time=lambda _, __: {0: 130, 1: 70}))
     assert "--to-latest" in refused.value.next_step
-
-
-def test_a_partition_without_a_record_at_or_after_the_time_stays_where_the_stream_is() -> None:
-    resolved = resolve(LATE, view(for_time=lambda _, __: {0: 130, 1: 60}))
-    assert resolved.ahead and resolved.wanted == {T: {0: 100, 1: 60}}
-    assert any("partitions 0: they stay where the stream is" in note for note in resolved.notes)
 
 
 @given(offsets=st.tuples(st.integers(0, 130), st.integers(0, 70)))

@@ -38,12 +38,9 @@ BATCHES, SAVED = 6, 2
 @pytest.fixture(params=[lambda: STREAM, in_memory])
 def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
     """Six batches of ten rows; a savepoint after the third."""
-    life = Life.begin(tmp_path, request.param())
-    for number in range(BATCHES):
-        life.batch(number)
-        if number == SAVED:
-            savepoints.take(life.settings, life.stream, life.record, number, "purpose")
-    return life
+    life = Life.begin(tmp_path, request.param()).run(*range(SAVED + 1))
+    life.savepoint(SAVED, "purpose")
+    return life.run(*range(SAVED + 1, BATCHES))
 
 
 def replaying(
@@ -109,10 +106,10 @@ def test_other_rows_are_different_and_named(life: Life) -> None:
     made = run(life, wrong=True)
     assert (made.verdict, made.verdict.exit_code) == (PreviewVerdict.different, 10)
     table = made.tables[0]
-    assert (table.difference.corrected, table.difference.new, table.difference.gone) == (30, 0, 0)
+    assert table.difference.counts == (30, 0, 0)
     assert table.difference.totals["id"] == ("1335", "-1335") or table.difference.totals["id"] == (1335, -1335)
     shown = text(made, "/somewhere/report.html")
-    assert shown.startswith("stream things: different: things rows: 30 changed")
+    assert shown.startswith("stream things: different: things rows: 30 corrected")
     assert "things/0: offsets 30 to 59" in shown and "report: /somewhere/report.html" in shown
     assert f"savepoint g0001-b{SAVED:09d}" in shown and "to g0001 batch 5" in shown
     assert "id 1335 -> -1335" in shown
@@ -129,8 +126,7 @@ def test_without_a_savepoint_it_begins_at_the_streams_start_with_todays_columns(
 
 def test_what_the_stream_writes_meanwhile_is_no_difference(life: Life) -> None:
     def runs_on(_: Life) -> None:
-        for number in range(BATCHES, BATCHES + 2):
-            life.batch(number, wrong=True)
+        life.run(BATCHES, BATCHES + 1, wrong=range(BATCHES, BATCHES + 2))
 
     made = run(life, then=runs_on)
     assert made.verdict is PreviewVerdict.equal and made.end.txn == Txn(1, BATCHES - 1)
@@ -153,12 +149,12 @@ def test_a_batch_that_comes_while_the_tables_are_looked_at_is_no_difference(
 
 def test_a_change_by_another_program_is_named_as_such(tmp_path: Path) -> None:
     life = Life.of_batches(tmp_path, BATCHES)
-    savepoints.take(life.settings, life.stream, life.record, SAVED, "purpose")
+    life.savepoint(SAVED, "purpose")
     # A row that somebody else has appended is published and not rebuilt.
     rows = life.stored().readable().to_pyarrow_table().slice(0, 1)
     write_deltalake(life.table, rows, mode="append")
     made = run(life)
-    assert made.verdict is PreviewVerdict.different and made.tables[0].difference.gone == 1
+    assert made.verdict is PreviewVerdict.different and made.tables[0].difference.counts.gone == 1
     assert "was written by another program" in made.notes[0]
 
 
@@ -215,8 +211,7 @@ def test_a_table_that_is_no_longer_declared_cannot_start(tmp_path: Path) -> None
         run(life)
     two = replace(STREAM, sinks={**STREAM.sinks, "copies": DeltaTable("copies")})
     life = Life.begin(tmp_path / "two", two)
-    for number in range(BATCHES):
-        life.batch(number)
+    life.run(*range(BATCHES))
     life.stream = STREAM
     made = run(life)
     assert made.verdict is PreviewVerdict.cannot_start and "no longer writes table copies" in headline(made)
@@ -269,7 +264,7 @@ def test_a_savepoint_that_the_running_stream_drops_meanwhile_is_a_reason_to_try_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = Life.of_batches(tmp_path, BATCHES)
-    savepoints.take(life.settings, life.stream, life.record, SAVED, "purpose")
+    life.savepoint(SAVED, "purpose")
 
     def choose_and_drop(*given: Any) -> PreviewStart:
         start = choose(*given)

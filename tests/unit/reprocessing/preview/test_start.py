@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from reprocessing.preview.start import StartView, Wanted, choose, records
+from reprocessing.preview.start import StartView, Wanted, choose
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import NO_CODE, Txn
+from streaming_jobs.ledger.positions import OffsetBounds, offsets_between
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
 
@@ -28,12 +29,12 @@ VIEW = StartView(
     generations=[Generation(1, 0.0, "first start")],
     savepoints=[saved(2, 5), saved(5, 2), saved(7, 1), saved(9, 0.1)],
     starts={"things": {0: 0}},
-    earliest={"things": {0: 0}},
+    topics={"things": OffsetBounds({0: 0}, {})},
     end=Txn(1, 9),
     ends={"things": {0: 100}},
     now=NOW,
 )
-NOTHING_LEFT = replace(VIEW, earliest={"things": {0: 35}})
+NOTHING_LEFT = replace(VIEW, topics={"things": OffsetBounds({0: 35}, {})})
 
 
 @pytest.mark.parametrize(
@@ -90,4 +91,4 @@ def test_a_name_that_no_savepoint_has_is_refused_and_one_without_records_after_i
 
 
 def test_records_of_a_new_partition_count_from_its_first_offset() -> None:
-    assert records({"things": {0: 30}}, {"things": {0: 35, 1: 4}, "more": {0: 2}}) == 11
+    assert offsets_between({"things": {0: 30}}, {"things": {0: 35, 1: 4}, "more": {0: 2}}) == 11

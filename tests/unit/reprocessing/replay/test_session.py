@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from reprocessing.replay import session
+from reprocessing.replay.session import missed_end
 from streaming_jobs.errors import RecourseError, UsageError
 
 
@@ -39,3 +40,26 @@ def test_spark_is_launched_under_the_name_of_the_replay(monkeypatch: pytest.Monk
     monkeypatch.setattr(session.spark, "launch", lambda _, **options: given.update(options))
     partial(session._launch, "preview-things")(cast("Any", None), name="things", pools=["things"])
     assert given == {"name": "preview-things", "pools": ["things"]}
+
+
+@pytest.mark.parametrize(
+    ("ended", "bounded", "how"),
+    [
+        (90, False, ""),
+        (95, False, ""),
+        (90, True, ""),
+        (89, False, "before"),
+        (89, True, "before"),
+        (91, True, "after"),
+    ],
+)
+def test_a_replay_ends_at_or_after_the_stream_and_a_bounded_one_exactly_at_its_end(
+    ended: int, bounded: bool, how: str
+) -> None:
+    failure = missed_end({"things": {0: ended, 1: 0}}, {"things": {0: 90}}, exactly=bounded)
+    if not how:
+        assert failure is None
+        return
+    assert failure is not None and failure.permanent and failure.starts
+    assert f"ended at {ended} of topic things, partition 0, {how} where it was to end, 90" in failure.found
+    assert ("records are missing from the topic" in failure.found) == (how == "before")

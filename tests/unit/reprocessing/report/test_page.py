@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from reprocessing.explainer import explain
+from reprocessing.plan.journal import Journal
+from reprocessing.replay.difference import for_journal
 from reprocessing.report.facts import PARTITIONS
 from reprocessing.report.page import page, sample_table
 from tests.support.reports import AT, batches_of, difference, journal_of, plan_of
@@ -96,6 +98,27 @@ def test_text_of_the_data_is_no_markup(tmp_path: Path) -> None:
     text = page(plan, journal, [], explain(plan))
     assert "<script" not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert not [attributes for _, attributes in Tags(text).tags if "onload" in attributes]
+
+
+def test_what_was_done_is_listed_with_attempts_that_a_kill_cut_off_and_with_errors(tmp_path: Path) -> None:
+    plan, journal = plan_of(1), Journal(tmp_path / "journal.jsonl")
+    for stage, state, found in (
+        ("take_savepoint", "begun", {}),
+        ("take_savepoint", "begun", {}),
+        ("take_savepoint", "done", {"savepoint": "g0001-b000000003"}),
+        ("audit", "begun", {}),
+        ("audit", "failed", {"error": f"<b>{EVIL}</b>"}),
+    ):
+        journal.write(stage, state, found)
+    text = page(plan, journal, [], explain(plan))
+    assert "refused" in text and "Rebuilt rows" not in text and "savepoint: g0001-b000000003" in text
+    assert text.count("<td>take_savepoint</td>") == 2 and text.count("cut off") == 1
+    assert "<script" not in text and "&lt;b&gt;" in text
+    journal.write("audit", "done", {"differences": for_journal([difference()])})
+    published = {"table": "things", "version": 7, "came": 1, "went": 2, "stayed": 3, "seconds": 0.1}
+    journal.write("publish", "done", {"tables": [published]})
+    text = page(plan, journal, [], explain(plan))
+    assert "Rebuilt rows" in text and "hour from" in text and "things: version 7, 1 files came" in text
 
 
 @pytest.mark.parametrize("until", ["take_savepoint", "fence", "prepare", "replay", "audit", "publish", "clean_up"])

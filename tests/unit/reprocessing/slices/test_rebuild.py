@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def test_the_records_are_those_from_the_lower_bound_to_the_ledger_s_end(life: Da
     """An event time is at most a day after its record's timestamp, so the day before belongs to it."""
     made = base(life)
     assert (dict(made.offsets.start), dict(made.offsets.end)) == ({0: (DAY - 1) * HOURS}, {0: 5 * HOURS})
-    assert made.version == life.stored().version and made.entry.batch == 4
+    assert made.table.version == life.stored().version and made.entry.batch == 4
 
 
 def test_reach_comes_on_top_of_it(tmp_path: Path) -> None:
@@ -79,15 +80,21 @@ def test_offsets_that_a_recovery_skipped_are_named(life: Days) -> None:
     assert base(life)
 
 
-def test_a_recovery_under_way_and_a_change_of_somebody_else_are_refused(life: Days) -> None:
-    write_deltalake(life.sink().path, rows_of(9), mode="append")
-    with pytest.raises(PreflightRefused, match="not written by stream days"):
-        base(life)
-
-
-def test_a_fenced_table_is_refused(life: Days) -> None:
-    life.sink().commit(LedgerEntry("fence", "days", "days", 2, -1, plan="p1"), lambda *_: None)
-    with pytest.raises(PreflightRefused, match="recovery is under way"):
+@pytest.mark.parametrize(
+    ("happens", "words"),
+    [
+        (lambda life: write_deltalake(life.sink().path, rows_of(9), mode="append"), "not written by stream days"),
+        (
+            lambda life: life.stored().mark(LedgerEntry("fence", "days", "days", 2, -1, plan="p1")),
+            "the recovery plan p1 of table days is under way",
+        ),
+    ],
+)
+def test_a_recovery_under_way_and_a_change_of_somebody_else_are_refused(
+    life: Days, happens: Callable[[Days], object], words: str
+) -> None:
+    happens(life)
+    with pytest.raises(PreflightRefused, match=words):
         base(life)
 
 
@@ -141,7 +148,7 @@ def test_a_batch_that_comes_while_the_table_is_looked_at_is_the_stream_s_own(
     monkeypatch.setattr("reprocessing.slices.rebuild.existing_table", opened_before_a_batch)
     made = base(life)
     assert (made.entry.batch, dict(made.offsets.end)) == (4, {0: 5 * HOURS})
-    assert made.version == life.stored().version - 1
+    assert made.table.version == life.stored().version - 1
 
 
 def test_what_was_accepted_is_not_taken_back_unless_somebody_says_so(life: Days) -> None:

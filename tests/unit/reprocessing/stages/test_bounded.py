@@ -18,12 +18,11 @@ from reprocessing.explainer import explain
 from reprocessing.plan import registry
 from reprocessing.plan.first_bad_row import before_first_bad
 from reprocessing.plan.history import corrections, has_present_rows
-from reprocessing.plan.plan import NO_CHECKS, Checks, RecoveryPlan
+from reprocessing.plan.plan import NO_CHECKS, Checks, RecoveryPlan, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
 from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
-from reprocessing.plan.undo import plan_undo
 from reprocessing.replay.session import last_entry
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import AuditRefused
@@ -37,10 +36,11 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
-from streaming_jobs.state.stream_record import Accepted, CodeSince, CorrectedBatches, Generation
+from streaming_jobs.state.stream_record import CodeSince, CorrectedBatches, Generation
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
-from tests.support.life import PER_BATCH, Life, Topics, in_memory, run_stages
+from tests.support.life import PER_BATCH, Life, Topics, in_memory, run_stages, undo_one
+from tests.support.life import recovery as recovery_of
 from tests.support.life_flows import OTHERS, STREAM, TOPIC, TOPIC_ID
 
 pytestmark = pytest.mark.slow
@@ -48,6 +48,7 @@ pytestmark = pytest.mark.slow
 BATCHES, WRONG = 9, range(3, 6)
 """Batches 3 to 5 are wrong; those after them are right."""
 END = 120
+TOPICS = Topics(end=END)
 BEFORE = sorted(-n if n // PER_BATCH in WRONG else n for n in range(BATCHES * PER_BATCH))
 RIGHT = list(range(BATCHES * PER_BATCH))
 UNTIL = Target("batch", "5")
@@ -61,7 +62,7 @@ def in_delta() -> Stream:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home of a stream of Delta tables, which each test gets a copy of."""
-    return lived(Life.begin(tmp_path_factory.mktemp("made"), in_delta())).settings.home
+    return Life.begin(tmp_path_factory.mktemp("made"), in_delta(), TOPICS).run_three_codes().settings.home
 
 
 IN_BOTH_STORES = pytest.mark.parametrize("life", [in_delta, in_memory], indirect=True)
@@ -71,7 +72,11 @@ IN_BOTH_STORES = pytest.mark.parametrize("life", [in_delta, in_memory], indirect
 @pytest.fixture(params=[in_memory, pytest.param(in_delta, marks=pytest.mark.long)])
 def life(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    return copied(made, tmp_path) if request.param is in_delta else lived(Life.begin(tmp_path, in_memory()))
+    return (
+        copied(made, tmp_path)
+        if request.param is in_delta
+        else Life.begin(tmp_path, in_memory(), TOPICS).run_three_codes()
+    )
 
 
 @pytest.fixture
@@ -82,7 +87,7 @@ def delta(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 def copied(made: Path, home: Path) -> Life:
     shutil.copytree(made, home, dirs_exist_ok=True)
-    return Life(Settings.load({"home": home}), in_delta())
+    return Life(Settings.load({"home": home}), in_delta(), TOPICS)
 
 
 def in_each_store(short: Mapping[str, Callable[[], Stream]], *names: str) -> Any:
@@ -94,28 +99,20 @@ def in_each_store(short: Mapping[str, Callable[[], Stream]], *names: str) -> Any
     ]
 
 
-def lived(life: Life, *, then: Callable[[int], None] = lambda _: None) -> Life:
-    for number in range(BATCHES):
-        life.batch(number, wrong=number in WRONG, code="bug" if number in WRONG else "b" if number > 5 else "a")
-        then(number)
-    codes = (CodeSince("bug", "1", 1, 3, 1.0), CodeSince("b", "1", 1, 6, 2.0))
-    life.save(replace(life.record, code=(*life.record.code, *codes)))
-    return life
-
-
 def planned(
     life: Life,
     target: Target = Target("batch", "2"),  # noqa: B008
     checks: Checks = NO_CHECKS,
     until: Target | None = UNTIL,
 ) -> RecoveryPlan:
-    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    snapshot = life.snapshot()
     return make_plan(life.settings, [RecoveryRequest(snapshot, target, checks, until=until)])
 
 
-def recovery(life: Life, plan: RecoveryPlan, replaying: Callable[[RecoveryContext], Any] | None = None) -> Recovery:
-    topics, events = Topics(end=END), RecoveryEvents()
-    return executor.recovery_of(life.settings, [life.stream], topics, plan, events, replay=replaying or replay)
+def recovery(
+    life: Life, plan: RecoveryPlan | StreamRecoveryPlan, replaying: Callable[[RecoveryContext], Any] | None = None
+) -> Recovery:
+    return recovery_of(life, plan.id, replay=replaying or replay)
 
 
 def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any]:
@@ -148,7 +145,7 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
     whole = recovery(life, plan)
     context = run_stages(whole, until="publish")
     assert life.ids() == life.ids("copies") == BEFORE
-    compared = {d.table: (d.corrected, d.new, d.gone, d.old_rows, d.new_rows) for d in whole.differences}
+    compared = {d.table: (*d.counts, d.old_rows, d.new_rows) for d in whole.differences}
     assert compared["things"] == compared["copies"] == (30, 0, 0, 60, 60), "later rows are not part of it"
     run_stages(whole)
     assert life.ids() == life.ids("copies") == RIGHT and life.at() == Txn(2, BATCHES - 1)
@@ -157,7 +154,7 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
     assert (generation.number, generation.from_generation, generation.from_batch) == (2, 1, BATCHES - 1)
     read = (OffsetRange(TOPIC, TOPIC_ID, {0: 30}, {0: 60}),)
     assert generation.corrected == CorrectedBatches(Txn(1, 2), Txn(1, 5), read, {"written": 30}, "fixed")
-    assert life.refused(Topics(end=END)) == []
+    assert life.refused() == []
     assert whole.journal.outcome == "published" and not (life.settings.tables / "_staging").exists()
     life.batch(BATCHES, generation=2, code="b")
     assert life.ids() == list(range((BATCHES + 1) * PER_BATCH))
@@ -176,21 +173,21 @@ def compacted(life: Life) -> Life:
 
     def then(number: int) -> None:
         if number in (2, 5):
-            savepoints.take(life.settings, life.stream, life.record, number, "time")
+            life.savepoint(number)
         if number == 7:
             compact(life, "things")
 
-    return lived(life, then=then)
+    return life.run_three_codes(then)
 
 
 @pytest.mark.parametrize("with_compaction", [False, True])
 def test_later_rows_keep_their_files_and_files_of_both_are_split(tmp_path: Path, with_compaction: bool) -> None:
-    life = Life.begin(tmp_path, in_delta())
-    compacted(life) if with_compaction else lived(life)
+    life = Life.begin(tmp_path, in_delta(), TOPICS)
+    compacted(life) if with_compaction else life.run_three_codes()
     then = files(life)
     whole = recovery(life, planned(life))
     context = run_stages(whole)
-    assert life.ids() == life.ids("copies") == RIGHT and life.refused(Topics(end=END)) == []
+    assert life.ids() == life.ids("copies") == RIGHT and life.refused() == []
     pure = {uri for uri in then if min(ids_of(uri)) >= (80 if with_compaction else 60)}
     assert len(pure) == (5 if with_compaction else 15)
     assert pure <= files(life), "the files with later rows alone are the same"
@@ -211,13 +208,13 @@ def ids_of(uri: str) -> list[int]:
 def test_it_is_taken_back_with_all_rows_of_before(life: Life) -> None:
     plan = planned(life)
     run_stages(recovery(life, plan))
-    undo = plan_undo(life.settings, {life.stream.name: life.stream}, Topics(end=END), plan)
-    assert undo.streams[0].until is None and undo.streams[0].base.batch == BATCHES - 1
-    assert any("corrected rows of savepoint g0001-b000000008" in note for note in undo.streams[0].notes)
-    run_stages(recovery(life, undo))
+    taken_back = undo_one(life, plan.id)
+    assert taken_back.until is None and taken_back.base.batch == BATCHES - 1
+    assert any("corrected rows of savepoint g0001-b000000008" in note for note in taken_back.notes)
+    run_stages(recovery(life, taken_back))
     assert life.ids() == life.ids("copies") == sorted([*BEFORE, *range(BATCHES * PER_BATCH, END)])
     assert has_present_rows(life.record.generations, Txn(1, 4)), "the corrected generation is not on the path"
-    assert life.refused(Topics(end=END)) == []
+    assert life.refused() == []
 
 
 def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
@@ -233,8 +230,7 @@ def test_a_recovery_that_added_a_column_is_taken_back(delta: Life) -> None:
     plan = planned(delta, until=None)
     run_stages(recovery(delta, plan, adding))
     assert "total" in delta.stored().schema.fieldNames()
-    undo = plan_undo(delta.settings, {delta.stream.name: delta.stream}, Topics(end=END), plan)
-    run_stages(recovery(delta, undo))
+    run_stages(recovery(delta, undo_one(delta, plan.id)))
     assert delta.ids() == sorted([*BEFORE, *range(BATCHES * PER_BATCH, END)])
     rows = DeltaTable(delta.settings.tables / "things").to_pyarrow_table()
     assert rows["total"].null_count == rows.num_rows
@@ -249,11 +245,7 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
     whole = recovery(life, planned(life))
     run_stages(whole, until=reached)
     executor.give_up(whole)
-    assert (
-        life.ids() == life.ids("copies") == BEFORE
-        and life.at() == Txn(3, BATCHES - 1)
-        and life.refused(Topics(end=END)) == []
-    )
+    assert life.ids() == life.ids("copies") == BEFORE and life.at() == Txn(3, BATCHES - 1) and life.refused() == []
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
 
 
@@ -278,11 +270,7 @@ def test_a_stage_that_was_killed_in_its_middle_begins_again(
         run_stages(whole)
     assert whole.journal.done(stage, STREAM.name) is None
     run_stages(whole)
-    assert (
-        life.ids() == life.ids("copies") == RIGHT
-        and life.refused(Topics(end=END)) == []
-        and life.record.generation == 2
-    )
+    assert life.ids() == life.ids("copies") == RIGHT and life.refused() == [] and life.record.generation == 2
 
 
 def test_a_batch_that_a_kill_has_repeated_counts_once(life: Life) -> None:
@@ -360,7 +348,7 @@ def test_a_rule_is_about_the_rebuilt_rows_alone(life: Life) -> None:
 
 
 def planned_again(life: Life, checks: Checks) -> RecoveryPlan:
-    savepoints.take(life.settings, life.stream, life.record, BATCHES - 1, "time")
+    life.savepoint(BATCHES - 1)
     life.batch(BATCHES, generation=2)
     return planned(life, checks=checks, until=Target("savepoint", f"g0002-b{BATCHES - 1:09d}"))
 
@@ -373,17 +361,14 @@ def test_suites_judge_the_content_that_is_published(life: Life) -> None:
         return []
 
     plan = planned(life, checks=Checks(suites=("plausible",)))
-    whole = executor.recovery_of(
-        life.settings, [life.stream], Topics(end=END), plan, RecoveryEvents(), replay=replay, run_suite=run_suite
-    )
-    run_stages(whole)
+    run_stages(recovery_of(life, plan.id, replay=replay, run_suite=run_suite))
     assert judged == [RIGHT]
 
 
 def test_a_change_of_somebody_else_that_is_accepted_meanwhile_ends_it(life: Life) -> None:
     whole = recovery(life, planned(life))
     run_stages(whole, until="publish")
-    life.save(replace(life.record, accepted=(Accepted("copies", 99, "by hand", 1.0),)))
+    life.accept(99, "copies", "by hand")
     with pytest.raises(PreflightRefused, match=r"version 99 of table copies was accepted \(by hand\)"):
         run_stages(whole)
     assert life.ids() == BEFORE
@@ -392,7 +377,7 @@ def test_a_change_of_somebody_else_that_is_accepted_meanwhile_ends_it(life: Life
 @pytest.mark.parametrize("last", [6, 7])
 def test_a_last_batch_that_is_not_finished_is_refused_before_the_fence(tmp_path: Path, last: int) -> None:
     """It is in the tables, and Spark has not noted that it is done: its rows would vanish, and then come again."""
-    life = Life.begin(tmp_path, in_delta())
+    life = Life.begin(tmp_path, in_delta(), TOPICS)
     for number in range(last + 1):
         life.batch(number, wrong=number in WRONG, commit=number < last)
     whole = recovery(life, planned(life))
@@ -402,7 +387,7 @@ def test_a_last_batch_that_is_not_finished_is_refused_before_the_fence(tmp_path:
     assert life.at() == Txn(1, last) and whole.journal.done("fence", STREAM.name) is None
     life.finish(last)
     run_stages(whole)
-    assert life.ids() == list(range((last + 1) * PER_BATCH)) and life.refused(Topics(end=END)) == []
+    assert life.ids() == list(range((last + 1) * PER_BATCH)) and life.refused() == []
 
 
 def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
@@ -472,7 +457,7 @@ def test_after_the_last_commit_of_a_publish_an_accepted_change_does_not_end_it(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(RecoveryContext, "crash_point", killed)
         run_stages(whole)
-    life.save(replace(life.record, accepted=(Accepted("things", 99, "by hand", 1.0),)))
+    life.accept(99, why="by hand")
     with pytest.raises(UsageError, match="has published table things"):
         executor.give_up(whole)
     run_stages(whole)
@@ -513,9 +498,9 @@ def test_what_code_has_written_in_a_bounded_replay_is_found_with_its_other_rows(
     """It ran on from batch 9, and the rows of batches 3 to 5 are its own too."""
     run_stages(recovery(life, planned(life), lambda context: replay(context, wrong=True)))
     life.batch(BATCHES, generation=2, code="fixed")
-    life.save(replace(life.record, code=(*life.record.code, CodeSince("fixed", "1", 2, BATCHES, 3.0))))
+    life.change(code=(*life.record.code, CodeSince("fixed", "1", 2, BATCHES, 3.0)))
     assert planned(life, Target("code", "fixed"), until=None).streams[0].base.savepoint == "g0001-b000000002"
-    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    snapshot = life.snapshot()
     _, resolved = before_first_bad(snapshot, "id < 0", exact=False)
     assert resolved.batch == Txn(1, 2) and "written by code fixed, which ran since g0001 batch 3" in resolved.notes[0]
 
@@ -537,14 +522,17 @@ def test_a_quarantine_that_is_younger_than_its_savepoints_begins_empty(life: Lif
         return replay(context)
 
     run_stages(recovery(judged, planned(judged), as_a_start_does))
-    assert judged.ids() == judged.ids("copies") == RIGHT and judged.refused(Topics(end=END)) == []
+    assert judged.ids() == judged.ids("copies") == RIGHT and judged.refused(TOPICS) == []
     assert open_tables(life.settings, judged.stream)["things_quarantine"].position == Txn(2, BATCHES - 1)
 
 
 def test_two_streams_are_corrected_by_one_plan(tmp_path: Path) -> None:
     """The second one as a whole: its replay goes to the topic's end."""
-    lives = [lived(Life.begin(tmp_path, in_delta())), lived(Life.begin(tmp_path, OTHERS))]
-    snapshots = [planning_snapshot(each.settings, each.stream, Topics(end=END)) for each in lives]
+    lives = [
+        Life.begin(tmp_path, in_delta(), TOPICS).run_three_codes(),
+        Life.begin(tmp_path, OTHERS, TOPICS).run_three_codes(),
+    ]
+    snapshots = [planning_snapshot(each.settings, each.stream, TOPICS) for each in lives]
     ends = (UNTIL, None)
     requests = [
         RecoveryRequest(each, Target("offsets", "0:30"), until=until)
@@ -552,7 +540,7 @@ def test_two_streams_are_corrected_by_one_plan(tmp_path: Path) -> None:
     ]
     plan = make_plan(lives[0].settings, requests)
     whole = executor.recovery_of(
-        lives[0].settings, [each.stream for each in lives], Topics(end=END), plan, RecoveryEvents(), replay=replay
+        lives[0].settings, [each.stream for each in lives], TOPICS, plan, RecoveryEvents(), replay=replay
     )
     run_stages(whole)
     assert lives[0].ids() == RIGHT and lives[1].ids() == list(range(END))

@@ -30,7 +30,6 @@ from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Content
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import Accepted
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.rewind import planned, replay
 
@@ -51,10 +50,13 @@ def staging_begun(life: Life, plan: StreamRecoveryPlan) -> None:
     staging.prepare(life.settings, STREAM, plan, life.record, base)
 
 
-def rebuilt(life: Life, plan: StreamRecoveryPlan) -> None:
-    """Everything up to the publish."""
-    staging_begun(life, plan)
-    replay(life, plan)
+@pytest.fixture
+def plan(life: Life) -> StreamRecoveryPlan:
+    """A plan up to its publish."""
+    made = planned(life)
+    staging_begun(life, made)
+    replay(life, made)
+    return made
 
 
 def published(
@@ -106,7 +108,8 @@ def test_who_could_read_the_table_can_read_what_was_published(life: Life) -> Non
     before = os.umask(0o022)
     try:
         plan = planned(life)
-        rebuilt(life, plan)
+        staging_begun(life, plan)
+        replay(life, plan)
         published(life, plan)
     finally:
         os.umask(before)
@@ -117,9 +120,7 @@ def test_who_could_read_the_table_can_read_what_was_published(life: Life) -> Non
     assert all(file.stat().st_mode & stat.S_IROTH for file in files)
 
 
-def test_publishing_twice_changes_nothing(life: Life) -> None:
-    plan = planned(life)
-    rebuilt(life, plan)
+def test_publishing_twice_changes_nothing(life: Life, plan: StreamRecoveryPlan) -> None:
     published(life, plan)
     version = DeltaTable(life.table).version()
     fence(life.settings, STREAM, plan.id, plan.generation)
@@ -154,14 +155,14 @@ def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(l
     assert any(f"fenced by the recovery plan {plan.id}" in f.found for f in refusals)
 
 
-def test_a_table_that_somebody_else_changes_meanwhile_is_not_published_over(life: Life) -> None:
+def test_a_table_that_somebody_else_changes_meanwhile_is_not_published_over(
+    life: Life, plan: StreamRecoveryPlan
+) -> None:
     """After the secondary table's publish and before the primary's: the primary keeps what is in it."""
-    plan = planned(life)
-    rebuilt(life, plan)
 
     def meddle(table: str) -> None:
         if table == "things_dead_letters":
-            write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+            life.meddle()
 
     old = life.rows()
     with pytest.raises(ForeignWrite):
@@ -182,11 +183,9 @@ def linking(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) ->
 
 
 def test_a_compaction_by_somebody_else_during_a_publish_doubles_no_row(
-    life: Life, monkeypatch: pytest.MonkeyPatch
+    life: Life, plan: StreamRecoveryPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It rewrites files that the publish was to keep and files that it was to remove."""
-    plan = planned(life)
-    rebuilt(life, plan)
     seen = []
 
     def compact() -> None:
@@ -201,10 +200,8 @@ def test_a_compaction_by_somebody_else_during_a_publish_doubles_no_row(
     assert DeltaTable(life.table).version() == seen[0] + 1
 
 
-def test_files_count_as_new_when_they_enter_a_table(life: Life) -> None:
+def test_files_count_as_new_when_they_enter_a_table(life: Life, plan: StreamRecoveryPlan) -> None:
     """Delta's VACUUM lists the folder after it has read the table's version: an old file that came between would go."""
-    plan = planned(life)
-    rebuilt(life, plan)
     weeks_ago = time.time() - 30 * 86400
     for file in life.settings.tables.rglob("*.parquet"):
         os.utime(file, (weeks_ago, weeks_ago))
@@ -216,22 +213,21 @@ def test_files_count_as_new_when_they_enter_a_table(life: Life) -> None:
     assert not old, "VACUUM would delete these"
 
 
-def test_what_somebody_else_did_before_a_publish_that_goes_on_is_not_written_over(life: Life) -> None:
-    plan = planned(life)
-    rebuilt(life, plan)
-    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
-    version = DeltaTable(life.table).version()
+def test_what_somebody_else_did_before_a_publish_that_goes_on_is_not_written_over(
+    life: Life, plan: StreamRecoveryPlan
+) -> None:
+    version = life.meddle()
     with pytest.raises(ForeignWrite, match="was not written by stream things"):
         published(life, plan)
     assert DeltaTable(life.table).version() == version
-    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    life.accept(version)
     published(life, plan)
     assert life.rows() == list(range(60)), "an accepted change is not repeated, as the plan says"
 
 
-def test_what_the_table_holds_afterwards_is_compared(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(life)
-    rebuilt(life, plan)
+def test_what_the_table_holds_afterwards_is_compared(
+    life: Life, plan: StreamRecoveryPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("streaming_jobs.sinks.delta.sink.has_content", lambda *_: False)
     with pytest.raises(LedgerConflict, match="does not hold the files"):
         published(life, plan)
@@ -251,7 +247,7 @@ def test_a_publish_brings_a_new_column_along(life: Life) -> None:
 def test_an_abort_leaves_the_tables_as_they_were_one_generation_later(life: Life) -> None:
     plan = planned(life)
     old = life.rows()
-    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
+    savepoint = life.savepoint(5, "recovery")
     fence(life.settings, STREAM, plan.id, plan.generation)
     published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, savepoint), generation=3)
     assert life.rows() == old and life.at() == Txn(3, 5)
@@ -263,7 +259,7 @@ def test_an_abort_that_was_killed_in_the_middle_goes_on(life: Life) -> None:
     """Its secondary table is a generation further than the fence already."""
     plan = planned(life)
     old = life.rows()
-    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
+    savepoint = life.savepoint(5, "recovery")
     contents = savepoints.contents_of(life.settings, STREAM, savepoint)
 
     def killed(table: str) -> None:
@@ -286,11 +282,10 @@ def test_the_fence_of_another_plan_is_not_taken_for_ones_own(life: Life) -> None
 
 def test_a_change_by_somebody_else_is_seen_until_it_is_accepted(life: Life) -> None:
     refuse_foreign(life.settings, STREAM, life.record)
-    write_deltalake(life.table, pa.table({"id": [7], "place": ["plain"]}), mode="append")
-    version = DeltaTable(life.table).version()
+    version = life.meddle()
     with pytest.raises(ForeignWrite, match=f"version {version} of table things"):
         refuse_foreign(life.settings, STREAM, life.record)
-    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    life.accept(version)
     refuse_foreign(life.settings, STREAM, life.record)
 
 
@@ -307,7 +302,8 @@ def test_files_with_unencoded_paths_go_when_others_replace_them(life: Life) -> N
     )
     assert len(actions) > 1
     plan = planned(life)
-    rebuilt(life, plan)
+    staging_begun(life, plan)
+    replay(life, plan)
     published(life, plan)
     assert life.rows() == list(range(60))
 
@@ -325,10 +321,10 @@ def test_files_of_another_schema_do_not_fit(life: Life, tmp_path: Path) -> None:
     assert misfit(stored(life.table), stored(tmp_path / "more")) == []
 
 
-def test_a_publish_that_has_left_other_rows_is_made_again_at_the_same_position(life: Life) -> None:
+def test_a_publish_that_has_left_other_rows_is_made_again_at_the_same_position(
+    life: Life, plan: StreamRecoveryPlan
+) -> None:
     """The commit is in the table, and it is not the plan's content: whatever made it so, resume puts it right."""
-    plan = planned(life)
-    rebuilt(life, plan)
     savepoint = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     assert savepoint is not None
     published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, savepoint))
@@ -340,10 +336,10 @@ def test_a_publish_that_has_left_other_rows_is_made_again_at_the_same_position(l
         assert DeltaTable(life.table).version() == version + 1, "once"
 
 
-def test_a_reader_of_the_table_gets_no_row_twice_when_a_publish_is_made_again(life: Life) -> None:
+def test_a_reader_of_the_table_gets_no_row_twice_when_a_publish_is_made_again(
+    life: Life, plan: StreamRecoveryPlan
+) -> None:
     """Both commits are in the log; the files that the first one has named as unread are not named again."""
-    plan = planned(life)
-    rebuilt(life, plan)
     staged = content_of(staging_folder(life.settings, plan) / "things")
     savepoint = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     assert savepoint is not None
@@ -359,12 +355,11 @@ def test_a_reader_of_the_table_gets_no_row_twice_when_a_publish_is_made_again(li
     assert len(before) == 1 and len(again) == len(rebuilt_files.files) - 1 and not again & before
 
 
-def test_a_publish_that_goes_on_after_an_accepted_change_is_compared_as_it_was_published(life: Life) -> None:
-    plan = planned(life)
-    rebuilt(life, plan)
+def test_a_publish_that_goes_on_after_an_accepted_change_is_compared_as_it_was_published(
+    life: Life, plan: StreamRecoveryPlan
+) -> None:
     published(life, plan)
-    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
-    version = DeltaTable(life.table).version()
-    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    version = life.meddle()
+    life.accept(version)
     published(life, plan)
     assert DeltaTable(life.table).version() == version

@@ -12,16 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from reprocessing.plan.plan import Until
-from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.replay import staging
-from reprocessing.replay.border import Border, RowByRow
+from reprocessing.replay.session import Border, RowByRow
 from reprocessing.stages import replay
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.replay import ReplayProgress
 from reprocessing.stages.stages import TakeSavepoint
-from streaming_jobs.errors import PermanentError, PreflightRefused
+from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.formats import Json
 from streaming_jobs.platform.files import sync_tree
 from streaming_jobs.runtime import output_plans
@@ -166,7 +164,7 @@ def life(tmp_path: Path) -> Life:
 
 def replaying(life: Life) -> RecoveryContext:
     """A plan whose replay begins after batch 3; the topic has thirty records more than the published table."""
-    plan = plan_one(planning_snapshot(life.settings, STREAM, Topics(end=120)), Target("batch", "3"))
+    plan = plan_one(life.snapshot(Topics(end=120)), Target("batch", "3"))
     context = recovery(life, plan.id, Topics(end=120)).of(STREAM.name)
     context.journal.write("take_savepoint", "done", run_stage(context, TakeSavepoint))
     staging.prepare(life.settings, STREAM, plan, life.record, context.base())
@@ -194,9 +192,7 @@ def test_for_windows_the_last_batch_is_the_published_tables_own(life: Life, even
 def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
     """Rows that a killed attempt has written past the border since are not in them."""
     context = replaying(life)
-    replayed = Life(context.replay_settings)
-    for number in range(4, 9):
-        replayed.batch(number, generation=2)
+    replayed = Life(context.replay_settings).run(*range(4, 9), generation=2)
     assert replay.kept_table(context, STREAM.primary) is None and replay.past_the_border(context, of({0: 90})) == 0
     assert replay.past_the_border(context, of({0: 120})) is None, "no batch ended there"
     replay.keep_tables(context)
@@ -261,23 +257,10 @@ def test_an_entry_that_is_written_anew_keeps_what_else_is_in_it(tmp_path: Path) 
     assert spark.checkpoint.metadata(0) == {"batchWatermarkMs": 17} and spark.checkpoint.end(0) == of({0: 40})
 
 
-def test_a_replay_ends_at_or_after_the_stream_and_a_bounded_one_exactly_at_its_end(life: Life) -> None:
-    plan = replaying(life).plan
-    bounded = replace(plan, until=Until("g0001-b000000005", 1, 5, of({0: 60}), "batch 5"))
-    for ended, each in ((90, plan), (95, plan), (60, bounded)):
-        replay.check_end(each, of({0: ended}), of({0: 90}))
-    for ended, each, how in ((89, plan, "before"), (59, bounded, "before"), (61, bounded, "after")):
-        with pytest.raises(
-            PermanentError, match=f"the replay ended at {ended} of topic things, partition 0, {how} where"
-        ):
-            replay.check_end(each, of({0: ended}), of({0: 90}))
-    replay.check_end(bounded, of({0: 60, 1: 0}), of({0: 90, 1: 5}))
-
-
 @pytest.mark.parametrize("node", ["Aggregate", "TransformWithState", "Mystery"])
 def test_the_code_of_a_bounded_replay_keeps_no_state(life: Life, node: str) -> None:
     """Whatever the plan knew of it: the session has noted the nodes of the code that it runs."""
-    life.save(replace(life.record, code=(CodeSince("fixed", "1", 1, 0, 1.0),)))
+    life.change(code=(CodeSince("fixed", "1", 1, 0, 1.0),))
     checkpoint, guard = life.checkpoint(), RowByRow(life.settings, STREAM)
     plans = StreamFolder.of(life.settings, STREAM.name).output_plans
     output_plans.write(plans, {"fixed": {"things": {"nodes": ["Filter", "Project"], "position": None}}})
@@ -289,7 +272,7 @@ def test_the_code_of_a_bounded_replay_keeps_no_state(life: Life, node: str) -> N
 
 def test_in_a_bounded_replay_of_several_sources_a_join_may_keep_state(life: Life) -> None:
     """With one source it is one with a table that does not change."""
-    life.save(replace(life.record, code=(CodeSince("fixed", "1", 1, 0, 1.0),)))
+    life.change(code=(CodeSince("fixed", "1", 1, 0, 1.0),))
     plans = StreamFolder.of(life.settings, STREAM.name).output_plans
     output_plans.write(plans, {"fixed": {"things": {"nodes": ["Join", "Project"], "position": None}}})
     assert RowByRow(life.settings, STREAM)(life.checkpoint(), 0) is False

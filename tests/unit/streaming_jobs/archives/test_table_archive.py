@@ -1,4 +1,4 @@
-"""What an archive covers, and what it gives: by its record, its ledger and its table, without a broker."""
+"""What an archive covers and gives, by record, ledger and table, without a broker; and when retention overtakes it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from streaming_jobs.catalog.archive import COLUMNS, archive_of, columns, is_arch
 from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
+from streaming_jobs.preflight.doctor import archive_checks, check
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW
 from streaming_jobs.sources.topics import TopicInfo
@@ -95,10 +96,13 @@ def records_of(partition: int, offsets: range) -> list[dict[str, Any]]:
     return list(made.drop_columns(["topic", "partition"]).to_pylist())
 
 
-def test_it_covers_what_its_ledger_says(keeper: Keeper) -> None:
+def test_it_covers_what_its_ledger_says_but_for_a_range_that_was_skipped(keeper: Keeper) -> None:
     assert keeper.archive.bounds() == {0: (0, 40), 1: (0, 20)}
     keeper.batch(4)
     assert keeper.archive.bounds() == {0: (0, 50), 1: (0, 25)}
+    void: Mapping[str, Any] = {"topic": TOPIC, "partition": 0, "from": 12, "to": 17, "plan": "p", "generation": 2}
+    keeper.save(replace(keeper.record, void_ranges=(void,)))
+    assert keeper.archive.bounds() == {0: (17, 50), 1: (0, 25)}
 
 
 def test_it_gives_the_records_of_a_range_in_order_and_none_twice_also_after_a_compaction(keeper: Keeper) -> None:
@@ -135,12 +139,6 @@ def test_it_covers_nothing_if_what_it_has_is_not_known(keeper: Keeper, damage: s
     assert made.bounds() == {}
 
 
-def test_a_range_that_was_skipped_is_a_hole(keeper: Keeper) -> None:
-    void: Mapping[str, Any] = {"topic": TOPIC, "partition": 0, "from": 12, "to": 17, "plan": "p", "generation": 2}
-    keeper.save(replace(keeper.record, void_ranges=(void,)))
-    assert keeper.archive.bounds() == {0: (17, 40), 1: (0, 20)}
-
-
 def test_a_fence_leaves_the_rows_and_a_publish_that_is_not_finished_has_to_be_waited_for(keeper: Keeper) -> None:
     table = keeper.stored()
     table.mark(LedgerEntry("fence", KEEPER.name, KEEPER.name, 2, -1, plan="p"))
@@ -150,12 +148,16 @@ def test_a_fence_leaves_the_rows_and_a_publish_that_is_not_finished_has_to_be_wa
         keeper.archive.bounds()
 
 
-def test_times_and_sizes_are_those_of_its_records(keeper: Keeper) -> None:
+def test_times_and_sizes_are_those_of_its_records_for_a_reader_of_the_topic_too(keeper: Keeper) -> None:
     spans = {0: (0, 30), 1: (0, 20)}
     assert keeper.archive.first_at(MS + 12_000, spans) == {0: 13, 1: 13}
     assert keeper.archive.first_at(MS + 19_500, spans) == {0: 20}
     assert keeper.archive.mean_size({0: 10, 1: 5}) == pytest.approx(2.3, abs=0.7)
     assert keeper.archive.mean_size({0: 1000}) is None
+    topics = readable(keeper, {0: 35, 1: 20})
+    assert topics.offsets_for_time(TOPIC, MS + 12_000) == {0: 13, 1: 13}
+    assert topics.offsets_for_time(TOPIC, MS + 36_000) == {0: 36, 1: 36}
+    assert topics.mean_size(TOPIC, {0: 0, 1: 20}) != 100.0 == topics.mean_size(TOPIC, {0: 35, 1: 20})
 
 
 @dataclass
@@ -187,10 +189,13 @@ def readable(keeper: Keeper, first: Mapping[int, int]) -> ReadableTopics:
     return topics
 
 
-def test_a_topic_begins_where_its_archive_does(keeper: Keeper) -> None:
+def test_a_topic_begins_where_its_archive_does_and_ends_are_those_of_its_own_topic(keeper: Keeper) -> None:
     offsets = readable(keeper, {0: 35, 1: 25}).offsets(TOPIC)
     assert (offsets.earliest, offsets.latest) == ({0: 0, 1: 25}, {0: 60, 1: 60}), "a hole parts partition 1"
     assert offsets.archived is not None and offsets.archived.first == {0: 35, 1: 25}
+    other = OffsetRange("another", "x", {0: 0}, {0: 999})
+    keeper.stored().mark(replace(keeper.entry(4), offsets=(other, keeper.offsets(4))))
+    assert keeper.archive.bounds() == {0: (0, 50), 1: (0, 25)}
 
 
 def test_an_archive_itself_and_a_stream_without_one_read_kafka_alone(keeper: Keeper) -> None:
@@ -201,13 +206,6 @@ def test_an_archive_itself_and_a_stream_without_one_read_kafka_alone(keeper: Kee
     assert Archives(keeper.settings).of(KEEPER, TOPIC, TOPIC_ID) is None
     assert Archives(keeper.settings).of(reader, TOPIC, TOPIC_ID) is not None
     assert Archives(keeper.settings).of(reader, "another", TOPIC_ID) is None
-
-
-def test_a_time_of_the_past_is_found_in_the_archive(keeper: Keeper) -> None:
-    topics = readable(keeper, {0: 35, 1: 20})
-    assert topics.offsets_for_time(TOPIC, MS + 12_000) == {0: 13, 1: 13}
-    assert topics.offsets_for_time(TOPIC, MS + 36_000) == {0: 36, 1: 36}
-    assert topics.mean_size(TOPIC, {0: 0, 1: 20}) != 100.0 == topics.mean_size(TOPIC, {0: 35, 1: 20})
 
 
 def test_the_declaration_is_a_stream_that_refuses_nothing() -> None:
@@ -222,7 +220,38 @@ def test_the_declaration_is_a_stream_that_refuses_nothing() -> None:
         archive_of(TOPIC, Topology.of([KEEPER, archive(TOPIC, name="second")]).streams.values())
 
 
-def test_ends_are_those_of_the_archives_own_topic(keeper: Keeper) -> None:
-    other = OffsetRange("another", "x", {0: 0}, {0: 999})
-    keeper.stored().mark(replace(keeper.entry(4), offsets=(other, keeper.offsets(4))))
-    assert keeper.archive.bounds() == {0: (0, 50), 1: (0, 25)}
+ARCHIVE = TableArchive("a", "things", "x", Path("/nowhere"), Path("/nowhere"))
+KAFKA = OffsetBounds({0: 100, 1: 100}, {0: 200, 1: 200})
+
+
+@pytest.mark.parametrize(
+    ("position", "ok", "words"),
+    [
+        ({0: 200, 1: 200}, True, "has all records"),
+        ({0: 110, 1: 200}, True, "10% or more"),
+        ({0: 200, 1: 109}, None, "retention is near: 9% of the records in things partition 1"),
+        ({0: 101, 1: 90}, False, "offsets 90 to 99 of things partition 1 were deleted"),
+        ({0: 200}, True, "has all records"),
+    ],
+)
+def test_the_nearest_partition_decides(position: dict[int, int], ok: bool | None, words: str) -> None:
+    found = check(ARCHIVE, position, KAFKA)
+    assert found.ok is ok and words in found.found
+    assert ok or "recourse streams run a" in found.fix
+
+
+def test_a_topic_without_records_is_no_reason() -> None:
+    assert check(ARCHIVE, {0: 100}, OffsetBounds({0: 100}, {0: 100})).ok
+
+
+def test_each_archive_that_has_run_has_a_line(tmp_path: Path) -> None:
+    settings = Settings.load({"home": tmp_path, "flows": ["tests.support.archived"]})
+    assert list(archive_checks(settings, Kafka({0: 0, 1: 0}))) == []
+    keeper = Keeper(settings, KEEPER).make()
+    assert [(line.ok, line.found) for line in archive_checks(settings, Kafka({0: 0}))] == [(None, "covers no offsets")]
+    keeper.batch(0)
+    (line,) = archive_checks(settings, Kafka({0: 5, 1: 5}))
+    assert (line.name, line.ok) == (
+        "archive create_archive",
+        None,
+    ) and "0% of the records in archived-create" in line.found

@@ -34,9 +34,14 @@ def raw() -> pd.DataFrame:
     return dataset.read("flights.csv.zip")
 
 
-def test_every_flight_is_a_record(all_records: dataset.FlightRecords, raw: pd.DataFrame) -> None:
+def test_every_flight_is_a_record_also_a_cancelled_one_with_carrier_and_number_as_its_key(
+    all_records: dataset.FlightRecords, raw: pd.DataFrame
+) -> None:
     assert len(all_records) == len(all_records.values) == len(all_records.timestamps) == 336_776
     assert len(dataset.departures()) == len(raw)
+    assert sum(b'"cancelled":true' in line for line in all_records.values) == 8_255
+    record = json.loads(all_records.values[1000])
+    assert all_records.keys[1000] == f"{record['carrier']}{record['flight']}".encode()
 
 
 def test_fields_are_typed_and_null_only_where_a_flight_has_no_such_thing(all_records: dataset.FlightRecords) -> None:
@@ -49,15 +54,6 @@ def test_fields_are_typed_and_null_only_where_a_flight_has_no_such_thing(all_rec
         for name in TIMES:
             assert record[name] is None or re.fullmatch(r"201[34]-\d\d-\d\dT\d\d:\d\d:00Z", record[name])
         assert record["cancelled"] is (record["actual_dep"] is None) is (record["dep_delay"] is None)
-
-
-def test_cancelled_flights_are_all_there(all_records: dataset.FlightRecords) -> None:
-    assert sum(b'"cancelled":true' in line for line in all_records.values) == 8_255
-
-
-def test_key_is_carrier_and_flight_number(all_records: dataset.FlightRecords) -> None:
-    record = json.loads(all_records.values[1000])
-    assert all_records.keys[1000] == f"{record['carrier']}{record['flight']}".encode()
 
 
 def test_timestamp_is_the_actual_departure_or_the_schedule_of_a_cancelled_flight(
@@ -89,11 +85,17 @@ def test_event_time_is_out_of_order_by_as_much_as_a_flight_is_late() -> None:
     assert behind == pd.Timedelta(hours=21, minutes=40)
 
 
-def test_utc_of_every_flight_equals_the_package_s_own_utc_hour(raw: pd.DataFrame) -> None:
+def test_utc_of_every_flight_equals_the_package_s_own_utc_hour_and_none_is_in_an_hour_that_the_clock_repeats_or_skips(
+    raw: pd.DataFrame,
+) -> None:
     clock = raw["sched_dep_time"]
     local = pd.to_datetime(raw[["year", "month", "day"]]) + pd.to_timedelta(clock // 100 * 60 + clock % 100, unit="min")
     published = pd.to_datetime(raw["time_hour"], utc=True) + pd.to_timedelta(raw["minute"], unit="min")
     assert (dataset.to_utc(local) == published).all()
+    november = raw[(raw["month"] == 11) & (raw["day"] == 3) & raw["sched_dep_time"].between(100, 159)]
+    march = raw[(raw["month"] == 3) & (raw["day"] == 10) & raw["sched_dep_time"].between(200, 259)]
+    assert november.empty
+    assert march.empty
 
 
 @pytest.mark.parametrize(
@@ -114,18 +116,18 @@ def test_hours_that_the_clock_repeats_or_skips_follow_fold_0(clock: str, utc: st
     assert converted == python.astimezone(UTC)
 
 
-def test_no_flight_is_scheduled_in_the_hours_that_the_clock_repeats_or_skips(raw: pd.DataFrame) -> None:
-    november = raw[(raw["month"] == 11) & (raw["day"] == 3) & raw["sched_dep_time"].between(100, 159)]
-    march = raw[(raw["month"] == 3) & (raw["day"] == 10) & raw["sched_dep_time"].between(200, 259)]
-    assert november.empty
-    assert march.empty
-
-
-def test_a_share_is_the_first_flights_in_order(all_records: dataset.FlightRecords) -> None:
+def test_a_share_is_the_first_flights_in_order_and_static_tables_are_at_hand(
+    all_records: dataset.FlightRecords,
+) -> None:
     some = dataset.records(0.01)
     assert len(some) == dataset.flights_in(0.01) == 3_367
     assert some.values == all_records.values[:3_367]
     assert some.keys == all_records.keys[:3_367]
+    assert {"carrier", "name"} == set(dataset.airlines().columns)
+    assert set(dataset.departures()["carrier"]) <= set(dataset.airlines()["carrier"])
+    assert {"EWR", "JFK", "LGA"} <= set(dataset.airports()["faa"])
+    assert len(dataset.planes()) == 3_322
+    assert set(dataset.weather()["origin"]) == {"EWR", "JFK", "LGA"}
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.01])
@@ -157,14 +159,6 @@ def test_flights_spread_over_all_partitions_and_a_key_stays_in_one(all_records: 
     for key, partition in zip(all_records.keys, partitions.tolist(), strict=True):
         places.setdefault(key, set()).add(partition)
     assert all(len(keys) == 1 for keys in places.values())
-
-
-def test_static_tables_are_at_hand() -> None:
-    assert {"carrier", "name"} == set(dataset.airlines().columns)
-    assert set(dataset.departures()["carrier"]) <= set(dataset.airlines()["carrier"])
-    assert {"EWR", "JFK", "LGA"} <= set(dataset.airports()["faa"])
-    assert len(dataset.planes()) == 3_322
-    assert set(dataset.weather()["origin"]) == {"EWR", "JFK", "LGA"}
 
 
 def test_the_memory_of_the_flights_is_given_back() -> None:

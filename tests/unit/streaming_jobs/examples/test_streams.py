@@ -22,15 +22,12 @@ def test_flows_import_nothing_heavy() -> None:
     assert not {"pandas", "numpy", "pyarrow", "confluent_kafka", "deltalake"} & set(json.loads(done.stdout))
 
 
-def test_the_shipped_streams_hang_together() -> None:
+def test_the_shipped_streams_hang_together_and_only_that_with_windows_has_a_watermark() -> None:
     topology = Topology.load(["streaming_jobs.examples.flights.streams"])
     assert topology.readers("flights") == ["airport_hours", "carrier_totals", "flights_clean"]
     assert {stream.primary.mode for stream in topology.streams.values()} == {"append", "upsert"}
     assert topology["flights_clean"].primary.partition_by == ("month",)
     assert topology["carrier_totals"].primary.keys == ("carrier",)
-
-
-def test_only_the_stream_with_windows_has_a_watermark() -> None:
     streams = Topology.load(["streaming_jobs.examples.flights.streams"]).streams
     with_watermark = [name for name, stream in streams.items() for topic in stream.sources.values() if topic.event_time]
     assert with_watermark == ["airport_hours"]

@@ -1,4 +1,4 @@
-"""The comparison with the truth: equal tables pass, and every kind of difference is found and named."""
+"""The comparison with the truth, and the shipped truths: equal tables pass, and every kind of difference is named."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from streaming_jobs.catalog.topology import Topology, truths_in
+from streaming_jobs.catalog.truths import NotComparable, Record
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights import truth as truths
+from streaming_jobs.examples.flights.content import rank
 from streaming_jobs.examples.flights.streams import STREAMS
 from streaming_jobs.examples.flights.truth import TruthCheck, as_frame, compare, differences, truth, watermark
 from streaming_jobs.settings import Settings
@@ -69,11 +72,6 @@ def test_truth_agrees_with_the_records_though_worked_out_apart() -> None:
         assert (same | (clean[column].isna() & flights[column].isna())).all(), column
 
 
-def test_truth_of_an_unknown_table_is_refused() -> None:
-    with pytest.raises(UsageError, match="no truth"):
-        truth("nothing")
-
-
 def test_tables_that_hold_the_truth_pass(settings: Settings) -> None:
     write_all(settings)
     checks = compare(settings, STREAMS, SHARE)
@@ -81,17 +79,13 @@ def test_tables_that_hold_the_truth_pass(settings: Settings) -> None:
     assert all(check.expected_rows == check.found_rows > 0 for check in checks)
 
 
-def test_windows_no_later_record_has_closed_are_listed_as_open(settings: Settings) -> None:
+def test_windows_that_are_open_are_listed_and_a_difference_in_the_table(settings: Settings) -> None:
     write_all(settings)
     hours = check_of(compare(settings, STREAMS, SHARE), "airport_hours")
     still_open = len(truth("airport_hours", SHARE)) - hours.expected_rows
     assert still_open > 0
     assert f"{still_open:,} windows" in hours.detail
     assert "still open" in hours.detail
-
-
-def test_a_window_in_the_table_before_it_is_closed_is_a_difference(settings: Settings) -> None:
-    write_all(settings)
     write(settings, "airport_hours", truth("airport_hours", SHARE))
     hours = check_of(compare(settings, STREAMS, SHARE), "airport_hours")
     assert not hours.ok
@@ -138,28 +132,26 @@ def test_a_difference_is_found_and_said_in_words(settings: Settings, table: str,
     assert words in check_of(checks, table).detail
 
 
-def test_a_missing_table_is_named(settings: Settings) -> None:
+def test_a_missing_table_is_named_and_an_unknown_one_refused(settings: Settings) -> None:
     checks = compare(settings, STREAMS, SHARE)
     assert [(check.ok, check.detail) for check in checks] == [(False, "the table does not exist yet")] * 3
+    with pytest.raises(UsageError, match="no truth"):
+        truth("nothing")
 
 
-def test_late_rows_that_the_watermark_dropped_are_a_difference(
+def test_dead_letters_and_late_rows_that_the_watermark_dropped_are_differences(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_all(settings)
-    status = SimpleNamespace(late_rows_dropped=3)
-    monkeypatch.setattr(truths, "read_status", lambda _, name: status if name == "airport_hours" else None)
-    hours = check_of(compare(settings, STREAMS, SHARE), "airport_hours")
-    assert not hours.ok
-    assert "dropped 3 late rows" in hours.detail
-
-
-def test_dead_letters_are_a_difference(settings: Settings) -> None:
     write_all(settings)
     write(settings, "airport_hours_dead_letters", pd.DataFrame({"reason": ["wrong_type"]}))
     letters = check_of(compare(settings, STREAMS, SHARE), "airport_hours_dead_letters")
     assert not letters.ok
     assert "not decoded: 1 record" in letters.detail
+    status = SimpleNamespace(late_rows_dropped=3)
+    monkeypatch.setattr(truths, "read_status", lambda _, name: status if name == "airport_hours" else None)
+    hours = check_of(compare(settings, STREAMS, SHARE), "airport_hours")
+    assert not hours.ok
+    assert "dropped 3 late rows" in hours.detail
 
 
 def test_a_topic_with_more_than_one_feed_is_not_comparable(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,19 +162,51 @@ def test_a_topic_with_more_than_one_feed_is_not_comparable(settings: Settings, m
     assert all("not comparable" in check.detail for check in checks)
 
 
-def test_means_may_differ_by_the_order_of_summing_and_no_more() -> None:
+def test_numbers_are_compared_exactly_and_means_by_more_than_the_order_of_summing() -> None:
+    expected = pd.DataFrame({"key": [1], "total": [2**53]})
+    actual = pd.DataFrame({"key": [1], "total": pd.array([2**53 + 1], dtype="Int64")})
+    assert differences(expected, actual, ["key"])
+    frame = as_frame(pa.table({"total": pa.array([2**53 + 1, None], pa.int64())}))
+    assert int(frame["total"][0]) == 2**53 + 1
+    assert frame["total"].isna().tolist() == [False, True]
     expected = pd.DataFrame({"key": [1], "mean": [12.3]})
     assert not differences(expected, pd.DataFrame({"key": [1], "mean": [12.3 * (1 + 1e-12)]}), ["key"])
     assert differences(expected, pd.DataFrame({"key": [1], "mean": [12.3 * (1 + 1e-6)]}), ["key"])
 
 
-def test_large_integers_are_compared_exactly() -> None:
-    expected = pd.DataFrame({"key": [1], "total": [2**53]})
-    actual = pd.DataFrame({"key": [1], "total": pd.array([2**53 + 1], dtype="Int64")})
-    assert differences(expected, actual, ["key"])
+COUNT = 3_000
 
 
-def test_integers_of_a_table_with_nulls_are_read_exactly() -> None:
-    frame = as_frame(pa.table({"total": pa.array([2**53 + 1, None], pa.int64())}))
-    assert int(frame["total"][0]) == 2**53 + 1
-    assert frame["total"].isna().tolist() == [False, True]
+def records(partitions: int, end: int = COUNT) -> list[Record]:
+    """The first flights as they lie in a topic of so many partitions."""
+    keys = dataset.keys_of(truths._all_flights())[:end]
+    places = truths._partition(keys, partitions)
+    ranks = rank(places).tolist()
+    return [Record("flights", p, o, 0, key, b"", None) for p, o, key in zip(places.tolist(), ranks, keys, strict=True)]
+
+
+def test_every_shipped_table_has_a_truth() -> None:
+    topology = Topology.load(["streaming_jobs.examples.flights.streams"])
+    tables = [sink.name for stream in topology.streams.values() for sink in stream.sinks.values()]
+    assert (
+        {declared.table for declared in truths_in(["streaming_jobs.examples.flights.streams"], tables)}
+        == set(truths.KEYS)
+        == set(tables)
+    )
+
+
+@pytest.mark.parametrize("partitions", [4, 7])
+def test_of_one_feed_it_is_what_the_share_of_the_flights_makes(partitions: int) -> None:
+    share = COUNT / dataset.TOTAL
+    for table, keys in truths.KEYS.items():
+        due = truths.truth(table, share, partitions=partitions)
+        assert truths.differences(due, truths.truth_of(table, records(partitions)), keys) == []
+
+
+def test_partitions_read_to_different_ends_are_no_matter_and_records_that_are_no_flights_are_not_compared() -> None:
+    half = [record for record in records(4) if record.partition != 1 or record.offset < 5]
+    assert truths.truth_of("carrier_totals", half)["flights"].sum() == len(half)
+    first, *others = records(4)
+    alien = Record("flights", first.partition, first.offset, 0, others[0].key, b"", None)
+    with pytest.raises(NotComparable):
+        truths.truth_of("carrier_totals", [alien, *others])

@@ -18,16 +18,10 @@ def test_no_random_record_is_read_differently_from_the_judge(capsys: pytest.Capt
         assert verdict in text
 
 
-def test_a_wrong_verdict_is_found() -> None:
+def test_a_wrong_verdict_an_error_and_a_crash_are_found_with_the_record_that_makes_them() -> None:
     (problem, *_) = fuzz(60, 1, lenient).problems
     assert "value=None" in problem and "empty_value" in problem
-
-
-def test_an_error_is_found_with_the_values_of_its_block() -> None:
     (problem,) = fuzz(60, 1, failing).problems
     assert "KeyError: 'a null'" in problem and "None" in problem.partition("values: ")[2]
-
-
-def test_a_crash_is_found_with_the_record_that_makes_it() -> None:
     (problem,) = fuzz(60, 1, ending).problems
     assert problem.startswith("the interpreter ended on None\nschema: {")

@@ -1,8 +1,10 @@
-"""A block of JSON records becomes the columns that were asked for, and every record is checked whole."""
+"""A block of JSON records becomes the columns asked for; each verdict is that of an independent strict reading."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
+from functools import cache
 
 import pyarrow as pa
 import pytest
@@ -15,9 +17,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from streaming_jobs.errors import UsageError
 from streaming_jobs.formats import Json
-from tests.support.json_corpus import FLAT, RICH
+from tests.support.json_corpus import BAD, FLAT, GOOD, ODD, RICH, WITHOUT_TEXT, corpus
+from tests.support.strict_json import Difference, Verdict, differences, judge
 
 
 def nullable_everywhere(kind: DataType) -> DataType:
@@ -53,11 +55,6 @@ def test_a_verdict_does_not_depend_on_the_fields_asked_for(fields: list[str] | N
     assert block.columns.num_rows == 3
     if fields != []:
         assert block.columns.column("id").to_pylist() == [1, None, 3]
-
-
-def test_a_field_that_is_not_there_cannot_be_asked_for() -> None:
-    with pytest.raises(UsageError, match="'nane' is not a field"):
-        Json(FLAT).reader(["nane"])
 
 
 def test_the_row_of_a_refused_value_is_null_in_every_column() -> None:
@@ -100,7 +97,7 @@ def test_a_name_may_be_written_with_escapes() -> None:
     assert Json(schema).read(b'{"\\u00e4":5}') == {"ä": 5}
 
 
-def test_faults_of_one_record_do_not_spread_to_its_neighbours() -> None:
+def test_faults_of_one_record_do_not_spread_to_its_neighbours_and_a_block_may_hold_many_bad_records_only() -> None:
     good = b'{"id":1,"name":"x"}'
     halves = [
         b'{"id":1,"name":"x\xe2\x82',
@@ -113,12 +110,10 @@ def test_faults_of_one_record_do_not_spread_to_its_neighbours() -> None:
     values = [item for half in halves for item in (good, half)] + [good]
     block = Json(FLAT).reader().read(values)
     assert sorted(block.refused) == list(range(1, 12, 2))
-
-
-def test_records_with_backslashes_and_pairs_are_good() -> None:
-    texts = ["\\\\ud83d", "\\ud83d\\ude00", "\\\\\\ud83d\\ude00", "\\\\\\\\uD800", "\\u00e4\\n\\\\"]
-    values = [f'{{"id":1,"name":"x","other":"{text}"}}'.encode() for text in texts]
-    assert Json(FLAT).reader().read(values).refused == {}
+    values = [b'{"id":1,"name":"x","at":"noon"}', b"{", b"", None, b'{"id":1,"name":"\xff"}'] * 2000
+    block = Json(FLAT).reader().read(values)
+    assert len(block.refused) == block.columns.num_rows == 10_000
+    assert block.columns.column("id").null_count == 10_000
 
 
 @pytest.mark.parametrize(
@@ -140,28 +135,18 @@ def test_a_record_is_at_most_200_deep(opening: str, closing: str) -> None:
     assert block.refused[1].reason == "malformed_json" and "deeper than 200" in block.refused[1].detail
 
 
-def test_a_record_that_is_deeper_than_any_reader_goes_is_refused_as_that() -> None:
+def test_a_record_deeper_than_any_reader_goes_is_refused_and_a_wide_one_with_long_names_and_numbers_is_good() -> None:
     values = [b'{"id":1,"name":"x","z":' + b"[" * 100_000, b'{"id":1,"name":"x"}']
     block = Json(FLAT).reader().read(values)
     assert {i: refusal.reason for i, refusal in block.refused.items()} == {0: "malformed_json"}
     assert "deeper than 200" in block.refused[0].detail
-
-
-def test_a_wide_record_is_not_a_deep_one() -> None:
     value = b'{"id":1,"name":"x","z":[' + b",".join([b'{"a":[{}]}'] * 5000) + b"]}"
     assert Json(FLAT).reader().read([value]).refused == {}
-
-
-def test_numbers_and_names_may_be_long_where_nothing_is_declared() -> None:
     value = b'{"id":1,"name":"x","' + b"k" * 100_000 + b'":' + b"9" * 100_000 + b',"\\u0001":true}'
     assert Json(FLAT).reader().read([value]).refused == {}
-
-
-def test_a_block_may_hold_bad_records_only_and_many_of_them() -> None:
-    values = [b'{"id":1,"name":"x","at":"noon"}', b"{", b"", None, b'{"id":1,"name":"\xff"}'] * 2000
-    block = Json(FLAT).reader().read(values)
-    assert len(block.refused) == block.columns.num_rows == 10_000
-    assert block.columns.column("id").null_count == 10_000
+    texts = ["\\\\ud83d", "\\ud83d\\ude00", "\\\\\\ud83d\\ude00", "\\\\\\\\uD800", "\\u00e4\\n\\\\"]
+    values = [f'{{"id":1,"name":"x","other":"{text}"}}'.encode() for text in texts]
+    assert Json(FLAT).reader().read(values).refused == {}
 
 
 def test_a_batch_of_the_columns_goes_through_arrow_unchanged() -> None:
@@ -173,3 +158,74 @@ def test_a_batch_of_the_columns_goes_through_arrow_unchanged() -> None:
     batch = Json(RICH).reader().read(values).columns
     batch.validate(full=True)
     assert pa.Table.from_batches([batch]).num_rows == 2
+
+
+SCHEMAS = {"rich": RICH, "flat": FLAT, "without_text": WITHOUT_TEXT}
+
+EXAMPLES = [60, pytest.param(1500, marks=pytest.mark.long)]
+"""800 records, and 20,000 of them; `tests/support/json_fuzz.py` judges millions."""
+
+
+@cache
+def judged(name: str, examples: int) -> list[Verdict]:
+    """The judge's verdicts on the corpus, for one of the schemas."""
+    return [judge(SCHEMAS[name], value) for value in corpus(examples)]
+
+
+def disagreements(
+    schema: StructType, values: Sequence[bytes | None], block: int = 1000, verdicts: Sequence[Verdict] | None = None
+) -> list[Difference]:
+    """Values on which reader and judge differ, read in blocks of a size."""
+    reader = Json(schema).reader()
+    differing: list[Difference] = []
+    for begin in range(0, len(values), block):
+        part = slice(begin, begin + block)
+        known = verdicts[part] if verdicts is not None else None
+        differing += differences(schema, values[part], reader.read(values[part]), known)
+    return differing
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("block", [1, 7, 1000])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_reader_agrees_with_the_judge_on_every_record(name: str, block: int, examples: int) -> None:
+    values, verdicts = corpus(examples), judged(name, examples)
+    refused = sum(not verdict.good for verdict in verdicts)
+    assert len(values) * 0.1 < refused < len(values) * 0.95, "the corpus has to hold both kinds"
+    assert disagreements(SCHEMAS[name], values, block, verdicts)[:3] == []
+
+
+@pytest.mark.parametrize("field", RICH.fields, ids=RICH.fieldNames())
+def test_every_odd_value_of_every_type_has_its_verdict(field: StructField) -> None:
+    schema = StructType([field])
+    values = [f'{{"{field.name}":{text}}}'.encode("utf-8", "surrogatepass") for text in ODD]
+    values += [f'{{"{field.name}":{text},"other":{{}}}}'.encode("utf-8", "surrogatepass") for text in ODD]
+    assert disagreements(schema, values) == []
+
+
+@pytest.mark.parametrize("field", RICH.fields, ids=RICH.fieldNames())
+def test_of_two_fields_the_last_one_counts_and_both_have_the_type(field: StructField) -> None:
+    schema = StructType([field])
+    values = [
+        f'{{"{field.name}":{first},"{field.name}":{last}}}'.encode("utf-8", "surrogatepass")
+        for index, first in enumerate(ODD)
+        for last in ("null", first, ODD[index - 1], '"2013-01-01"', '"2013-01-01T05:06:07"', "1", '{"city":"x"}', "[]")
+    ]
+    assert disagreements(schema, values) == []
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+@pytest.mark.parametrize("schema", [RICH, FLAT], ids=["rich", "flat"])
+def test_written_examples_have_their_verdict(schema: StructType, block: int) -> None:
+    reader = Json(schema).reader()
+    assert reader.read(GOOD).refused == {}
+    assert sorted(reader.read([*BAD, None]).refused) == list(range(len(BAD) + 1))
+    assert disagreements(schema, [*GOOD, *BAD, None], block) == []
+
+
+def test_a_record_that_is_cut_off_anywhere_has_one_reason() -> None:
+    text = '{"id":1,"name":"ä\\u00e4\\ud83d\\ude00","legs":[{"to":"x","cost":-1.5e3}],"other":{"a":[true,null]}}'
+    whole = text.encode()
+    for length in range(1, len(whole)):
+        reason, _ = Json(RICH).diagnose(whole[:length])
+        assert reason == ("invalid_utf8" if whole[length] & 0xC0 == 0x80 else "malformed_json")

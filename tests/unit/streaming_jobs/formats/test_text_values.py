@@ -145,13 +145,10 @@ def test_a_decimal_is_held_exactly_or_refused(kind: DecimalType, text: str, good
         assert block.refused[1].detail.startswith(f"Expected `decimal({kind.precision},{kind.scale})`, got ")
 
 
-def test_a_required_decimal_may_not_be_null() -> None:
+def test_a_required_decimal_may_not_be_null_and_a_float_not_overflow() -> None:
     block = read(DecimalType(5, 2), "null", "1", nullable=False)
     assert block.refused == {0: Refusal("missing_field", "Expected `decimal(5,2)`, got `null` - at `$.x`")}
     assert Json(StructType([StructField("x", DecimalType(5, 2), False)])).diagnose(b"{}")[0] == "missing_field"
-
-
-def test_a_number_that_overflows_a_float_is_refused() -> None:
     block = read(FloatType(), "3.4e38", "3.5e38", "-1e39", "1e-400")
     assert block.refused == {i: Refusal("wrong_type", "Number out of range - at `$.x`") for i in (1, 2)}
     assert column(block)[3] == 0

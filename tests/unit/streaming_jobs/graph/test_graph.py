@@ -39,7 +39,7 @@ def test_topics_streams_and_tables_are_nodes_once_and_edges_go_as_records_do() -
     assert graph.ranks[topic] == 0 and graph.ranks[totals] == 1 and graph.ranks[Node("table", "lines")] == 2
 
 
-def test_sub_topologies_share_nothing() -> None:
+def test_sub_topologies_share_nothing_and_are_numbered() -> None:
     parts = Graph.of([*SHOP, LONE]).parts()
     assert [{node.name for node in part.nodes if node.kind == "stream"} for part in parts] == [
         {"orders", "totals"},
@@ -48,6 +48,10 @@ def test_sub_topologies_share_nothing() -> None:
     for one, other in combinations(parts, 2):
         assert not set(one.nodes) & set(other.nodes)
     assert Graph.of([]).parts() == []
+    topology = Topology.of([*SHOP, LONE])
+    heads = [line for line in describe(topology).splitlines() if not line.startswith(" ") and line]
+    assert heads == ["Sub-topology 0", "stream lone", "Sub-topology 1", "stream orders", "stream totals"]
+    assert describe(topology, ["lone"]).startswith("stream lone\n  <- topic lone as p0\n")
 
 
 def chain() -> Graph:
@@ -56,13 +60,6 @@ def chain() -> Graph:
     topic, of_a, of_b, of_c = Node("topic", "in"), Node("table", "a"), Node("table", "b"), Node("table", "c")
     edges = ((topic, a), (a, of_a), (of_a, b), (b, of_b), (of_a, c), (of_b, c), (c, of_c))
     return Graph((topic, a, of_a, b, of_b, c, of_c), edges)
-
-
-def test_downstream_is_everything_that_reads_what_a_stream_writes_in_order() -> None:
-    assert chain().downstream(["a"]) == ["a", "b", "c"]
-    assert chain().downstream(["b"]) == ["b", "c"]
-    assert chain().downstream(["c"]) == ["c"]
-    assert Graph.of([*SHOP, LONE]).downstream(["orders"]) == ["orders"]
 
 
 def test_mermaid_has_a_shape_per_kind_and_no_name_is_read_as_its_own_word() -> None:
@@ -93,12 +90,9 @@ def test_the_picture_is_svg_with_every_node_inside_and_no_box_on_another(graph: 
         assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y
 
 
-def test_names_are_escaped_in_the_picture() -> None:
+def test_names_are_escaped_in_the_picture_and_neighbours_stand_side_by_side() -> None:
     svg = draw(Graph((Node("topic", "<a&b>"),), ()))
     assert "<a&b>" not in svg and "&lt;a&amp;b&gt;" in svg
-
-
-def test_neighbours_stand_side_by_side() -> None:
     topics, streams = [Node("topic", name) for name in "wxyz"], [Node("stream", name) for name in "zyxw"]
     edges = tuple((topic, next(s for s in streams if s.name == topic.name)) for topic in topics)
     columns = ordered(Graph((*topics, *streams), edges))
@@ -120,10 +114,3 @@ def test_the_topology_reads_as_text() -> None:
         "  -> table y (secondary, append)\n"
         "  -> table sums_dead_letters (dead letters)\n"
     )
-
-
-def test_sub_topologies_are_numbered_and_a_part_of_them_is_not() -> None:
-    topology = Topology.of([*SHOP, LONE])
-    heads = [line for line in describe(topology).splitlines() if not line.startswith(" ") and line]
-    assert heads == ["Sub-topology 0", "stream lone", "Sub-topology 1", "stream orders", "stream totals"]
-    assert describe(topology, ["lone"]).startswith("stream lone\n  <- topic lone as p0\n")

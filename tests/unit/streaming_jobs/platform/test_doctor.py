@@ -85,7 +85,10 @@ def test_python_has_to_be_3_11_or_3_12(
     assert doctor.check_python().ok is ok
 
 
-def test_a_package_other_than_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_as_pinned_are_fine_and_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "requires", lambda _: ["jgo==4.2.0", "pyspark==4.2.0", "rich>=14"])
+    monkeypatch.setattr(doctor, "version", lambda _: "4.2.0")
+    assert doctor.check_packages() == DoctorCheck("packages", True, "pyspark 4.2.0, 1 more as pinned")
     pins = ["pyspark==4.2.0", "deltalake==1.6.6", "numpy>=2", "gone==1.0", "dagster==1.13.27 ; python_version > '3'"]
     versions = {"pyspark": "4.2.0", "deltalake": "1.6.5", "dagster": "1.13.27"}
 
@@ -100,12 +103,6 @@ def test_a_package_other_than_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -
     assert check.ok is False
     assert check.found == "deltalake is 1.6.5, 1.6.6 is pinned; gone is missing, 1.0 is pinned"
     assert "make setup" in check.fix
-
-
-def test_packages_as_pinned_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "requires", lambda _: ["jgo==4.2.0", "pyspark==4.2.0", "rich>=14"])
-    monkeypatch.setattr(doctor, "version", lambda _: "4.2.0")
-    assert doctor.check_packages() == DoctorCheck("packages", True, "pyspark 4.2.0, 1 more as pinned")
 
 
 @pytest.mark.parametrize(("content", "ok"), [(b"jar", True), (b"jbr", False), (None, None)])
@@ -126,9 +123,15 @@ def test_jars_are_missing_damaged_or_fine(
     assert ok is not False or str(tmp_path / wanted.file) in check.found
 
 
-def test_a_taken_ui_port_is_told_with_who_has_it(settings: Callable[..., Settings], taken: int) -> None:
+def test_a_taken_ui_or_broker_port_is_told_with_who_has_it_and_a_free_one_is_fine(
+    settings: Callable[..., Settings], taken: int
+) -> None:
     check = doctor.check_ui_port(settings({"dagster.port": taken}))
     assert (check.ok, str(os.getpid()) in check.found, "--port 0" in check.fix) == (False, True, True)
+    check = doctor.check_broker(settings({"broker.port": taken}))
+    assert (check.ok, str(os.getpid()) in check.found, "RECOURSE_BROKER__PORT" in check.fix) == (False, True, True)
+    assert doctor.check_ui_port(settings({"dagster.port": ports.free_port()})).ok is True
+    assert doctor.check_ui_port(settings({"dagster.port": 0})).ok is True
 
 
 def test_our_own_ui_on_its_port_is_fine(
@@ -151,23 +154,17 @@ def test_our_own_ui_on_its_port_is_fine(
     assert doctor.check_ui_port(made).ok is False
 
 
-def test_a_free_ui_port_is_fine(settings: Callable[..., Settings]) -> None:
-    assert doctor.check_ui_port(settings({"dagster.port": ports.free_port()})).ok is True
-    assert doctor.check_ui_port(settings({"dagster.port": 0})).ok is True
-
-
-def test_a_taken_broker_port_is_told_with_who_has_it(settings: Callable[..., Settings], taken: int) -> None:
-    check = doctor.check_broker(settings({"broker.port": taken}))
-    assert (check.ok, str(os.getpid()) in check.found, "RECOURSE_BROKER__PORT" in check.fix) == (False, True, True)
-
-
-def test_a_configured_cluster_that_does_not_answer_is_told_in_seconds(
+def test_a_configured_cluster_needs_no_broker_jars_and_is_told_in_seconds_if_it_does_not_answer(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_ASK", doctor.timedelta(seconds=0.5))
     check = doctor.check_cluster(settings({"kafka.bootstrap_servers": f"{ports.HOST}:{ports.free_port()}"}))
     assert check.ok is False
     assert check.fix
+    monkeypatch.setattr(doctor, "check_cluster", lambda _: DoctorCheck("broker", True, "answers"))
+    names = [check.name for check in checks(settings({"kafka.bootstrap_servers": "kafka.example:9092"}))]
+    assert "jars (broker)" not in names
+    assert "jars (spark)" in names
 
 
 def test_little_room_is_a_warning_and_a_folder_that_cannot_be_written_a_fault(
@@ -188,12 +185,3 @@ def test_each_fault_and_warning_has_a_fix_and_looking_changes_nothing(
     assert [check.name for check in results if check.ok is False] == ["broker", "UI port"]
     assert all(check.fix for check in results if not check.ok)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_configured_cluster_needs_no_broker_jars(
-    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "check_cluster", lambda _: DoctorCheck("broker", True, "answers"))
-    names = [check.name for check in checks(settings({"kafka.bootstrap_servers": "kafka.example:9092"}))]
-    assert "jars (broker)" not in names
-    assert "jars (spark)" in names

@@ -88,11 +88,14 @@ def test_a_damaged_or_replaced_jar_is_refused_and_left_alone(here: Settings, how
     assert path.read_bytes() == wrong
 
 
-def test_a_deleted_jar_is_fetched_anew_and_no_other(here: Settings) -> None:
+def test_a_deleted_jar_is_fetched_anew_and_leavings_of_a_killed_fetcher_go(here: Settings) -> None:
     ensure(here, ALL, fetch=Fetcher())[1].unlink()
+    left = jars.cache(here) / ".fetching-old"
+    left.mkdir(parents=True)
+    (left / "part.jar").write_bytes(b"ha")
     fetch = Fetcher()
     ensure(here, ALL, fetch=fetch)
-    assert fetch.asked == ["two"]
+    assert fetch.asked == ["two"] and not left.exists()
 
 
 def test_fetch_again_replaces_damaged_jars_only(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,18 +113,17 @@ def test_what_arrives_and_is_not_the_locked_jar_is_not_kept(here: Settings) -> N
     assert list(jars.cache(here).glob("*.jar")) == []
 
 
-def test_a_fetch_that_breaks_off_is_tried_again(here: Settings) -> None:
-    fetch = Fetcher(failures=1)
-    (path,) = ensure(here, [jar("one")], fetch=fetch)
-    assert path.read_bytes() == CONTENT["one"]
-    assert fetch.asked == ["one", "one"]
-
-
-def test_an_unreachable_repository_is_told_without_the_mirror_s_password(here: Settings) -> None:
+def test_an_unreachable_repository_is_told_without_the_mirror_s_password_and_a_fetch_that_breaks_off_is_tried_again(
+    here: Settings,
+) -> None:
     with pytest.raises(SetupError, match="could not fetch org.example:one:1.0: ConnectionError") as failed:
         ensure(here, [jar("one")], fetch=Fetcher(failures=99))
     assert "secret" not in str(failed.value)
     assert "RECOURSE_MAVEN_REPOSITORY" in failed.value.next_step
+    fetch = Fetcher(failures=1)
+    (path,) = ensure(here, [jar("one")], fetch=fetch)
+    assert path.read_bytes() == CONTENT["one"]
+    assert fetch.asked == ["one", "one"]
 
 
 def test_progress_counts_up_to_all_the_bytes(here: Settings) -> None:
@@ -132,14 +134,6 @@ def test_progress_counts_up_to_all_the_bytes(here: Settings) -> None:
     assert seen[0] == ("", 0, total)
     assert seen[-1][1:] == (total, total)
     ensure(here, ALL, fetch=no_network, progress=lambda *_: pytest.fail("nothing was fetched"))
-
-
-def test_leavings_of_a_killed_fetcher_go(here: Settings) -> None:
-    left = jars.cache(here) / ".fetching-old"
-    left.mkdir(parents=True)
-    (left / "part.jar").write_bytes(b"ha")
-    ensure(here, ALL, fetch=Fetcher())
-    assert not left.exists()
 
 
 def _fetch_in_a_process(here: Settings, ready: Path, asked: Path, start: Path) -> None:
@@ -207,16 +201,13 @@ def test_a_cache_that_cannot_be_written_is_told(settings: Callable[..., Settings
     assert "RECOURSE_JARS_DIR" in failed.value.next_step
 
 
-def test_the_lock_names_each_file_once_and_no_repository() -> None:
+def test_the_lock_names_each_file_once_with_the_versions_that_were_tried_together() -> None:
     text = Path(jars.__file__).with_name(jars.LOCK).read_text()
     all_jars = [*locked("spark"), *locked("peers"), *locked("broker")]
     assert len(list(parse(text))) == len(all_jars)
     assert len({item.file for item in all_jars}) == len(all_jars)
     assert all(len(item.sha256) == 64 and item.size > 0 for item in all_jars)
     assert "://" not in text
-
-
-def test_the_lock_holds_the_versions_that_were_tried_together() -> None:
     spark = {item.artifact: item.version for item in locked("spark")}
     broker = {item.artifact: item.version for item in locked("broker")}
     assert spark == {"delta-spark_4.2_2.13": "4.4.0", "delta-storage": "4.4.0"}, "no client of Kafka in Spark"

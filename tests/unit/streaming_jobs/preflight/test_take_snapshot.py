@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,6 +19,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from tests.conftest import SettingsFactory
+from tests.support.delta_table import shorten_log
 from tests.support.worlds import (
     DEAD_LETTERS,
     OUTPUT,
@@ -45,15 +45,12 @@ def disk(settings: SettingsFactory) -> Disk:
     return Disk(settings())
 
 
-def test_a_stream_has_its_primary_table_first_and_its_dead_letters_last() -> None:
+def test_before_the_first_start_there_is_nothing_but_the_topic_and_tables_in_their_order(disk: Disk) -> None:
     assert [(t.name, role) for t, role in all_tables(parity)] == [
         (PRIMARY, "primary"),
         (SECONDARY, "secondary"),
         (DEAD_LETTERS, "secondary"),
     ]
-
-
-def test_before_the_first_start_there_is_nothing_but_the_topic(disk: Disk) -> None:
     snapshot = disk.snapshot()
     assert snapshot.record is None
     assert [(t.table_id, t.txn, t.entry) for t in snapshot.tables] == [(None, None, None)] * 3
@@ -250,13 +247,6 @@ def test_the_checkpoint_of_the_current_generation_is_looked_at(disk: Disk) -> No
     assert disk.snapshot().checkpoint.planned is None
 
 
-def shorten_log(table: Path, keep: int) -> None:
-    """As log retention does: a checkpoint of the table's newest version, and only the last commits."""
-    DeltaTable(table).create_checkpoint()
-    for commit in sorted((table / "_delta_log").glob("*.json"))[: -keep or None]:
-        commit.unlink()
-
-
 def upkeep(disk: Disk, table: str, times: int) -> None:
     """Our own commits without rows."""
     for number in range(times):
@@ -278,16 +268,13 @@ def test_a_log_shortened_up_to_the_newest_entry_is_made_up_for_by_the_ledger_bes
     assert disk.findings() == []
 
 
-def test_a_foreign_commit_behind_a_shortened_log_is_still_found(disk: Disk) -> None:
+def test_a_foreign_commit_behind_a_shortened_log_is_found_and_a_log_that_hides_what_came_after_the_entry_is_refused(
+    disk: Disk,
+) -> None:
     disk.open().run(0, 1)
     foreign_append(disk)
     shorten_log(disk.table(PRIMARY), 1)
     assert ["(WRITE) changed rows" in f.found for f in disk.findings()] == [True]
-
-
-def test_a_log_that_hides_what_came_after_the_newest_entry_is_refused(disk: Disk) -> None:
-    disk.open().run(0, 1)
-    foreign_append(disk)
     upkeep(disk, PRIMARY, 1)
     shorten_log(disk.table(PRIMARY), 1)
     findings: list[StartFinding] = disk.findings()
@@ -308,14 +295,11 @@ def test_a_table_that_is_rarely_written_needs_no_entry_in_its_log(disk: Disk) ->
     assert disk.findings() == []
 
 
-def test_the_topic_is_seen_with_id_offsets_and_retention(disk: Disk) -> None:
+def test_the_topic_and_the_planned_batch_are_seen_with_offsets_id_and_retention(disk: Disk) -> None:
     disk.topics.info = TopicInfo(TOPIC, TOPIC_ID, 2, 604_800_000, "delete")
     topic = disk.snapshot().topics[0]
     assert (topic.topic_id, topic.earliest, topic.retention_ms) == (TOPIC_ID, {0: 0, 1: 0}, 604_800_000)
     assert [f.severity for f in disk.findings()] == ["warn"]
-
-
-def test_where_a_planned_batch_starts_and_ends_is_seen(disk: Disk) -> None:
     disk.open().run(0, 1)
     disk.plan(2)
     checkpoint = disk.snapshot().checkpoint

@@ -1,27 +1,33 @@
-"""One batch's way into the tables, step by step, with real tables and without Spark."""
+"""One batch's way into tables and topics, step by step, with real tables and without Spark."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
+from streaming_jobs import Json, KafkaSink, KafkaTopic
 from streaming_jobs.errors import CommitRefused, OffsetsLost, TransientError
-from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.batch_hooks import Pause, StopAtBorder
 from streaming_jobs.settings import StreamSettings
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
-from tests.support.batch_driver import STATE, Driver, Start, commits_of, newest_entry, numbers
+from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
+from tests.support.batch_driver import STATE, Driver, Frame, Start, commits_of, newest_entry, numbers
 from tests.support.stream_on_disk import lay_offsets
-from tests.support.worlds import DEAD_LETTERS, OUTPUT, PRIMARY, SECONDARY, STREAM, Disk, entry
+from tests.support.worlds import DEAD_LETTERS, OUTPUT, PRIMARY, SECONDARY, STREAM, Disk, entry, parity
 
 
-def test_a_batch_meets_its_steps_in_the_order_of_the_contract(start: Start) -> None:
+def test_the_steps_of_a_batch_and_the_points_of_a_kill_are_those_of_the_contract(start: Start) -> None:
     driver = start()
     driver.bad = 2
     driver.run(0)
@@ -46,17 +52,14 @@ def test_a_batch_meets_its_steps_in_the_order_of_the_contract(start: Start) -> N
         "primary_committed 0",
         "upkeep",
     ]
-
-
-def test_the_points_at_which_a_test_can_kill_are_those_that_a_batch_meets(start: Start) -> None:
-    driver = start()
-    driver.run(0)
     driver.run(1)
     met = [line.split()[0] for line in driver.log if line.split()[0] in crash_points.POINTS]
     assert tuple(met[1:]) == crash_points.POINTS + crash_points.POINTS[:4]
 
 
-def test_each_row_is_in_its_table_and_each_entry_says_what_was_read_and_written(disk: Disk, start: Start) -> None:
+def test_each_row_is_in_its_table_and_each_entry_says_what_was_read_and_written_and_the_ledger_beside_it(
+    disk: Disk, start: Start
+) -> None:
     driver = start()
     driver.bad = 2
     driver.run(0)
@@ -65,6 +68,13 @@ def test_each_row_is_in_its_table_and_each_entry_says_what_was_read_and_written(
     assert primary == entry(0, rows={SECONDARY: 2, "dead_letters": 2, "written": 2})
     assert newest_entry(disk, SECONDARY) == entry(0, SECONDARY, rows={"written": 2})
     assert newest_entry(disk, DEAD_LETTERS) == entry(0, DEAD_LETTERS, rows={"written": 2})
+    (report,) = driver.reports
+    made = report.entry
+    assert (made.batch, made.records, made.rows_written, made.dead_letters) == (0, 15, 2, 2)
+    assert (report.path, report.committer, report.skipped, report.version) == ("driver", "direct", False, 1)
+    newest = disk.ledger_file.newest(STREAM)
+    assert newest is not None
+    assert newest == (newest_entry(disk, PRIMARY), {PRIMARY: 1, SECONDARY: 1, DEAD_LETTERS: 1})
 
 
 def test_a_frame_of_several_tables_is_fitted_in_the_batch_and_that_of_one_before_the_query(start: Start) -> None:
@@ -96,11 +106,12 @@ def test_a_table_without_rows_in_a_batch_gets_no_commit_and_the_primary_always_o
     assert commits_of(disk, PRIMARY) == 1
 
 
-def test_rows_without_a_key_become_dead_letters(disk: Disk, start: Start) -> None:
+@pytest.mark.parametrize("table", [PRIMARY, SECONDARY])
+def test_rows_without_a_key_become_dead_letters(disk: Disk, start: Start, table: str) -> None:
     driver = start()
-    driver.rejected = pa.table({"k": pa.array([None], pa.string()), "n": [7]})
+    driver.rejected, driver.rejected_of = pa.table({"k": pa.nulls(3, pa.string()), "n": [7, 8, 9]}), table
     driver.run(0)
-    assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 1
+    assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 3
     assert commits_of(disk, DEAD_LETTERS) == 1
 
 
@@ -166,10 +177,8 @@ def test_what_is_remembered_of_deletes_is_committed_before_its_table_and_once(
     again.run(0)
     assert again.commits == [PRIMARY]
     made = newest_entry(disk, PRIMARY)
-    assert (
-        made.rows == {remembered.name: 1, SECONDARY: 2, "written": 2}
-        and made.txns[remembered.name] == Txn(1, 0).version
-    )
+    assert made.rows == {remembered.name: 1, SECONDARY: 2, "written": 2}
+    assert made.txns[remembered.name] == Txn(1, 0).version
     quiet = remembering(0)
     quiet.run(1)
     assert quiet.commits == [SECONDARY, PRIMARY]
@@ -189,19 +198,6 @@ def test_a_no_data_batch_asks_for_no_bad_records(disk: Disk, start: Start) -> No
     assert DEAD_LETTERS not in driver.commits
 
 
-def test_a_batch_is_reported_and_kept_in_the_ledger_beside_the_state(disk: Disk, start: Start) -> None:
-    driver = start()
-    driver.bad = 1
-    driver.run(0)
-    (report,) = driver.reports
-    entry = report.entry
-    assert (entry.batch, entry.records, entry.rows_written, entry.dead_letters) == (0, 15, 2, 1)
-    assert (report.path, report.committer, report.skipped, report.version) == ("driver", "direct", False, 1)
-    newest = disk.ledger_file.newest(STREAM)
-    assert newest is not None
-    assert newest == (newest_entry(disk, PRIMARY), {PRIMARY: 1, SECONDARY: 1, DEAD_LETTERS: 1})
-
-
 def test_several_batches_leave_a_world_that_preflight_lets_start(disk: Disk, start: Start) -> None:
     driver = start()
     for batch in range(4):
@@ -213,14 +209,21 @@ def test_several_batches_leave_a_world_that_preflight_lets_start(disk: Disk, sta
     assert numbers(disk, PRIMARY) + numbers(disk, SECONDARY) == [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]
 
 
-def test_rows_without_a_key_of_a_secondary_table_are_dead_letters_too(disk: Disk, start: Start) -> None:
-    driver = start()
-    driver.rejected, driver.rejected_of = pa.table({"k": pa.nulls(3, pa.string())}), SECONDARY
+def test_a_batch_that_is_to_end_elsewhere_is_not_begun_unless_a_table_has_it(disk: Disk, start: Start) -> None:
+    driver, checked = start(), []
+    driver.replan = lambda _, batch: checked.append(batch) or len(checked) == 1
+    with pytest.raises(StopAtBorder):
+        driver.run(0)
+    assert driver.pipeline.replanned and driver.pipeline.failure is None and commits_of(disk, PRIMARY) == 0
     driver.run(0)
-    assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 3
+    assert checked == [0, 0] and numbers(disk, PRIMARY) == [2, 4]
+    again = start()
+    again.replan = lambda *_: pytest.fail("it was asked")
+    again.run(0)
+    assert numbers(disk, PRIMARY) == [2, 4]
 
 
-def test_a_stop_is_obeyed_before_any_side_effect(disk: Disk, start: Start) -> None:
+def test_a_stop_is_obeyed_before_any_side_effect_and_inside_a_batch_lets_it_end(disk: Disk, start: Start) -> None:
     driver = start()
     driver.stop.set()
     with pytest.raises(StopAtBorder):
@@ -229,27 +232,6 @@ def test_a_stop_is_obeyed_before_any_side_effect(disk: Disk, start: Start) -> No
     assert driver.pipeline.stopped_at_border
     assert driver.pipeline.failure is None
     assert commits_of(disk, PRIMARY) == 0
-
-
-def test_a_batch_that_is_to_end_elsewhere_is_not_begun(disk: Disk, start: Start) -> None:
-    driver, checked = start(), []
-    driver.replan = lambda _, batch: checked.append(batch) or len(checked) == 1
-    with pytest.raises(StopAtBorder):
-        driver.run(0)
-    assert driver.pipeline.replanned and driver.pipeline.failure is None and commits_of(disk, PRIMARY) == 0
-    driver.run(0)
-    assert checked == [0, 0] and numbers(disk, PRIMARY) == [2, 4]
-
-
-def test_a_batch_that_a_table_has_already_ends_where_it_ended(disk: Disk, start: Start) -> None:
-    start().run(0)
-    again = start()
-    again.replan = lambda *_: pytest.fail("it was asked")
-    again.run(0)
-    assert numbers(disk, PRIMARY) == [2, 4]
-
-
-def test_a_stop_that_comes_inside_a_batch_lets_it_end(disk: Disk, start: Start) -> None:
     driver = start()
     driver.before_commit = driver.stop.set
     driver.run(0)
@@ -260,10 +242,12 @@ def test_a_stop_that_comes_inside_a_batch_lets_it_end(disk: Disk, start: Start) 
 
 def test_a_failure_is_kept_for_the_session_and_the_batch_can_come_again(disk: Disk, start: Start) -> None:
     def topic_gone() -> None:
+        assert driver.pipeline.in_batch, "known outside"
         raise OffsetsLost("topic things was deleted")
 
     driver = start()
     driver.before_commit = topic_gone
+    assert not driver.pipeline.in_batch
     with pytest.raises(OffsetsLost):
         driver.run(0)
     assert isinstance(driver.pipeline.failure, OffsetsLost)
@@ -271,16 +255,6 @@ def test_a_failure_is_kept_for_the_session_and_the_batch_can_come_again(disk: Di
     assert driver.log[-2:] == [f"close {PRIMARY}", "unpersist"]
     start().run(0)
     assert numbers(disk, PRIMARY) == [2, 4]
-
-
-def test_whether_a_batch_is_under_way_is_known_outside(start: Start) -> None:
-    driver = start()
-    seen = []
-    driver.before_commit = lambda: seen.append(driver.pipeline.in_batch)
-    assert not driver.pipeline.in_batch
-    driver.run(0)
-    assert seen == [True]
-    assert not driver.pipeline.in_batch
 
 
 def test_a_table_that_others_keep_committing_to_is_tried_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,3 +323,105 @@ def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: S
     driver.pipeline.pause = after_the_first(3600)
     driver.report = lambda _: driver.stop.set()
     driver.run(4)  # returns at once: the stop ends the pause
+
+
+NUMBER = StructType([StructField("n", LongType())])
+NAME = "topic:numbers"
+
+
+def all_three(things: Any) -> Any:
+    """Both tables of `parity`, and every number in the topic."""
+    return {**parity.function(things), "numbers": things}
+
+
+@dataclass
+class Recorded(MemoryWrite):
+    """A write of the topic that says when it was committed."""
+
+    driver: Driver | None = None
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        assert self.driver is not None
+        self.driver.log.append(f"commit {self.sink.name}")
+        return super().commit(replace(entry, written=(WrittenRange("numbers", "id", 0, 10, 14, 4),)))
+
+
+class Topic(MemoryTable):
+    """The topic in memory; it outlives a driver."""
+
+    driver: Driver
+
+    def prepare(self, frame: Any, rows: BatchOfRows) -> PendingWrite:
+        self.driver.log.append(f"stage {self.name}")
+        assert isinstance(frame, Frame)
+        return Recorded(self, frame.rows, driver=self.driver)
+
+    def fit(self, output: Any, topics: object) -> Any:
+        return output
+
+
+@pytest.fixture
+def topic() -> Topic:
+    return Topic(NAME)
+
+
+def with_topic(driver: Driver, topic: Topic) -> Driver:
+    """The driver of the stream with its topic."""
+    topic.driver = driver
+    sink = KafkaSink(KafkaTopic("numbers", value=Json(NUMBER)))
+    driver.pipeline.stream = replace(parity, function=all_three, topic_sinks={"numbers": sink})
+    driver.pipeline.sinks = replace(driver.pipeline.sinks, topics=[topic])
+    return driver
+
+
+def test_the_topic_comes_after_the_tables_and_before_the_primary_which_says_where_it_lies(
+    disk: Disk, start: Start, topic: Topic
+) -> None:
+    driver = with_topic(start(), topic)
+    driver.bad = 1
+    driver.run(0)
+    assert driver.commits == [DEAD_LETTERS, SECONDARY, NAME, PRIMARY]
+    newest = newest_entry(disk, PRIMARY)
+    assert newest.txns[NAME] == newest.txn.version and newest.rows[NAME] == 4
+    assert newest.written == (WrittenRange("numbers", "id", 0, 10, 14, 4),)
+    assert topic.rows()["n"].to_pylist() == [1, 2, 3, 4]
+
+
+def test_a_batch_that_the_topic_has_is_not_sent_again_and_the_primary_still_says_where_it_lies(
+    disk: Disk, start: Start, topic: Topic
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(name: str, stream: str, number: int) -> None:
+        if (name, stream) == ("secondary_committed", STREAM):
+            raise Killed
+
+    driver = with_topic(start(), topic)
+    driver.at = kill
+    with pytest.raises(Killed):
+        driver.run(0)
+    assert topic.rows().num_rows == 4 and numbers(disk, PRIMARY) == []
+    again = with_topic(start(), topic)
+    again.run(0)
+    assert again.commits == [PRIMARY] and f"stage {NAME}" not in again.log
+    assert topic.rows().num_rows == 4 and numbers(disk, PRIMARY) == [2, 4]
+    newest = newest_entry(disk, PRIMARY)
+    assert newest.written == (WrittenRange("numbers", "id", 0, 10, 14, 4),) and newest.rows[NAME] == 4
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_the_plan_of_a_stream_of_topics_only_runs_even_if_they_have_the_batch(
+    start: Start, topic: Topic, has: bool
+) -> None:
+    """Otherwise neither its state nor the counts of its records would be computed."""
+    driver = with_topic(start(), topic)
+    sinks = driver.pipeline.stream.topic_sinks
+    driver.pipeline.stream = replace(parity, function=lambda things: things, sinks=sinks, topic_sinks={})
+    driver.pipeline.sinks = replace(driver.pipeline.sinks, secondary=[], topics_only=True)
+    if has:
+        driver.disk.plan(0)
+        topic.append(pa.table({"n": [1]}), replace(driver.disk.entry(0), table=NAME, code=driver.pipeline.code))
+    driver.run(0)
+    assert ("write noop" in driver.log) == has
+    assert (f"stage {NAME}" in driver.log) != has

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from streaming_jobs.runtime.batch_hooks import DriverPathAttempts, choose_path
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import PendingWrite
-from tests.support.batch_driver import PLAIN, STATE, UNKNOWN, Driver, Start
+from tests.support.batch_driver import PLAIN, STATE, UNKNOWN, Start
 from tests.support.worlds import PRIMARY
 
 MULTIPLYING = PlanTraits(stateful=False, multiplies=True)
@@ -61,18 +61,11 @@ def test_a_batch_that_died_in_the_driver_is_remembered_and_no_other_one(tmp_path
     assert not again.died(Txn(2, 7))
 
 
-@pytest.fixture
-def large(start: Start) -> Driver:
-    """A driver whose first batch will not fit."""
-    return start()
-
-
-def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_executors(
-    large: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_executors(start: Start) -> None:
     def too_large(*_: object) -> PendingWrite:
         raise RuntimeError("Total size of serialized results is bigger than spark.driver.maxResultSize (768.0 MiB)")
 
+    large = start()
     large.prepare = too_large
     with pytest.raises(TransientError, match="batch 0 did not fit the driver"):
         large.run(0)
@@ -89,35 +82,29 @@ def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_exec
 @pytest.mark.parametrize(
     ("raised", "path"),
     [
-        ("[CAST_INVALID_INPUT] The value 'x' of the type STRING cannot be cast to BIGINT", "driver"),
-        ("the JVM has no memory left", "executor"),
+        (RuntimeError("[CAST_INVALID_INPUT] The value 'x' of the type STRING cannot be cast to BIGINT"), "driver"),
+        (RuntimeError("the JVM has no memory left"), "executor"),
+        (ZeroDivisionError("in the stream's function"), "executor"),
     ],
+    ids=["of Spark", "of the JVM", "of the function"],
 )
-def test_an_exception_of_the_function_is_no_death_of_the_driver(large: Driver, raised: str, path: str) -> None:
-    def broken(*_: object) -> PendingWrite:
-        raise RuntimeError(raised)
-
-    large.prepare = broken
-    with pytest.raises(RuntimeError):
-        large.run(0)
-    large.prepare = large.in_memory
-    large.run(0)
-    assert large.reports[-1].path == path
-
-
-def test_any_other_failure_of_staging_goes_up_as_it_is(large: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> PendingWrite:
-        raise ZeroDivisionError("in the stream's function")
-
-    large.prepare = broken
-    with pytest.raises(ZeroDivisionError):
-        large.run(0)
-    assert large.log[-2:] == ["persist", "unpersist"]
-
-
-def test_a_table_outside_the_profile_or_a_setting_sends_commits_through_spark(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+def test_an_exception_of_the_function_goes_up_as_it_is_and_is_no_death_of_the_driver(
+    start: Start, raised: Exception, path: str
 ) -> None:
+    def broken(*_: object) -> PendingWrite:
+        raise raised
+
+    driver = start()
+    driver.prepare = broken
+    with pytest.raises(type(raised)):
+        driver.run(0)
+    assert driver.log[-2:] == ["persist", "unpersist"]
+    driver.prepare = driver.in_memory
+    driver.run(0)
+    assert driver.reports[-1].path == path
+
+
+def test_a_table_outside_the_profile_or_a_setting_sends_commits_through_spark(start: Start) -> None:
     driver = start()
     driver.pipeline.settings = StreamSettings(committer="spark")
     driver.run(0)
@@ -129,14 +116,12 @@ def test_a_table_outside_the_profile_or_a_setting_sends_commits_through_spark(
     assert driver.ways == [(True, True), (True, False)]
 
 
-def test_the_size_of_records_is_learnt_from_batches_that_are_large_enough(large: Driver) -> None:
+def test_the_size_of_records_is_learnt_from_batches_that_are_large_enough(start: Start) -> None:
+    large = start()
     before = large.pipeline._bytes_per_record
     wide = {"k": ["x" * 1000] * 2000, "n": list(range(2000))}
-    staged: Mapping[str, Any] = {"table": pa.table(wide)}
-    large.pipeline._learn(type("Staged", (), staged)(), 999)
-    assert large.pipeline._bytes_per_record == before
-    large.pipeline._learn(type("Staged", (), staged)(), 2000)
-    assert large.pipeline._bytes_per_record == pytest.approx(1012, rel=0.02)
-    large.pipeline.traits = STATE
-    large.pipeline._learn(type("Staged", (), staged)(), 1000)
-    assert large.pipeline._bytes_per_record == pytest.approx(1012, rel=0.02)
+    staged: Any = SimpleNamespace(table=pa.table(wide))
+    for traits, records, size in ((PLAIN, 999, before), (PLAIN, 2000, 1012), (STATE, 1000, 1012)):
+        large.pipeline.traits = traits
+        large.pipeline._learn(staged, records)
+        assert large.pipeline._bytes_per_record == pytest.approx(size, rel=0.02)

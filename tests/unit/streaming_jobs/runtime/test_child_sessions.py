@@ -97,16 +97,13 @@ def test_a_child_that_waits_for_its_next_try_is_started_at_once_if_somebody_asks
     assert len(family.children) == 2 and not family.sessions.waiting
 
 
-def test_a_child_that_failed_for_good_waits_for_a_start() -> None:
+def test_a_child_that_failed_for_good_waits_for_a_start_and_one_that_cannot_be_started_is_tried_again() -> None:
     family = Family()
     family.sessions.start(["b"])
     family.ends(78)
     assert not family.sessions.alive and family.sessions.failed == {"b": 78}
     family.sessions.start(["b"])
     assert family.sessions.alive and not family.sessions.failed and len(family.children) == 2
-
-
-def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     family = Family()
     family.refused = True
     family.sessions.start(["b"])

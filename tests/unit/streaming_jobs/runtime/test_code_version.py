@@ -148,9 +148,10 @@ def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hash]:
     forget()
 
 
-def test_a_version_is_short_and_the_same_each_time(version: Hash) -> None:
+def test_a_version_is_short_and_the_same_each_time_and_the_package_names_its_own(version: Hash) -> None:
     assert re.fullmatch(r"3-[0-9a-f]{12}", version())
     assert version() == version()
+    assert re.match(r"\d", package_version())
 
 
 CHANGES = {
@@ -285,7 +286,7 @@ def s(things: object) -> object:
     return things
 
 
-def test_a_function_declared_in_a_shell_has_a_version_too() -> None:
+def test_a_function_of_a_shell_and_a_lambda_have_a_version_too() -> None:
     from tests.support.worlds import parity
 
     space: dict[str, object] = {}
@@ -295,23 +296,11 @@ def test_a_function_declared_in_a_shell_has_a_version_too() -> None:
         made = Stream("made", space["made"], parity.sources, parity.sinks)  # type: ignore[arg-type]
         versions.append(code_version(made, ()).hash)
     assert versions[0] == versions[1] != versions[2]
-
-
-def test_the_package_names_its_version() -> None:
-    assert re.match(r"\d", package_version())
-
-
-def test_a_lambda_whose_lines_are_no_statement_of_their_own_has_a_version_too() -> None:
-    one = stream(
-        source=THINGS,
-        sink=DeltaTable("t"),
-        name="s",
-    )(lambda things: things.select("k"))
-    other = stream(
-        source=THINGS,
-        sink=DeltaTable("t"),
-        name="s",
-    )(lambda things: things.select("n"))
+    declare = stream(source=THINGS, sink=DeltaTable("t"), name="s")
+    one, other = (
+        declare(lambda things: things.select("k")),
+        declare(lambda things: things.select("n")),
+    )
     assert code_version(one, []) != code_version(other, [])
 
 

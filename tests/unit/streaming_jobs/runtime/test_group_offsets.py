@@ -45,13 +45,19 @@ class Client:
         return {asked[0].group_id: done(Future(), SimpleNamespace(topic_partitions=places))}
 
 
-def test_the_newest_offsets_of_a_stream_are_those_of_its_group() -> None:
+def test_the_newest_offsets_of_a_stream_are_those_of_its_group_and_positions_in_tables_are_not() -> None:
     client = Client()
     groups = GroupOffsets("recourse-", lambda: client, every=60)
     groups.show(parity, ONE)
     groups.show(parity, TWO)
     groups.close()
     assert client.committed == [("recourse-parity", {0: 20, 1: 10})]
+    client = Client()
+    groups = GroupOffsets("", lambda: client, every=60)
+    groups.show(parity, {"a_table": {7: 3}})
+    groups.show(parity, {**ONE, "a_table": {7: 3}})
+    groups.close()
+    assert client.committed == [("parity", {0: 10, 1: 5})]
 
 
 def test_offsets_go_back_with_the_stream_and_are_not_committed_twice() -> None:
@@ -99,15 +105,6 @@ def test_a_client_that_cannot_be_made_is_a_failure_like_others() -> None:
     groups.show(parity, ONE)
     until(lambda: client.committed, 5, "the commit")
     groups.close()
-
-
-def test_positions_in_tables_are_not_of_a_group() -> None:
-    client = Client()
-    groups = GroupOffsets("", lambda: client, every=60)
-    groups.show(parity, {"a_table": {7: 3}})
-    groups.show(parity, {**ONE, "a_table": {7: 3}})
-    groups.close()
-    assert client.committed == [("parity", {0: 10, 1: 5})]
 
 
 def test_no_group_is_written_unless_the_settings_name_a_prefix(settings: SettingsFactory) -> None:

@@ -27,35 +27,10 @@ def upto(*offsets: int) -> dict[str, dict[int, int]]:
     return {"t": dict(enumerate(offsets))}
 
 
-def test_lag_counts_what_lies_behind_the_end_in_every_partition_and_never_below_nothing() -> None:
+def test_lag_counts_what_lies_behind_the_ends_and_keeps_a_bounded_number_of_looks() -> None:
     lag = LagClock().measure(upto(40, 20), at(100.0, 100, 20, 7))
     assert (lag.records, lag.partitions) == (67, {"t": {0: 60, 1: 0, 2: 7}})
     assert LagClock().measure(upto(40), at(100.0, 39)).records == 0
-
-
-def test_seconds_are_those_since_all_that_was_there_has_been_read() -> None:
-    clock = LagClock()
-    assert clock.measure(upto(10), at(100.0, 10)).seconds == 0.0
-    assert clock.measure(upto(10), at(102.0, 30)).seconds == 2.0
-    assert clock.measure(upto(10), at(104.0, 50)).seconds == 4.0
-    assert clock.measure(upto(30), at(106.0, 70)).seconds == 4.0, "what was there at 102 has been read"
-    caught_up = clock.measure(upto(70), at(108.0, 70))
-    assert (caught_up.seconds, caught_up.read_up_to) == (0.0, 108.0)
-
-
-def test_a_stream_that_keeps_pace_is_never_late_although_it_is_never_at_the_end() -> None:
-    clock = LagClock()
-    lags = [clock.measure(upto(10 * n), at(2.0 * n, 10 * n + 5)).seconds for n in range(1, 5000)]
-    assert max(lag for lag in lags if lag is not None) <= 2.0
-
-
-def test_seconds_go_on_over_a_restart_and_a_stream_without_a_past_begins_with_the_first_look() -> None:
-    assert LagClock(read_up_to=40.0).measure(upto(1), at(100.0, 9)).seconds == 60.0
-    new = LagClock()
-    assert [new.measure(upto(0), at(100.0 + n, 9)).seconds for n in (0, 5)] == [0.0, 5.0]
-
-
-def test_a_stream_far_behind_for_long_keeps_a_bounded_number_of_looks() -> None:
     clock = LagClock()
     for n in range(20_000):
         lag = clock.measure(upto(0), at(float(n), n + 1))
@@ -63,7 +38,17 @@ def test_a_stream_far_behind_for_long_keeps_a_bounded_number_of_looks() -> None:
     assert clock.measure(upto(15_000), at(20_000.0, 20_001)).seconds == pytest.approx(5_000, abs=100)
 
 
-def test_after_the_clock_was_set_back_seconds_count_from_then_on() -> None:
+def test_seconds_are_those_since_all_was_read_also_over_a_restart_and_a_clock_that_was_set_back() -> None:
+    clock = LagClock()
+    assert clock.measure(upto(10), at(100.0, 10)).seconds == 0.0
+    assert clock.measure(upto(10), at(102.0, 30)).seconds == 2.0
+    assert clock.measure(upto(10), at(104.0, 50)).seconds == 4.0
+    assert clock.measure(upto(30), at(106.0, 70)).seconds == 4.0, "what was there at 102 has been read"
+    caught_up = clock.measure(upto(70), at(108.0, 70))
+    assert (caught_up.seconds, caught_up.read_up_to) == (0.0, 108.0)
+    assert LagClock(read_up_to=40.0).measure(upto(1), at(100.0, 9)).seconds == 60.0
+    new = LagClock()
+    assert [new.measure(upto(0), at(100.0 + n, 9)).seconds for n in (0, 5)] == [0.0, 5.0]
     clock = LagClock(read_up_to=10_000.0)
     assert clock.measure(upto(0), at(10_002.0, 9)).seconds == 2.0
     assert clock.measure(upto(0), at(6_400.0, 9)).seconds == 0.0
@@ -71,6 +56,12 @@ def test_after_the_clock_was_set_back_seconds_count_from_then_on() -> None:
     read = clock.measure(upto(9), at(6_600.0, 20))
     assert (read.seconds, read.read_up_to) == (100.0, 6_500.0)
     assert clock.measure(upto(20), at(6_700.0, 20)).read_up_to == 6_700.0
+
+
+def test_a_stream_that_keeps_pace_is_never_late_although_it_is_never_at_the_end() -> None:
+    clock = LagClock()
+    lags = [clock.measure(upto(10 * n), at(2.0 * n, 10 * n + 5)).seconds for n in range(1, 5000)]
+    assert max(lag for lag in lags if lag is not None) <= 2.0
 
 
 class Broker:
@@ -90,7 +81,7 @@ class Broker:
         return {p: end + self.in_transactions for p, end in self.latest(name).items()}
 
 
-def test_ends_are_known_once_each_topic_was_seen_and_grow_old_while_the_broker_is_away() -> None:
+def test_ends_are_known_once_each_topic_was_seen_and_the_thread_looks_by_itself() -> None:
     broker = Broker()
     looking = EndOffsets(broker, ["a", "b", "a"])
     assert looking.newest(["a"]) is None
@@ -101,9 +92,6 @@ def test_ends_are_known_once_each_topic_was_seen_and_grow_old_while_the_broker_i
     broker.away = True
     looking.look()
     assert looking.newest(["a", "b"]) == first
-
-
-def test_the_thread_looks_by_itself_and_ends() -> None:
     looking = EndOffsets(Broker(), ["a"], every=0.01).start()
     deadline = threading.Event()
     for _ in range(500):

@@ -70,7 +70,7 @@ def dropped(event_ms: Positions, batches: list[Positions], delay_ms: int) -> int
     return count
 
 
-def test_needed_lateness_drops_nothing_and_a_millisecond_less_drops_a_row() -> None:
+def test_needed_lateness_drops_nothing_a_millisecond_less_drops_a_row_and_rows_in_order_need_none() -> None:
     random = np.random.default_rng(7)
     for _ in range(20):
         event_ms = random.integers(0, 40 * HOUR_MS, size=300)
@@ -78,9 +78,6 @@ def test_needed_lateness_drops_nothing_and_a_millisecond_less_drops_a_row() -> N
         needed = round(needed_hours(event_ms, batches) * HOUR_MS)
         assert dropped(event_ms, batches, needed) == 0
         assert dropped(event_ms, batches, needed - 1) > 0
-
-
-def test_rows_in_order_need_no_lateness() -> None:
     assert needed_hours(np.arange(10) * HOUR_MS, in_order(10, 1)) == 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from streaming_jobs.errors import TransientError
 from streaming_jobs.runtime.lag import Ends
+from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.state.status import first_status, write_status
 from tests.conftest import SettingsFactory
 from tests.support.runners import Clock, Make, ended, pipeline_of, progress, queries_of, query_of, reported
@@ -33,7 +34,7 @@ def test_late_rows_are_counted_once_a_batch_although_spark_reports_an_idle_momen
     assert seen == [2, 2, 2, 5, 5]
 
 
-def test_late_rows_of_batches_between_two_looks_are_counted_too(make: Make) -> None:
+def test_late_rows_of_batches_between_two_looks_and_at_the_end_are_counted_too(make: Make) -> None:
     running = make()
     query = query_of(running)
     query.reports = [progress(0, dropped=1)]
@@ -41,44 +42,32 @@ def test_late_rows_of_batches_between_two_looks_are_counted_too(make: Make) -> N
     query.reports += [progress(1, dropped=1), progress(2, dropped=1), progress(3, ran=False), progress(3, dropped=1)]
     running.refresh_status()
     assert running.status.late_rows_dropped == 4
-
-
-def test_late_rows_of_the_last_batches_are_counted_when_the_query_ends(make: Make) -> None:
     running = make()
     query_of(running).reports = [progress(0, dropped=1), progress(1, dropped=1)]
     assert ended(running).status.late_rows_dropped == 2
 
 
-def test_a_stream_is_idle_when_no_batch_came_for_a_while(make: Make, clock: Clock) -> None:
-    running = make()
-    running.batch_done(reported(0))
-    running.refresh_status()
-    assert running.status.state == "running"
-    clock.now += 60
-    running.refresh_status()
-    assert running.status.state == "idle"
+def test_a_stream_in_a_long_batch_is_running_and_one_that_found_nothing_new_or_got_no_batch_for_a_while_is_idle(
+    make: Make, clock: Clock
+) -> None:
+    running, slow = make(), make(trigger="every 10 minutes")
 
+    def state_after(seconds: float, of: StreamRunner = running) -> str:
+        clock.now += seconds
+        of.refresh_status()
+        return of.status.state
 
-def test_a_stream_in_a_long_batch_is_running_and_one_that_found_nothing_new_is_idle(make: Make, clock: Clock) -> None:
-    running = make()
     running.status.state = "starting"
-    running.refresh_status()
-    before = running.status.state
+    assert state_after(0) == "starting"
     query_of(running).reports = [progress(7, ran=False)]
-    running.refresh_status()
-    assert (before, running.status.state) == ("starting", "idle")
+    assert state_after(0) == "idle"
     pipeline_of(running).in_batch = True
-    clock.now += 60
-    running.refresh_status()
-    assert running.status.state == "running"
-
-
-def test_a_stream_with_a_long_interval_is_not_idle_between_two_batches(make: Make, clock: Clock) -> None:
-    running = make(trigger="every 10 minutes")
+    assert state_after(60) == "running"
+    pipeline_of(running).in_batch = False
     running.batch_done(reported(0))
-    clock.now += 900
-    running.refresh_status()
-    assert running.status.state == "running"
+    slow.batch_done(reported(0))
+    assert (state_after(0), state_after(60)) == ("running", "idle")
+    assert state_after(840, slow) == "running", "a long interval is no reason to be idle"
 
 
 def test_batches_are_summed_and_a_skipped_one_counts_no_rows_again(make: Make) -> None:
@@ -106,7 +95,9 @@ def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make:
     assert running.status.lag_partitions == {TOPIC: {"0": 47_000, "1": 50}}
 
 
-def test_upkeep_that_was_put_off_is_a_warning_until_it_succeeds(make: Make) -> None:
+def test_a_stream_between_two_tries_has_no_rates_and_upkeep_that_was_put_off_is_a_warning_until_it_succeeds(
+    make: Make,
+) -> None:
     running = make()
     query_of(running).reports.append(progress(7))
     upkeep: Any = SimpleNamespace(name="evens", put_off={"compaction": "compaction was put off: full"})
@@ -117,6 +108,13 @@ def test_upkeep_that_was_put_off_is_a_warning_until_it_succeeds(make: Make) -> N
     upkeep.put_off = {}
     running.refresh_status()
     assert running.status.warnings == []
+    query_of(running).reports.append(progress())
+    running.batch_done(reported(7))
+    running.refresh_status()
+    assert running.status.processed_rows_per_s == 125.0
+    running.query = None
+    running.refresh_status()
+    assert (running.status.input_rows_per_s, running.status.processed_rows_per_s) == (None, None)
 
 
 def test_the_rate_of_a_batch_leaves_the_pause_after_it_out(make: Make) -> None:
@@ -134,17 +132,6 @@ def test_the_rate_of_a_batch_leaves_the_pause_after_it_out(make: Make) -> None:
     reports.append(progress(10, ran=False, processedRowsPerSecond=0.0))
     running.refresh_status()
     assert running.status.processed_rows_per_s == 0.0, "nothing comes"
-
-
-def test_a_stream_between_two_tries_has_no_rates(make: Make) -> None:
-    running = make()
-    query_of(running).reports.append(progress())
-    running.batch_done(reported(7))
-    running.refresh_status()
-    assert running.status.processed_rows_per_s == 125.0
-    running.query = None
-    running.refresh_status()
-    assert (running.status.input_rows_per_s, running.status.processed_rows_per_s) == (None, None)
 
 
 def test_totals_and_the_last_error_outlive_the_session(make: Make, settings: SettingsFactory) -> None:

@@ -1,8 +1,12 @@
-"""The query of a stream: where it begins, its function's frames, its share of a batch, and its trigger."""
+"""The query of a stream: where it begins, its function's frames, its share of a batch, and its trigger.
+
+And the queries of a session: their connection, their start, and the check of the topics before each commit.
+"""
 
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -12,15 +16,32 @@ import pytest
 from structlog.testing import capture_logs
 
 from streaming_jobs.declare.topic_sink import KafkaSink
-from streaming_jobs.errors import ConfigurationError, FunctionRaised, PreflightRefused, UsageError
+from streaming_jobs.errors import (
+    BrokerUnreachable,
+    ConfigurationError,
+    FunctionRaised,
+    OffsetsLost,
+    PreflightRefused,
+    UsageError,
+)
 from streaming_jobs.formats.json import Json
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.runtime.query_builder import QueryBuilder, QueryHandle, next_batch, resolve_start, triggered
+from streaming_jobs.runtime.query_builder import (
+    BuiltQuery,
+    QueryBuilder,
+    QueryHandle,
+    next_batch,
+    resolve_start,
+    triggered,
+)
+from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicIdCheck, start
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import SourceCounts
+from streaming_jobs.sources.connection import Connection
 from streaming_jobs.state.stream_record import BoundTopic, first
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from tests.conftest import SettingsFactory
+from tests.support.runners import Clock, Make, pipeline_of
 from tests.support.worlds import (
     THINGS,
     TIMED,
@@ -37,16 +58,15 @@ from tests.support.worlds import (
 )
 
 
-def test_a_start_position_is_the_topics_first_or_next_offsets() -> None:
-    topics: Any = FakeTopics()
-    assert resolve_start("earliest", topics, TOPIC) == {0: 0, 1: 0}
-    assert resolve_start("latest", topics, TOPIC) == {0: 1000, 1: 1000}
-
-
-def test_a_start_time_is_asked_for_in_milliseconds_of_utc() -> None:
+def test_a_start_position_is_the_topics_first_or_next_offsets_or_those_of_a_time_in_milliseconds_of_utc() -> None:
     topics = FakeTopics()
-    assert resolve_start("2026-11-21T10:00:00+02:00", topics, TOPIC) == {0: 70, 1: 35}
-    assert resolve_start("2026-11-21T08:00:00Z", topics, TOPIC) == {0: 70, 1: 35}
+    starts = ("earliest", "latest", "2026-11-21T10:00:00+02:00", "2026-11-21T08:00:00Z")
+    assert [resolve_start(start, topics, TOPIC) for start in starts] == [
+        {0: 0, 1: 0},
+        {0: 1000, 1: 1000},
+        {0: 70, 1: 35},
+        {0: 70, 1: 35},
+    ]
     assert topics.asked_ms == [1_795_248_000_000] * 2
 
 
@@ -183,60 +203,42 @@ def test_each_source_gets_a_share_of_a_batch_and_never_none(settings: SettingsFa
 
 
 @pytest.mark.parametrize(
-    ("returned", "words"),
+    ("function", "words"),
     [
-        (None, r"the function of stream crooked returned None \(.*test_query_builder.py:\d+\)"),
-        (
-            "a text",
-            r"the function of stream crooked returned str for t, not a DataFrame \(.*test_query_builder.py:\d+\)",
-        ),
-        ({"t": None}, "returned NoneType for t, not a DataFrame"),
+        (lambda things: None, r"the function of stream crooked returned None \(.*test_query_builder.py:\d+\)"),
+        (lambda things: "a text", r"returned str for t, not a DataFrame \(.*test_query_builder.py:\d+\)"),
+        (lambda things: {"t": None}, "returned NoneType for t, not a DataFrame"),
+        (lambda things: {}["no such"], r"function raised KeyError: 'no such' \(.*test_query_builder.py:\d+\)"),
     ],
+    ids=["None", "a text", "none of the table's", "raises"],
 )
-def test_a_function_that_returns_no_frame_is_refused_with_its_name_and_place(
-    settings: SettingsFactory, returned: Any, words: str
+def test_a_function_that_raises_or_returns_no_frame_is_refused_with_its_name_and_place(
+    settings: SettingsFactory, function: Any, words: str
 ) -> None:
-    crooked = Stream("crooked", lambda things: returned, {"things": THINGS}, {"t": DeltaTable("t")})
-    with pytest.raises(UsageError, match=words):
+    crooked = Stream("crooked", function, {"things": THINGS}, {"t": DeltaTable("t")})
+    with pytest.raises(FunctionRaised if "raised" in words else UsageError, match=words):
         assembly(settings(), crooked)._outputs({"things": None})  # type: ignore[dict-item]
-
-
-def test_a_function_that_raises_when_it_is_called_is_told_with_its_line(settings: SettingsFactory) -> None:
-    crooked = Stream("crooked", lambda things: {}["no such"], {"things": THINGS}, {"t": DeltaTable("t")})
-    with pytest.raises(
-        FunctionRaised, match=r"the stream's function raised KeyError: 'no such' \(.*test_query_builder.py:\d+\)"
-    ):
-        assembly(settings(), crooked)._outputs({"things": None})  # type: ignore[dict-item]
-
-
-class Writer:
-    """A writer that returns the options of its trigger."""
-
-    def trigger(self, **options: object) -> dict[str, object]:
-        return options
 
 
 @pytest.mark.parametrize(
-    ("trigger", "options"),
+    ("trigger", "interval", "options"),
     [
-        ("continuous", {"processingTime": "500 milliseconds"}),
-        ("available-now", {"availableNow": True}),
-        ("every 10 seconds", {"processingTime": "10000 milliseconds"}),
-        ("every 100 ms", {"processingTime": "500 milliseconds"}),  # never below the commit interval
+        ("continuous", 500, {"processingTime": "500 milliseconds"}),
+        ("available-now", 500, {"availableNow": True}),
+        ("every 10 seconds", 500, {"processingTime": "10000 milliseconds"}),
+        ("every 100 ms", 500, {"processingTime": "500 milliseconds"}),  # never below the commit interval
+        ("continuous", 0, {"processingTime": "1 milliseconds"}),  # batches follow each other
     ],
 )
-def test_a_trigger_is_told_to_spark(trigger: str, options: dict[str, object]) -> None:
-    assert triggered(Writer(), trigger, timedelta(milliseconds=500)) == options  # type: ignore[arg-type, comparison-overlap]
-
-
-def test_without_a_commit_interval_batches_follow_each_other() -> None:
-    assert triggered(Writer(), "continuous", timedelta(0)) == {"processingTime": "1 milliseconds"}  # type: ignore[arg-type, comparison-overlap]
+def test_a_trigger_is_told_to_spark(trigger: Any, interval: int, options: dict[str, object]) -> None:
+    writer: Any = SimpleNamespace(trigger=lambda **told: told)
+    assert triggered(writer, trigger, timedelta(milliseconds=interval)) == options
 
 
 @pytest.mark.parametrize("trigger", ["", "once", "every", "every now and then", "every -5 seconds", "10 seconds"])
 def test_any_other_trigger_is_refused(trigger: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a (trigger|duration)"):
-        triggered(Writer(), trigger, timedelta(0))  # type: ignore[arg-type]
+        triggered(SimpleNamespace(), trigger, timedelta(0))  # type: ignore[arg-type]
 
 
 def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
@@ -262,3 +264,80 @@ def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
     asking.join(5)
     assert counts == [SourceCounts(4, 7)]
     assert handle.observed("recourse_others") == SourceCounts()
+
+
+def test_a_pipeline_is_handed_over_before_its_query_starts(make: Make, settings: SettingsFactory) -> None:
+    """The first batch can come before the start returns, or while it fails."""
+    running = make()
+    first, running.pipeline = pipeline_of(running), None
+
+    def starts() -> None:
+        assert running.pipeline is first
+        raise ConnectionError("the JVM is gone")
+
+    writer: Any = SimpleNamespace(start=starts)
+    hooks = QueryHooks("continuous", running.stop.requested, running._built, running.batch_done)
+    with pytest.raises(ConnectionError):
+        start(BuiltQuery(record(), first, writer, QueryHandle(), nullcontext()), hooks)
+
+
+def test_a_connection_that_was_given_is_the_one_that_is_used(settings: SettingsFactory) -> None:
+    topics: Any = FakeTopics()
+    given = Connection({}, topics, topics)
+    queries = SparkQueries(settings({"kafka.bootstrap_servers": "127.0.0.1:1"}), connection=given)
+    queries.open([])
+    queries.close()
+    assert queries.connection is given
+
+
+def test_a_topic_that_is_recreated_under_a_running_stream_stops_it_before_the_commit_and_a_broker_away_does_not(
+    settings: SettingsFactory,
+) -> None:
+    topics = FakeTopics()
+    TopicIdCheck(parity, settings(), topics)(record())
+    assert topics.info is not None
+    topics.info = replace(topics.info, id="new")
+    with pytest.raises(OffsetsLost, match="was deleted and made anew while"):
+        TopicIdCheck(parity, settings(), topics)(record())
+
+    class Away(FakeTopics):
+        def describe(self, name: str) -> Any:
+            raise BrokerUnreachable("no broker")
+
+    TopicIdCheck(parity, settings(), Away())(record())
+    topics: Any = FakeTopics()
+    check = SparkQueries(settings(), connection=Connection({}, topics, topics)).before_commit(parity)
+    topics.info = replace(topics.info, id="new")
+    with pytest.raises(OffsetsLost, match="was deleted and made anew while stream parity was reading it"):
+        check(record())
+
+
+def test_a_topic_that_the_broker_does_not_know_was_deleted_only_if_that_lasts(
+    settings: SettingsFactory, clock: Clock
+) -> None:
+    """Brokers of a rolling restart answer for a moment before they know their topics."""
+    topics = FakeTopics()
+    there, check = topics.info, TopicIdCheck(parity, settings(), topics, clock.monotonic)
+    for topics.info in (None, None, there, None):
+        check(record())
+        clock.now += 50
+    with pytest.raises(OffsetsLost, match="was deleted while"):
+        clock.now += 10
+        check(record())
+
+
+def test_topics_are_asked_for_at_most_once_a_second(settings: SettingsFactory, clock: Clock) -> None:
+    described: list[str] = []
+
+    class Counting(FakeTopics):
+        def describe(self, name: str) -> Any:
+            described.append(name)
+            return super().describe(name)
+
+    check = TopicIdCheck(parity, settings(), Counting(), clock.monotonic)
+    for _ in range(10):
+        check(record(topics=(BoundTopic(TOPIC, TOPIC_ID, {}),)))
+    assert described == [TOPIC]
+    clock.now += 2
+    check(record())
+    assert len(described) == 2

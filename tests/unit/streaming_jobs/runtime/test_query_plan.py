@@ -1,7 +1,7 @@
-"""The traits read from a stream's plan: state, rows that multiply, and a changed meaning of the state.
+"""What is read off a stream's plan: state, rows that multiply, columns that are used, a changed meaning of the state.
 
 plans.json holds analysed plans as Spark 4.2 prints them, of small streams that differ in one thing each: `w` is
-a rate stream with a watermark and the key k = value % 3.
+a rate stream with a watermark and the key k = value % 3. tests/spark/test_used_columns.py reads plans that Spark makes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from streaming_jobs.runtime.batch_hooks import choose_path
 from streaming_jobs.runtime.output_plans import output_of
-from streaming_jobs.runtime.spark_plan import comparable, fingerprint_of, traits_of
+from streaming_jobs.runtime.spark_plan import comparable, fingerprint_of, traits_of, used_in
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import StreamSettings
 
@@ -207,10 +207,16 @@ def test_fingerprints_that_homes_have_from_the_first_scheme_still_compare(name: 
         assert differences(other, now) and differences(now, other)
 
 
-def test_when_results_are_emitted_is_compared_where_both_say_it() -> None:
+def test_what_emit_and_aggregates_differ_in_is_told() -> None:
     counts = fingerprint_of(PLANS["sum"])
     assert differences({**counts, "emit": "update"}, {**counts, "emit": "close"}) == "emit: update -> close"
     assert differences(counts, {**counts, "emit": "close"}) == ""
+    old = {"0": "Aggregate [k], [k, sum(value) AS s]; value AS k"}
+    new = {"0": "Aggregate [k], [k, sum(value) AS s, max(amount) AS m]; value AS k"}
+    assert differences(old, new) == "new: max(amount) AS m"
+    assert differences(new, old) == "gone: max(amount) AS m"
+    assert differences(old, {}) == "there was state, and now there is none"
+    assert differences({}, new) == "there was no state, and now there is"
 
 
 @pytest.mark.parametrize(
@@ -252,15 +258,6 @@ def test_what_differs_between_two_states_is_told_in_a_line(before: str, after: s
     changes = differences(fingerprint_of(PLANS[before]), fingerprint_of(PLANS[after]))
     assert words in changes, changes
     assert len(changes) < 300 and "precisetimestampconversion" not in changes
-
-
-def test_a_state_that_gains_an_aggregate_says_which() -> None:
-    old = {"0": "Aggregate [k], [k, sum(value) AS s]; value AS k"}
-    new = {"0": "Aggregate [k], [k, sum(value) AS s, max(amount) AS m]; value AS k"}
-    assert differences(old, new) == "new: max(amount) AS m"
-    assert differences(new, old) == "gone: max(amount) AS m"
-    assert differences(old, {}) == "there was state, and now there is none"
-    assert differences({}, new) == "there was no state, and now there is"
 
 
 @pytest.mark.parametrize("before", STATEFUL)
@@ -309,3 +306,56 @@ def test_what_a_plan_makes_of_a_record_is_read_off_it(
     nodes: list[str], added: list[str], position: list[str] | None
 ) -> None:
     assert output_of(over_source(*nodes), [SOURCE]) == {"nodes": added, "position": position}
+
+
+FIELDS = ["id", "amount", "kind", "id2"]
+COLUMNS = "[topic#0, partition#1, offset#2L, timestamp#3, key#4, tombstone#5, _record#6, _bad#7], name=<Unassigned>"
+RELATION = f"   +- ~StreamingRelationV2 PythonDataSourceV2@1, kafka-clean-payments, PythonTable@2, [], {COLUMNS}"
+
+
+def plan(*above: str) -> str:
+    return "\n".join([*(f"+- ~{line}" for line in above), RELATION])
+
+
+def test_the_columns_and_fields_that_the_plan_uses_are_found_however_a_name_begins_ends_or_is_spelt() -> None:
+    text = plan("Project [_record#6.id AS id#11L]", "Filter NOT (_record#6.kind = x)", "Project [offset#2L, _record#6]")
+    assert used_in(text, "kafka-clean-payments", FIELDS) == {"offset", "_record", "_record.id", "_record.kind"}
+    text = plan("Project [_record#66 AS a#1, _record#6.id AS id#2L]", "Project [_record#6]")
+    assert used_in(text, "kafka-clean-payments", FIELDS) == {"_record", "_record.id"}
+    text = plan("Project [_record#6.id2 AS id2#11L]", "Project [_record#6, _bad#7]")
+    assert used_in(text, "kafka-clean-payments", FIELDS) == {"_bad", "_record", "_record.id", "_record.id2"}
+    text = plan("Project [_record#6.a\u2028b AS x#9]", "Project [_record#6, _bad#7]")
+    assert used_in(text, "kafka-clean-payments", ["a\u2028b", "id"]) == {"_record", "_bad", "_record.a\u2028b"}
+    text = plan("Filter (_record#6.KIND = x)", "Project [_record#6]")
+    assert used_in(text, "kafka-clean-payments", FIELDS) == {"_record", "_record.kind"}
+
+
+@pytest.mark.parametrize(
+    "use", ["Filter isnotnull(_record#6)", "Project [to_json(_record#6) AS j#9]", "Project [_record#6, _record#6.id]"]
+)
+def test_a_record_that_is_passed_on_whole_uses_all_of_its_fields(use: str) -> None:
+    used = used_in(plan(use, "Project [_record#6]"), "kafka-clean-payments", FIELDS)
+    assert used == {"_record", *(f"_record.{name}" for name in FIELDS)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RELATION,
+        plan("Project [offset#2L]") + "\n" + plan("Project [offset#2L]"),
+        plan("Project [offset#2L]").replace("kafka-clean-payments", "kafka-clean-orders"),
+        plan("Project [offset#2L]").replace(", name=", ", called="),
+    ],
+    ids=["no line above", "twice", "another source", "another text"],
+)
+def test_what_does_not_look_as_expected_uses_all_columns(text: str) -> None:
+    assert used_in(text, "kafka-clean-payments", FIELDS) is None
+
+
+@pytest.mark.parametrize("above", ["Filter NOT _bad#7", "Project [offset#2L, (partition#1 + 1) AS p#9]"])
+def test_without_a_plain_projection_all_columns_are_used_and_the_fields_that_are_named(above: str) -> None:
+    columns = {"topic", "partition", "offset", "timestamp", "key", "tombstone", "_record", "_bad"}
+    named = plan("Project [_record#6.kind AS kind#9, named_struct(offset, offset#2L) AS _source#10]", above)
+    assert used_in(named, "kafka-clean-payments", FIELDS) == columns | {"_record.kind"}
+    whole = plan("Project [_record#6 AS r#9]", above)
+    assert used_in(whole, "kafka-clean-payments", FIELDS) == columns | {f"_record.{name}" for name in FIELDS}

@@ -1,8 +1,12 @@
-"""A batch that was begun before, by a driver that died or by another: each row is there once, or the stream stops."""
+"""A batch that was begun before, by a driver that died or by another: each row is there once, or the stream stops.
+
+And crash points: a test can kill a driver at one of them.
+"""
 
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +17,7 @@ from deltalake import DeltaTable
 
 from streaming_jobs.errors import Fenced, LedgerConflict, PermanentError, TransientError
 from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -90,7 +95,9 @@ def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_commit
 ONE = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
 
 
-def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(disk: Disk) -> None:
+def test_files_that_are_in_the_table_are_no_leftover_and_rows_that_the_driver_does_not_see_are_refused(
+    disk: Disk,
+) -> None:
     sink = disk.sinks[PRIMARY]
     by_executors(sink, ONE)
     (died,) = (sink.path / "g0001").iterdir()
@@ -98,11 +105,7 @@ def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(disk: Disk) 
     assert not died.exists()
     by_executors(sink, ONE)
     assert numbers(disk, PRIMARY) == [1]
-
-
-def test_rows_on_a_disk_that_the_driver_does_not_see_are_refused(disk: Disk) -> None:
-    """As on a cluster without a shared file system: committed, the batch would be empty and its records lost."""
-    sink = disk.sinks[PRIMARY]
+    # As on a cluster without a shared file system: committed, the batch would be empty and its records lost.
     with pytest.raises(PermanentError, match="the executors wrote 1 row for table .* have 0 as the driver sees them"):
         by_executors(sink, ONE, after=lambda: shutil.rmtree(sink.path / "g0001"))
 
@@ -138,42 +141,30 @@ def test_dead_letters_written_by_earlier_code_are_kept_counted_and_told(disk: Di
     assert made.note == f"mixed batch: {DEAD_LETTERS} was written by an earlier version of the code"
 
 
-def test_a_batch_in_the_primary_with_other_offsets_stops_the_stream(disk: Disk, start: Start) -> None:
-    driver = start()
-    wider = replace(offsets(0), end={0: 99, 1: 5})
-    append(driver.sinks[PRIMARY], entry(0, offsets=(wider,)), pa.table({"k": ["x"], "n": [2]}))
-    with pytest.raises(LedgerConflict, match=r"is in table evens with offsets things .*99.* the checkpoint has things"):
-        driver.run(0)
-    assert driver.commits == []
-
-
-def test_a_batch_in_a_secondary_table_with_other_offsets_stops_the_stream_before_the_primary(
-    disk: Disk, start: Start
+@pytest.mark.parametrize("table", [PRIMARY, SECONDARY])
+def test_a_batch_in_a_table_with_other_offsets_stops_the_stream_before_any_commit(
+    disk: Disk, start: Start, table: str
 ) -> None:
     driver = start()
-    narrower = replace(offsets(0), end={0: 9, 1: 5})
-    append(driver.sinks[SECONDARY], entry(0, SECONDARY, offsets=(narrower,)), pa.table({"k": ["x"], "n": [1]}))
-    with pytest.raises(LedgerConflict, match=f"table {SECONDARY}"):
+    other = replace(offsets(0), end={0: 99, 1: 5})
+    append(driver.sinks[table], entry(0, table, offsets=(other,)), pa.table({"k": ["x"], "n": [2]}))
+    text = rf"is in table {table} with offsets things .*99.* the checkpoint has things"
+    with pytest.raises(LedgerConflict, match=text):
         driver.run(0)
-    assert numbers(disk, PRIMARY) == []
-    assert driver.pipeline.failure is not None
+    assert driver.commits == [] and driver.pipeline.failure is not None
 
 
-def test_a_table_that_is_ahead_of_the_checkpoint_stops_the_stream(start: Start) -> None:
+def test_a_table_ahead_of_the_checkpoint_or_a_newer_generation_stops_the_stream(start: Start, disk: Disk) -> None:
     driver = start()
     append(driver.sinks[PRIMARY], entry(5), pa.table({"k": ["x"], "n": [2]}))
     with pytest.raises(LedgerConflict, match="its log does not show what g0001 batch 0 read"):
         driver.run(0)
-
-
-def test_a_driver_of_an_older_generation_writes_nothing(disk: Disk, start: Start) -> None:
-    driver = start()
     fence = entry(-1, kind="fence", generation=2, plan="r1")
     for sink in driver.sinks.values():
         sink.commit(replace(fence, table=sink.name), lambda *_: None)
     with pytest.raises(Fenced):
         driver.run(0)
-    assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == ([], [])
+    assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == ([2], []), "the driver has written nothing"
 
 
 def test_a_batch_half_written_by_earlier_code_is_finished_and_told(disk: Disk, start: Start) -> None:
@@ -198,3 +189,51 @@ def test_a_second_driver_that_writes_the_same_batch_meanwhile_is_told(
         driver.run(0)
     assert numbers(disk, PRIMARY) == [2]
     assert driver.reports == []
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals that this process would have got."""
+    signals: list[int] = []
+    monkeypatch.setattr(crash_points.os, "kill", lambda pid, number: signals.append(number))
+    monkeypatch.setattr(crash_points.time, "sleep", lambda _: None)
+    return signals
+
+
+@pytest.mark.parametrize(
+    ("wanted", "met", "signals"),
+    [
+        (None, [("staged", "s", 3)], []),
+        ("s:staged:3", [("staged", "s", 2), ("staged", "s", 33), ("staged", "other", 3)], []),
+        ("s:staged:3", [("primary_committed", "s", 3)], []),
+        ("s:staged:3", [("staged", "s", 3)], [signal.SIGKILL]),
+        ("s:transaction_open:3+", [("staged", "s", 3), ("transaction_open", "s", 2)], []),
+        ("s:transaction_open:3+", [("transaction_open", "s", 3)], [signal.SIGKILL]),
+        ("s:transaction_open:3+", [("transaction_open", "s", 12)], [signal.SIGKILL]),
+        ("s:transaction_open:3:stop", [("transaction_open", "s", n) for n in (2, 3, 3)], [signal.SIGSTOP]),
+        ("s:transaction_open:3+:stop", [("transaction_open", "s", n) for n in (2, 5, 6)], [signal.SIGSTOP]),
+    ],
+    ids=[
+        "nothing dies unasked",
+        "at no other batch or stream",
+        "at no other point",
+        "at one point of one batch",
+        "not before a later batch",
+        "at a batch",
+        "or at a later one",
+        "stopped once, and the batch goes on later",
+        "stopped once at a later one",
+    ],
+)
+def test_a_test_can_kill_or_stop_a_driver_at_one_point_and_nothing_else_dies(
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[int],
+    wanted: str | None,
+    met: list[tuple[str, str, int]],
+    signals: list[int],
+) -> None:
+    if wanted is not None:
+        monkeypatch.setenv("RECOURSE_CRASH", wanted)
+    for place in met:
+        crash_points.crash_point(*place)
+    assert sent == signals

@@ -134,16 +134,19 @@ def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(make: Ma
     assert running.status.error is not None and running.status.error["permanent"] is False
 
 
-def test_between_two_tries_a_stream_is_failing_and_says_when_the_next_one_is(make: Make, clock: Clock) -> None:
-    running = ended(make(), failure=TransientError("a passing fault"))
-    running.refresh_status()
-    assert (running.status.state, running.status.next_try) == ("failing", clock.now + 1)
-    assert not running.gave_up and running.status.error is not None and running.status.error["found"]
-
-
-def test_without_restarts_nothing_is_tried_again(make: Make) -> None:
+def test_without_restarts_nothing_is_tried_again_and_any_exception_at_start_becomes_an_error_of_ours(
+    make: Make,
+) -> None:
     running = ended(make(max_restarts=0), failure=TransientError("a passing fault"))
     assert (running.status.state, running.gave_up) == ("failed", False)
+
+    def broken() -> None:
+        raise KeyError("things")
+
+    queries_of(running).at_launch = broken
+    running.start(SPARK)
+    assert running.status.state == "failed"
+    assert running.status.error is not None and running.status.error["code"] == "REC-010"
 
 
 def test_an_exception_of_the_streams_function_that_comes_back_in_the_same_batch_is_permanent(
@@ -171,7 +174,7 @@ def test_an_exception_of_the_streams_function_that_comes_back_in_the_same_batch_
     assert (running.status.error["code"], running.status.error["permanent"]) == ("REC-027", True)
 
 
-def test_after_ten_good_minutes_the_retries_count_from_the_beginning(make: Make, clock: Clock) -> None:
+def test_after_ten_good_minutes_or_batches_the_retries_count_from_the_beginning(make: Make, clock: Clock) -> None:
     running = make(max_restarts=1)
     running.fail(BrokerUnreachable("no broker"))
     running.retries.none_planned()
@@ -183,9 +186,6 @@ def test_after_ten_good_minutes_the_retries_count_from_the_beginning(make: Make,
     running.poll(SPARK)
     running.fail(BrokerUnreachable("no broker"))
     assert not running.ended
-
-
-def test_after_ten_good_batches_the_retries_count_from_the_beginning(make: Make) -> None:
     running = make(max_restarts=1)
     for good in (9, 10):
         running.retries.failures = 0
@@ -195,27 +195,7 @@ def test_after_ten_good_batches_the_retries_count_from_the_beginning(make: Make)
         assert running.retries.failures == (1 if good == 9 else 0)
 
 
-def test_any_exception_at_start_becomes_an_error_of_ours(make: Make) -> None:
-    running = make(max_restarts=0)
-
-    def broken() -> None:
-        raise KeyError("things")
-
-    queries_of(running).at_launch = broken
-    running.start(SPARK)
-    assert running.status.state == "failed"
-    assert running.status.error is not None and running.status.error["code"] == "REC-010"
-
-
-def test_a_stream_that_waits_for_its_retry_stops_at_once(make: Make) -> None:
-    running = make()
-    ended(running, failure=TransientError("a passing fault"))
-    running.request_stop()
-    running.poll(SPARK)
-    assert (running.status.state, queries_of(running).launched) == ("stopped", [])
-
-
-def test_a_busy_stream_is_left_to_end_itself_at_the_border(make: Make, clock: Clock) -> None:
+def test_a_busy_stream_is_left_to_end_itself_at_the_border_until_the_deadline(make: Make, clock: Clock) -> None:
     running = make()
     pipeline_of(running).in_batch = True
     running.request_stop()
@@ -224,9 +204,6 @@ def test_a_busy_stream_is_left_to_end_itself_at_the_border(make: Make, clock: Cl
         clock.now += 0.5
         running.poll(SPARK)
     assert query_of(running).stops == 0
-
-
-def test_a_batch_that_does_not_end_is_cut_off_at_the_deadline(make: Make, clock: Clock) -> None:
     running = make(stop_deadline="30 seconds")
     pipeline_of(running).in_batch = True
     running.request_stop()
@@ -309,7 +286,9 @@ def test_a_query_that_does_not_stop_in_time_is_asked_again(make: Make, clock: Cl
     assert (query.stops, running.status.state) == (2, "stopping")
 
 
-def test_a_stop_that_is_asked_for_twice_or_too_late_changes_nothing(make: Make, clock: Clock) -> None:
+def test_a_stop_asked_for_twice_or_too_late_changes_nothing_and_ends_a_wait_for_a_retry_in_which_the_stream_is_failing(
+    make: Make, clock: Clock
+) -> None:
     running = make()
     running.request_stop()
     since = running.stop.requested_at
@@ -319,6 +298,15 @@ def test_a_stop_that_is_asked_for_twice_or_too_late_changes_nothing(make: Make, 
     done = ended(make())
     done.request_stop()
     assert done.status.state == "stopped"
+    running = make()
+    ended(running, failure=TransientError("a passing fault"))
+    running.request_stop()
+    running.poll(SPARK)
+    assert (running.status.state, queries_of(running).launched) == ("stopped", [])
+    running = ended(make(), failure=TransientError("a passing fault"))
+    running.refresh_status()
+    assert (running.status.state, running.status.next_try) == ("failing", clock.now + 1)
+    assert not running.gave_up and running.status.error is not None and running.status.error["found"]
 
 
 def test_lost_records_are_explained_by_their_exact_range(make: Make, settings: SettingsFactory) -> None:

@@ -113,7 +113,9 @@ def test_whatever_fails_at_the_end_spark_is_ended_and_the_leases_are_released(ho
     assert (holder(home, "plain"), holder(home, "parity")) == (None, None)
 
 
-def test_an_error_of_the_session_itself_is_told_by_each_stream(home: Settings) -> None:
+def test_an_error_of_the_session_itself_is_told_by_each_stream_and_a_replan_that_queries_would_not_get_is_refused(
+    home: Settings,
+) -> None:
     class NoJava(MemoryRuntime):
         def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
             raise TransientError("no Java")
@@ -121,6 +123,8 @@ def test_an_error_of_the_session_itself_is_told_by_each_stream(home: Settings) -
     with pytest.raises(TransientError):
         session_of(home, [plain], runtime=NoJava()).run()
     assert state(home, "plain") == "failed"
+    with pytest.raises(ValueError, match="give replan to the queries"):
+        session_of(home, [plain], replan=lambda *_: None)
 
 
 def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(home: Settings) -> None:
@@ -144,11 +148,6 @@ def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(h
     session = session_of(home, [plain, parity], queries=queries)
     assert session.run() == 78 and len(looks) == 6
     assert [running.detached for running in session.running] == [True, False], "the last one keeps its lease to the end"
-
-
-def test_a_replan_that_given_queries_would_not_get_is_refused(home: Settings) -> None:
-    with pytest.raises(ValueError, match="give replan to the queries"):
-        session_of(home, [plain], replan=lambda *_: None)
 
 
 def test_a_stream_that_used_up_its_tries_is_tried_again_as_long_as_another_one_runs(home: Settings) -> None:

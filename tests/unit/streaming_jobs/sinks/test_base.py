@@ -14,11 +14,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks.base import BatchOfRows, Sink
 from streaming_jobs.testing import MemoryTable
 from tests.conftest import SettingsFactory
-from tests.support.worlds import (
-    PRIMARY,
-    Disk,
-    entry,
-)
+from tests.support.worlds import PRIMARY, Disk, entry
 
 ROWS = BatchOfRows(1, 0, driver=True)
 
@@ -73,7 +69,7 @@ def test_rows_are_visible_with_their_entry_once_they_are_committed(reopen: Calla
     assert (again.position, again.version, again.newest_entry()) == (Txn(1, 0), version + 1, made)
 
 
-def test_a_batch_is_taken_once_whoever_brings_it_again(reopen: Callable[[], Sink]) -> None:
+def test_a_batch_is_taken_once_whoever_brings_it_again_also_without_rows(reopen: Callable[[], Sink]) -> None:
     first, second = reopen(), reopen()
     assert first.prepare(frame(1), ROWS).commit(entry(0)) is not None
     version = first.version
@@ -81,12 +77,8 @@ def test_a_batch_is_taken_once_whoever_brings_it_again(reopen: Callable[[], Sink
         assert sink.prepare(frame(1), ROWS).commit(entry(0)) is None
         sink.refresh()
         assert (sink.version, sink.position) == (version, Txn(1, 0))
-
-
-def test_a_batch_without_rows_is_there_too(reopen: Callable[[], Sink]) -> None:
-    sink = reopen()
-    assert sink.prepare(frame(), ROWS).commit(entry(0)) == sink.version
-    assert sink.position == Txn(1, 0)
+    assert sink.prepare(frame(), ROWS).commit(entry(1)) == sink.version
+    assert sink.position == Txn(1, 1)
 
 
 def test_a_driver_of_an_older_generation_is_refused(reopen: Callable[[], Sink]) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -24,6 +25,7 @@ from streaming_jobs.sinks.delta.slice_staging import STAGED
 from streaming_jobs.sinks.sliced import SliceOutdated
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state import savepoints
+from streaming_jobs.state.slice_requests import SliceCommitRequest
 from tests.support import ROOT
 from tests.support.days import Days, Topics, range_of
 
@@ -36,8 +38,25 @@ def life(tmp_path: Path) -> Days:
 
 
 def replace(life: Days, name: str, day: int, n: int) -> int:
-    request = life.rebuilt(name, day, n)
+    return commit(life, life.rebuilt(name, day, n))
+
+
+def commit(life: Days, request: SliceCommitRequest) -> int:
     return life.sliced().replace(request.change, request.ledger, lambda _: None)
+
+
+def carry_out_all(life: Days) -> None:
+    carry_out(life.requests, open_tables(life.settings, life.stream))
+
+
+def commits_of(life: Days, **options: Any) -> SliceCommits:
+    return SliceCommits(life.requests, open_tables(life.settings, life.stream), **options)
+
+
+def ended(life: Days) -> SliceCommitRequest:
+    outcome = life.requests.outcome("a")
+    assert outcome is not None
+    return outcome
 
 
 def slices_in(life: Days) -> list[str | None]:
@@ -45,18 +64,15 @@ def slices_in(life: Days) -> list[str | None]:
     return [c.entry.plan for c in commits if c.entry is not None and c.entry.kind == "slice"]
 
 
-def test_only_the_rows_of_the_slice_are_other_rows_and_the_position_stays(life: Days) -> None:
-    before = life.at()
-    replace(life, "a", 2, 77)
+@pytest.mark.parametrize("compacted", [False, True], ids=["files of its own", "a file with other rows"])
+def test_only_the_rows_of_the_slice_are_other_rows_once_and_the_position_stays(life: Days, *, compacted: bool) -> None:
+    if compacted:
+        TableMaintenance(life.sink(), life.settings.table, 1).compact()
+        assert len(life.sink().handle.file_uris()) == 1
+    before, request = life.at(), life.rebuilt("a", 2, 77)
+    assert len({commit(life, request) for _ in range(3)}) == 1 and slices_in(life) == ["a"]
     assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}}
     assert life.at() == before
-
-
-def test_a_slice_that_shares_its_files_leaves_the_other_rows(life: Days) -> None:
-    TableMaintenance(life.sink(), life.settings.table, 1).compact()
-    assert len(life.sink().handle.file_uris()) == 1
-    replace(life, "a", 2, 77)
-    assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}}
 
 
 def test_a_slice_without_rows_gets_rows_and_every_file_stays(life: Days) -> None:
@@ -65,32 +81,12 @@ def test_a_slice_without_rows_gets_rows_and_every_file_stays(life: Days) -> None
     assert life.numbers()[7] == {77} and files < set(life.sink().handle.file_uris())
 
 
-def test_a_repeated_commit_changes_nothing(life: Days) -> None:
-    request = life.rebuilt("a", 2, 77)
-    versions = [life.sliced().replace(request.change, request.ledger, lambda _: None) for _ in range(3)]
-    assert len(set(versions)) == 1 and slices_in(life) == ["a"]
-
-
-def test_batches_that_came_meanwhile_stay_also_with_rows_of_the_slice(life: Days) -> None:
-    request = life.rebuilt("a", 2, 77)
-    life.batch(5)
-    life.sliced().replace(request.change, request.ledger, lambda _: None)
-    assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}, 5: {5}}
-
-
-def test_after_a_compaction_a_slice_or_a_recovery_it_has_to_be_rebuilt(life: Days) -> None:
-    compacted, other, fenced = (life.rebuilt(name, day, 77) for name, day in (("a", 2), ("b", 8), ("c", 9)))
-    TableMaintenance(life.sink(), life.settings.table, 1).compact()
-    with pytest.raises(SliceOutdated, match="were compacted"):
-        life.sliced().replace(compacted.change, compacted.ledger, lambda _: None)
-    replace(life, "d", 8, 78)  # a day without rows: no file tells that its rows are there by now
-    with pytest.raises(SliceOutdated, match="slice"):
-        life.sliced().replace(other.change, other.ledger, lambda _: None)
-    request = life.rebuilt("e", 9, 79)
-    life.sink().commit(LedgerEntry("fence", "days", "days", 2, -1, plan="p"), lambda *_: None)
-    with pytest.raises(SliceOutdated, match="recovery"):
-        life.sliced().replace(request.change, request.ledger, lambda _: None)
-    assert slices_in(life) == ["d"] and fenced.change
+def test_bounds_of_the_new_files_find_their_rows(life: Days) -> None:
+    replace(life, "a", 2, 77)
+    table = DeltaTable(life.sink().path)
+    low, _ = range_of(2).bounds
+    found = table.to_pyarrow_table(filters=[("at", ">=", low), ("n", "=", 77)])
+    assert found.num_rows == 24
 
 
 def test_preflight_and_savepoints_take_a_rebuilt_slice_for_the_streams_own(life: Days) -> None:
@@ -100,6 +96,28 @@ def test_preflight_and_savepoints_take_a_rebuilt_slice_for_the_streams_own(life:
     assert taken.tables[0].version == life.stored().version
     life.batch(5)
     assert life.numbers()[2] == {77} and life.numbers()[5] == {5}
+
+
+def test_batches_that_came_meanwhile_stay_also_with_rows_of_the_slice(life: Days) -> None:
+    request = life.rebuilt("a", 2, 77)
+    life.batch(5)
+    commit(life, request)
+    assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}, 5: {5}}
+
+
+def test_after_a_compaction_a_slice_or_a_recovery_it_has_to_be_rebuilt(life: Days) -> None:
+    compacted, other, fenced = (life.rebuilt(name, day, 77) for name, day in (("a", 2), ("b", 8), ("c", 9)))
+    TableMaintenance(life.sink(), life.settings.table, 1).compact()
+    with pytest.raises(SliceOutdated, match="were compacted"):
+        commit(life, compacted)
+    replace(life, "d", 8, 78)  # a day without rows: no file tells that its rows are there by now
+    with pytest.raises(SliceOutdated, match="slice"):
+        commit(life, other)
+    request = life.rebuilt("e", 9, 79)
+    life.sink().commit(LedgerEntry("fence", "days", "days", 2, -1, plan="p"), lambda *_: None)
+    with pytest.raises(SliceOutdated, match="recovery"):
+        commit(life, request)
+    assert slices_in(life) == ["d"] and fenced.change
 
 
 def test_what_is_staged_is_in_no_reader_s_way_and_removed_by_the_next_rebuild(life: Days) -> None:
@@ -113,14 +131,6 @@ def test_what_is_staged_is_in_no_reader_s_way_and_removed_by_the_next_rebuild(li
     assert not list(staged.iterdir())
 
 
-def test_bounds_of_the_new_files_find_their_rows(life: Days) -> None:
-    replace(life, "a", 2, 77)
-    table = DeltaTable(life.sink().path)
-    low, _ = range_of(2).bounds
-    found = table.to_pyarrow_table(filters=[("at", ">=", low), ("n", "=", 77)])
-    assert found.num_rows == 24
-
-
 @pytest.mark.parametrize("point", SLICE_POINTS[2:])
 def test_a_kill_at_any_point_of_the_commit_leaves_the_slice_once(life: Days, point: str) -> None:
     life.requests.ask(life.rebuilt("a", 2, 77))
@@ -129,10 +139,9 @@ def test_a_kill_at_any_point_of_the_commit_leaves_the_slice_once(life: Days, poi
     killed = subprocess.run(driver, cwd=ROOT, env=environment, timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert life.numbers()[2] == ({2} if point == "slice_linked" else {77})
-    carry_out(life.requests, open_tables(life.settings, life.stream))
+    carry_out_all(life)
     assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}} and slices_in(life) == ["a"]
-    ended = life.requests.outcome("a")
-    assert ended is not None and ended.state == "committed" and ended.version == life.sink().handle.version()
+    assert ended(life).state == "committed" and ended(life).version == life.sink().handle.version()
     assert not life.requests.waiting()
 
 
@@ -140,13 +149,20 @@ def test_a_damaged_request_is_set_aside_and_the_others_are_carried_out(life: Day
     life.requests.ask(life.rebuilt("b", 2, 77))
     waiting = life.requests.folder / "waiting"
     (waiting / "a.json").write_text('{"id": "a"}')
-    carry_out(life.requests, open_tables(life.settings, life.stream))
+    carry_out_all(life)
     assert slices_in(life) == ["b"] and life.numbers()[2] == {77}
     assert not life.requests.any_waiting() and (waiting / "a.unreadable").exists()
 
 
+def test_a_batch_begins_with_the_slices_that_wait(life: Days) -> None:
+    commits = commits_of(life)
+    life.requests.ask(life.rebuilt("a", 2, 77))
+    commits.around(lambda *_: life.batch(5))(None, 5)  # type: ignore[arg-type]
+    assert [c.entry.kind for c in walk(life.sink().path) if c.entry][:2] == ["batch", "slice"]
+
+
 def test_the_driver_commits_between_batches_and_never_within_one(life: Days) -> None:
-    commits = SliceCommits(life.requests, open_tables(life.settings, life.stream))
+    commits = commits_of(life)
     during: list[object] = []
 
     def batch(_: object, number: int) -> None:
@@ -160,35 +176,25 @@ def test_the_driver_commits_between_batches_and_never_within_one(life: Days) -> 
     assert life.numbers()[2] == {77}
 
 
-def test_a_batch_begins_with_the_slices_that_wait(life: Days) -> None:
-    commits = SliceCommits(life.requests, open_tables(life.settings, life.stream))
-    life.requests.ask(life.rebuilt("a", 2, 77))
-    commits.around(lambda *_: life.batch(5))(None, 5)  # type: ignore[arg-type]
-    assert [c.entry.kind for c in walk(life.sink().path) if c.entry][:2] == ["batch", "slice"]
-
-
 def test_a_request_that_nobody_waits_for_any_more_expires(life: Days) -> None:
     life.requests.ask(life.rebuilt("a", 2, 77, seconds=-1.0))
-    carry_out(life.requests, open_tables(life.settings, life.stream))
-    ended = life.requests.outcome("a")
-    assert ended is not None and ended.state == "expired" and life.numbers()[2] == {2}
-    assert not ended.change and ended.at <= time.time()
+    carry_out_all(life)
+    assert ended(life).state == "expired" and life.numbers()[2] == {2}
+    assert not ended(life).change and ended(life).at <= time.time()
 
 
 def test_a_failure_is_the_outcome_of_the_slice_and_ends_nothing(life: Days) -> None:
-    request = life.rebuilt("a", 2, 77)
-    life.requests.ask(request)
+    life.requests.ask(life.rebuilt("a", 2, 77))
     life.sliced().remove_staged(set())
-    SliceCommits(life.requests, open_tables(life.settings, life.stream)).look()
-    ended = life.requests.outcome("a")
-    assert ended is not None and ended.state == "outdated" and "is gone" in ended.reason
+    commits_of(life).look()
+    assert ended(life).state == "outdated" and "is gone" in ended(life).reason
 
 
 def test_a_savepoint_from_before_a_slice_is_taken_anew(life: Days) -> None:
     """A slice moves no batch; what an abort goes back to must have its rows all the same."""
     before = savepoints.take(life.settings, life.stream, life.record, 4, "code")
     life.requests.ask(life.rebuilt("a", 2, 77))
-    carry_out(life.requests, open_tables(life.settings, life.stream))
+    carry_out_all(life)
     again = savepoints.take(life.settings, life.stream, life.record, 4, "recovery")
     assert again.id == before.id and again.tables[0].version == before.tables[0].version + 1
 
@@ -201,13 +207,13 @@ def test_a_failure_after_the_commit_is_no_failure_of_the_slice(life: Days, monke
     monkeypatch.setattr(slice_commits, "crash_point", full_disk)
     life.requests.ask(life.rebuilt("a", 2, 77))
     table = open_tables(life.settings, life.stream)["days"]
-    ended = slice_commits._carried_out(life.requests.waiting()[0], {"days": table})
-    assert (ended.state, ended.version) == ("committed", life.sink().handle.version())
+    done = slice_commits._carried_out(life.requests.waiting()[0], {"days": table})
+    assert (done.state, done.version) == ("committed", life.sink().handle.version())
 
 
 def test_a_commit_before_a_batch_counts_as_a_part_of_it(life: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is to stop has not ended while its thread commits a slice."""
-    commits = SliceCommits(life.requests, open_tables(life.settings, life.stream))
+    commits = commits_of(life)
     seen: list[bool] = []
 
     def batch(*_: object) -> None:
@@ -230,7 +236,7 @@ def test_requests_that_cannot_be_carried_out_are_looked_at_again_after_a_while(
         raise PermissionError("of another user")
 
     monkeypatch.setattr(slice_commits, "carry_out", refused)
-    commits = SliceCommits(life.requests, open_tables(life.settings, life.stream), clock=lambda: now)
+    commits = commits_of(life, clock=lambda: now)
     life.requests.ask(life.rebuilt("a", 2, 77))
     for _ in range(9):
         commits.look()

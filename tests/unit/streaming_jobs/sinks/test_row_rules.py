@@ -34,17 +34,11 @@ def divided(table: pa.Table, rules: RowRules = RULES, exempt: str = "") -> tuple
     return made, dict(outcome(rules, made.numbers, made.dropped).broken)
 
 
-def test_rows_without_a_verdict_are_written_as_they_are() -> None:
+def test_rows_without_a_breach_cost_no_copy_and_each_other_goes_one_way_and_is_counted() -> None:
     table = pa.table({"n": [1]})
     assert divided(table)[0].written is table
-
-
-def test_no_breach_costs_no_copy_and_the_verdict_is_no_column_of_the_table() -> None:
     made, broken = divided(rows(0, 0))
     assert made.written.column_names == ["n"] and (made.quarantined, made.dropped, broken) == (None, 0, {})
-
-
-def test_each_row_goes_one_way_and_each_breach_is_counted() -> None:
     made, broken = divided(rows(0, 1, 2, 3, 4, 7))
     assert made.written["n"].to_pylist() == [0, 4] and made.dropped == 1
     assert made.quarantined is not None and made.quarantined["n"].to_pylist() == [1, 3, 5]
@@ -75,28 +69,11 @@ def test_deletes_are_no_rows_for_unique() -> None:
 def test_a_row_that_is_set_aside_says_why_where_and_when() -> None:
     rules = RowRules((NotNull("k", on_fail="quarantine"), Between("n", 0, 9, on_fail="quarantine"), NotNull("n")))
     place = [pa.array(["t", None]), pa.array([3, None], pa.int64()), pa.array([7, None], pa.int64())]
-    aside = set_aside(rows(5, 3), rules, (2, 41), place).to_pylist()
-    assert aside == [
-        {
-            "n": 0,
-            "_rules": ["k_not_null"],
-            "_reason": "k is null",
-            "_topic": "t",
-            "_partition": 3,
-            "_offset": 7,
-            "_generation": 2,
-            "_batch": 41,
-        },
-        {
-            "n": 1,
-            "_rules": ["k_not_null", "n_between"],
-            "_reason": "k is null; n is not between 0 and 9",
-            "_topic": None,
-            "_partition": None,
-            "_offset": None,
-            "_generation": 2,
-            "_batch": 41,
-        },
+    aside = set_aside(rows(5, 3), rules, (2, 41), place)
+    assert aside.column_names == ["n", "_rules", "_reason", "_topic", "_partition", "_offset", "_generation", "_batch"]
+    assert [tuple(row.values()) for row in aside.to_pylist()] == [
+        (0, ["k_not_null"], "k is null", "t", 3, 7, 2, 41),
+        (1, ["k_not_null", "n_between"], "k is null; n is not between 0 and 9", None, None, None, 2, 41),
     ]
 
 

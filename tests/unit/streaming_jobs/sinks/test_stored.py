@@ -109,13 +109,6 @@ def home(request: pytest.FixtureRequest, settings: SettingsFactory) -> Home:
     return made
 
 
-@pytest.fixture
-def delta(settings: SettingsFactory) -> Home:
-    made = Home(settings(), InDelta())
-    made.ensure()
-    return made
-
-
 def ids(table: StoredTable, version: int | None = None) -> list[int]:
     """The rows as DataFusion reads them."""
     result = QueryBuilder().register("t", table.readable(version)).execute('SELECT id FROM "t" ORDER BY id').read_all()
@@ -161,6 +154,20 @@ def test_a_content_without_another_has_only_the_pieces_that_the_other_lacks(home
     assert ids(home.create("nothing", linked.without(now))) == []
 
 
+def test_a_content_is_told_by_its_pieces_and_not_by_its_rows(home: Home) -> None:
+    table = home.batch(0, 1)
+    first, version = table.content(), table.version
+    assert table.has_content(first) and first.pieces == 1 == table.size()[0] and table.size()[1] > 0
+    home.batch(1, 2)
+    table = home.open()
+    assert not table.has_content(first) and table.has_content(first, version) and ids(table, version) == [1]
+    assert table.content(version).pieces == 1 and table.content().pieces == 2 and table.no_rows().pieces == 0
+    assert not table.has_content(table.no_rows()) and table.complete(version)
+    other = home.create("beside", table.no_rows())
+    other.append(rows(1), entry(0))
+    assert ids(other) == [1] and not other.has_content(first), "equal rows in another piece"
+
+
 def test_its_commits_are_told_newest_first_with_their_entries(home: Home) -> None:
     home.batch(0, 1)
     table = home.batch(1, 2)
@@ -200,20 +207,6 @@ def test_nothing_is_committed_after_a_change_of_somebody_else(home: Home) -> Non
             commit(entry(-1, 2, "fence"))
     assert ids(home.open()) == [1, 7] and home.open().version == version
     assert home.open().mark(entry(-1, 2, "fence")) == version + 1, "a driver that opens it since has been asked before"
-
-
-def test_a_content_is_told_by_its_pieces_and_not_by_its_rows(home: Home) -> None:
-    table = home.batch(0, 1)
-    first, version = table.content(), table.version
-    assert table.has_content(first) and first.pieces == 1 == table.size()[0] and table.size()[1] > 0
-    home.batch(1, 2)
-    table = home.open()
-    assert not table.has_content(first) and table.has_content(first, version) and ids(table, version) == [1]
-    assert table.content(version).pieces == 1 and table.content().pieces == 2 and table.no_rows().pieces == 0
-    assert not table.has_content(table.no_rows()) and table.complete(version)
-    other = home.create("beside", table.no_rows())
-    other.append(rows(1), entry(0))
-    assert ids(other) == [1] and not other.has_content(first), "equal rows in another piece"
 
 
 def replaced(home: Home) -> tuple[StoredTable, Content, LedgerEntry]:
@@ -371,8 +364,10 @@ def test_later_rows_bring_their_columns(home: Home) -> None:
     assert sorted(map(str, shown.to_pylist())) == ["{'id': 1, 'colour': None}", "{'id': 2, 'colour': 'red'}"]
 
 
-def test_files_that_are_added_to_an_empty_table_do_not_hide_their_rows(delta: Home) -> None:
+def test_files_that_are_added_to_an_empty_table_do_not_hide_their_rows(settings: SettingsFactory) -> None:
     """A column that was added later has no bounds in them, so it must have none in the table either."""
+    delta = Home(settings(), InDelta())
+    delta.ensure()
     then = delta.batch(0, 1).content()
     delta.ensure(StructType([*COLUMNS.fields, StructField("size", LongType())]))
     table = delta.open()

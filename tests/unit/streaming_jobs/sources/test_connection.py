@@ -21,14 +21,12 @@ from tests.conftest import SettingsFactory
 SCRAM = KafkaSettings(security_protocol="SASL_SSL", sasl_username="jo", sasl_password=SecretStr('p"a\\ss'))
 
 
-def test_plain_text_needs_no_security_keys() -> None:
+def test_plain_text_needs_no_security_keys_and_a_log_in_is_spelt_as_librdkafka_wants_it() -> None:
     assert not [key for key in client_config(KafkaSettings(), "h:1") if "sasl" in key or "ssl" in key]
-
-
-def test_a_log_in_is_spelt_as_librdkafka_wants_it() -> None:
     config = client_config(SCRAM, "h:1")
     assert (config["security.protocol"], config["sasl.mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
     assert (config["sasl.username"], config["sasl.password"]) == ("jo", 'p"a\\ss')
+    assert client_config(KafkaSettings(extra={"client.rack": "eu-1a"}), "h:1")["client.rack"] == "eu-1a"
 
 
 OAUTH = KafkaSettings(
@@ -52,15 +50,6 @@ def test_a_client_that_fetches_tokens_is_spelt_as_librdkafka_wants_it() -> None:
         "oauthbearer.extensions": "logicalCluster=lkc-1,identityPoolId=pool-1",
     }
     Producer({**config, "error_cb": lambda _: None}).flush(0)  # librdkafka was built with what these need
-
-
-def test_further_properties_are_in_every_client() -> None:
-    assert client_config(KafkaSettings(extra={"client.rack": "eu-1a"}), "h:1")["client.rack"] == "eu-1a"
-
-
-def test_a_property_that_librdkafka_does_not_have_is_a_wrong_setting() -> None:
-    with pytest.raises(ConfigurationError, match="client.rak"):
-        Topics.of(KafkaSettings(extra={"client.rak": "eu-1a"}), "h:1")
 
 
 @pytest.mark.parametrize(
@@ -101,9 +90,11 @@ def test_certificates_are_paths(tmp_path: Path) -> None:
     assert [config[key] for key in keys] == [str(files[name]) for name in ("ca", "cert", "key")]
 
 
-def test_a_certificate_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
+def test_a_wrong_property_or_certificate_is_a_wrong_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="ca"):
         Topics.of(KafkaSettings(security_protocol="SSL", ssl_ca_location=tmp_path / "none.pem"), "h:1")
+    with pytest.raises(ConfigurationError, match="client.rak"):
+        Topics.of(KafkaSettings(extra={"client.rak": "eu-1a"}), "h:1")
 
 
 def test_the_clients_properties_go_to_other_processes_in_a_file_of_the_owner_alone(settings: SettingsFactory) -> None:
@@ -136,20 +127,19 @@ def test_a_refused_log_in_is_an_error_of_configuration(monkeypatch: pytest.Monke
         failures.check()
 
 
-def test_a_broker_that_answers_again_clears_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_GRACE", 0.0)
-    failures = Failures("h:1")
-    failures(KafkaError(KafkaError._TRANSPORT, "SSL handshake failed: Disconnected"))
-    failures.succeeded()
-    failures.check()
-
-
-def test_a_handshake_cut_off_by_a_broker_going_down_is_not_yet_a_refusal() -> None:
+def test_a_broker_that_answers_again_clears_what_was_refused_and_a_handshake_cut_off_is_not_yet_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     failures = Failures("h:1")
     failures.begin()
     failures(KafkaError(KafkaError._TRANSPORT, "might be caused by incorrect security.protocol configuration"))
     failures.check()
     assert "security.protocol" in str(failures.unreachable("describe", timedelta(seconds=1)))
+    monkeypatch.setattr(connection, "_GRACE", 0.0)
+    failures = Failures("h:1")
+    failures(KafkaError(KafkaError._TRANSPORT, "SSL handshake failed: Disconnected"))
+    failures.succeeded()
+    failures.check()
 
 
 def test_counts_are_between_first_and_next_offset() -> None:

@@ -1,20 +1,32 @@
-"""Ranges of offsets are read whole, over gaps and changes of place, or it is an error; never in part."""
+"""Ranges of offsets are read whole, over gaps and changes of place, or it is an error; never in part.
+
+A worker keeps its readers: each reads one topic for one source. tests/broker reads with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StructField, StructType
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, OffsetsLost, PermanentError, TransientError
+from streaming_jobs.formats import Json
+from streaming_jobs.sources import kafka
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
+from streaming_jobs.sources.kafka import KafkaSource, RangePartition, TopicReading
 from streaming_jobs.sources.range_reader import RangeReader, consumer_config
+from streaming_jobs.sources.record_blocks import RecordBlocks
+from streaming_jobs.stream import KafkaTopic
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, failure, record
 
 CONFIG = {"bootstrap.servers": "nowhere:1"}
@@ -39,35 +51,12 @@ def places(partition: int, *offsets: int) -> list[tuple[int, int]]:
     return [(partition, offset) for offset in offsets]
 
 
-def test_a_range_is_read_and_what_follows_it_is_kept_for_the_next_one() -> None:
+def test_a_range_is_read_and_what_follows_is_kept_for_the_next_one_which_may_be_further_on() -> None:
     consumer = MemoryConsumer({0: log(0, *range(10)), 1: log(1, *range(10))})
     reading = reader(consumer)
     assert read(reading, {0: (2, 5), 1: (0, 4)}) == [*places(0, 2, 3, 4), *places(1, 0, 1, 2, 3)]
     assert read(reading, {0: (5, 10), 1: (4, 5)}) == [*places(0, 5, 6, 7, 8, 9), *places(1, 4)]
     assert [call for call in consumer.calls if call[0] != "consume"] == [("assign", {0: 2, 1: 0})], "nothing came twice"
-
-
-@pytest.mark.parametrize("end", [4, 5, 6, 9])
-def test_a_gap_at_the_end_of_a_range_is_no_missing_record(end: int) -> None:
-    consumer = MemoryConsumer({0: log(0, 0, 1, 3)}, ends={0: 9})
-    assert read(reader(consumer), {0: (0, end)}) == places(0, 0, 1, 3)
-
-
-def test_a_range_of_transaction_markers_only_is_empty_and_at_its_end() -> None:
-    consumer = MemoryConsumer({0: log(0, 0, 7)}, ends={0: 8})
-    reading = reader(consumer)
-    assert read(reading, {0: (1, 5)}) == [] == read(reading, {0: (5, 7)})
-    assert read(reading, {0: (7, 8)}) == places(0, 7)
-
-
-def test_a_range_that_is_asked_for_again_is_read_again() -> None:
-    consumer = MemoryConsumer({0: log(0, *range(10))})
-    reading = reader(consumer)
-    for _ in range(3):
-        assert read(reading, {0: (3, 8)}) == places(0, 3, 4, 5, 6, 7)
-
-
-def test_a_range_further_on_skips_what_lies_between() -> None:
     consumer = MemoryConsumer({0: log(0, *range(30))}, most=4)
     reading = reader(consumer)
     assert read(reading, {0: (0, 2)}) == places(0, 0, 1)
@@ -84,10 +73,17 @@ def test_partitions_that_swap_readers_are_read_whole_by_both() -> None:
     assert sorted(taken) == [*places(0, *range(100)), *places(1, *range(100))]
 
 
-def test_a_large_range_comes_in_parts() -> None:
+def test_a_large_range_and_large_records_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = MemoryConsumer({0: log(0, *range(100))}, most=10)
     parts = [len(messages) for messages in reader(consumer).read({0: (0, 95)}, 30)]
     assert parts == [30, 30, 30, 5]
+    monkeypatch.setattr("streaming_jobs.sources.range_reader.MOST_BYTES", 3000)
+    records = {offset: record(0, offset, b"x" * 1000) for offset in range(10)}
+    consumer = MemoryConsumer({0: records}, most=1)
+    assert [len(part) for part in reader(consumer, 60).read({0: (0, 10)}, 1000)] == [3, 3, 3, 1]
+    reading = reader(MemoryConsumer({0: records}, most=1), 60)
+    assert reading.follow({0: 0}, 0.1, 1000) == {0: 3}
+    assert (reading.buffered, reading.buffered_bytes) == (3, 3000)
 
 
 def test_a_partition_that_runs_far_ahead_of_another_is_given_back() -> None:
@@ -102,16 +98,20 @@ def test_a_partition_that_runs_far_ahead_of_another_is_given_back() -> None:
     assert read(reading, {0: (5, 8)}) == places(0, 5, 6, 7)
 
 
-def test_offsets_that_retention_took_are_lost_and_not_skipped() -> None:
+def test_offsets_that_are_gone_or_beyond_the_end_are_lost_and_not_skipped_and_matter_only_in_the_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     consumer = MemoryConsumer({0: log(0, 50, 51)}, first={0: 50})
     with pytest.raises(OffsetsLost, match=f"offset 10 of {TOPIC} partition 0 is no longer in the topic"):
         read(reader(consumer), {0: (10, 51)})
-
-
-def test_a_topic_that_ends_before_the_range_has_lost_records() -> None:
     consumer = MemoryConsumer({0: log(0, 0, 1)})
     with pytest.raises(OffsetsLost, match="partition 0 ends at offset 2, and the batch at 9"):
         read(reader(consumer), {0: (0, 9)})
+    consumer = MemoryConsumer({0: log(0, *range(5)), 1: log(1, *range(5))})
+    reading = reader(consumer, 60)
+    read(reading, {0: (0, 2), 1: (0, 2)})
+    consumer.failures = [failure(KafkaError._AUTO_OFFSET_RESET, 1, 2)]
+    assert read(reading, {0: (2, 5)}) == places(0, 2, 3, 4)
 
 
 def test_a_broker_that_says_nothing_is_an_error_after_the_deadline() -> None:
@@ -175,16 +175,6 @@ def test_partitions_of_earlier_ranges_hold_few_records_all_together() -> None:
     assert reading.buffered <= 20_000 + 10_000
 
 
-def test_large_records_come_in_parts_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streaming_jobs.sources.range_reader.MOST_BYTES", 3000)
-    records = {offset: record(0, offset, b"x" * 1000) for offset in range(10)}
-    consumer = MemoryConsumer({0: records}, most=1)
-    assert [len(part) for part in reader(consumer, 60).read({0: (0, 10)}, 1000)] == [3, 3, 3, 1]
-    reading = reader(MemoryConsumer({0: records}, most=1), 60)
-    assert reading.follow({0: 0}, 0.1, 1000) == {0: 3}
-    assert (reading.buffered, reading.buffered_bytes) == (3, 3000)
-
-
 def test_an_idle_topic_is_followed_through_a_short_restart_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streaming_jobs.sources.connection._GRACE", -1.0)
     reading = reader(MemoryConsumer({0: {}}))
@@ -193,25 +183,24 @@ def test_an_idle_topic_is_followed_through_a_short_restart_of_the_broker(monkeyp
     assert reading.follow({0: 0}, 0.1, 100) == {0: 0}
 
 
-def test_an_offset_that_is_gone_matters_only_in_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    consumer = MemoryConsumer({0: log(0, *range(5)), 1: log(1, *range(5))})
-    reading = reader(consumer, 60)
-    read(reading, {0: (0, 2), 1: (0, 2)})
-    consumer.failures = [failure(KafkaError._AUTO_OFFSET_RESET, 1, 2)]
-    assert read(reading, {0: (2, 5)}) == places(0, 2, 3, 4)
-
-
-def test_no_group_is_needed() -> None:
-    consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.GROUP_AUTHORIZATION_FAILED)])
-    assert read(reader(consumer, 5), {0: (0, 1)}) == places(0, 0)
-
-
-def test_forbidden_reading_is_permanent_and_other_errors_pass() -> None:
+def test_forbidden_reading_and_a_failing_client_are_permanent_and_other_errors_pass() -> None:
     consumer = MemoryConsumer({0: log(0, 0, 1)}, failures=[failure(KafkaError.LEADER_NOT_AVAILABLE)])
     assert read(reader(consumer, 5), {0: (0, 2)}) == places(0, 0, 1)
     consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
     with pytest.raises(PermanentError, match="may not be read"):
         read(reader(consumer, 5), {0: (0, 1)})
+
+    @dataclass
+    class Failing(MemoryConsumer):
+        code: int = KafkaError._FATAL
+
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            raise KafkaException(KafkaError(self.code))
+
+    with pytest.raises(PermanentError, match="may not be read"):
+        read(reader(Failing({0: {}}, code=KafkaError.TOPIC_AUTHORIZATION_FAILED)), {0: (0, 1)})
+    with pytest.raises(TransientError, match="cannot be read"):
+        read(reader(Failing({0: {}})), {0: (0, 1)})
 
 
 def test_a_refused_log_in_is_reported_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,21 +215,7 @@ def test_a_refused_log_in_is_reported_before_the_deadline(monkeypatch: pytest.Mo
         read(reading, {0: (0, 5)})
 
 
-def test_a_failing_client_is_an_error_of_its_own() -> None:
-    @dataclass
-    class Failing(MemoryConsumer):
-        code: int = KafkaError._FATAL
-
-        def consume(self, num_messages: int, timeout: float) -> list[Message]:
-            raise KafkaException(KafkaError(self.code))
-
-    with pytest.raises(PermanentError, match="may not be read"):
-        read(reader(Failing({0: {}}, code=KafkaError.TOPIC_AUTHORIZATION_FAILED)), {0: (0, 1)})
-    with pytest.raises(TransientError, match="cannot be read"):
-        read(reader(Failing({0: {}})), {0: (0, 1)})
-
-
-def test_following_waits_once_and_keeps_the_records_for_the_range() -> None:
+def test_following_waits_once_for_the_records_of_all_partitions_and_keeps_them_for_the_range() -> None:
     consumer = MemoryConsumer({0: log(0, 0, 1, 4), 1: {}}, ends={0: 6})
     reading = reader(consumer)
     assert reading.follow({0: 0, 1: 0}, 0.1, 100) == {0: 6, 1: 0}
@@ -253,8 +228,6 @@ def test_following_waits_once_and_keeps_the_records_for_the_range() -> None:
     reading.close()
     assert consumer.positions == {} and consumer.calls[-1] == ("close",)
 
-
-def test_the_first_records_of_all_partitions_are_followed_together() -> None:
     class Slow(MemoryConsumer):
         def consume(self, num_messages: int, timeout: float) -> list[Message]:
             """One message at a time."""
@@ -287,7 +260,65 @@ def test_batches_over_any_gaps_and_borders_take_each_record_once(
     assert sorted(taken) == sorted((p, o) for p, each in enumerate(offsets) for o in each)
 
 
-def test_only_committed_records_are_read_and_no_reset_is_silent() -> None:
+def test_only_committed_records_are_read_no_reset_is_silent_and_no_group_is_needed() -> None:
     config = consumer_config({**CONFIG, "isolation.level": "read_uncommitted"}, Failures("nowhere:1"), 1)
     assert (config["isolation.level"], config["auto.offset.reset"]) == ("read_committed", "error")
     assert config["enable.auto.commit"] is False
+    consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.GROUP_AUTHORIZATION_FAILED)])
+    assert read(reader(consumer, 5), {0: (0, 1)}) == places(0, 0)
+
+
+NUMBER = Json(StructType([StructField("n", LongType())]))
+
+
+class Reader:
+    """A reader that reads nothing."""
+
+    made: list[str]
+
+    def __init__(self, topic: str, *_: Any) -> None:
+        Reader.made.append(topic)
+
+    def read(self, spans: Any, most: int) -> Iterator[Any]:
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    Reader.made = []
+    monkeypatch.setattr(kafka, "RangeReader", Reader)
+    monkeypatch.setattr(kafka, "_readers", {})
+    file = tmp_path / "client.json"
+    file.write_text(json.dumps({"recourse.timeout.seconds": 1}))
+    return file
+
+
+def run(client: Path, topic: str, name: str = "kafka-all-records") -> None:
+    blocks = RecordBlocks(KafkaTopic(topic, value=NUMBER), "all")
+    list(TopicReading(name, {0: 0}, {0: 5}, blocks=blocks, client=client).read(RangePartition({0: (0, 5)})))
+
+
+def test_a_reader_is_kept_for_its_source_and_topic_alone(client: Path) -> None:
+    for topic in ("a", "b", "a", "b"):
+        run(client, topic)
+    assert Reader.made == ["a", "b"]
+    run(client, "a", "kafka-refused-records")
+    assert Reader.made == ["a", "b", "a"]
+
+
+def test_readers_of_a_session_that_has_ended_are_closed(client: Path) -> None:
+    run(client, "a")
+    other = client.with_name("other.json")
+    client.rename(other)
+    run(other, "a")
+    assert list(kafka._readers) == [(other, "kafka-all-records", "a")]
+
+
+def test_no_two_streams_have_sources_of_one_name(tmp_path: Path) -> None:
+    def name(owner: str, parameter: str) -> str:
+        return KafkaSource(parameter, KafkaTopic("t", value=NUMBER), tmp_path, None).reading_name(owner)
+
+    assert name("orders", "clean_events") != name("orders_clean", "events")

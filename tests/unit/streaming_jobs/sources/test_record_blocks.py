@@ -50,20 +50,18 @@ def timed(**values: Any) -> KafkaTopic:
     return KafkaTopic("things", value=Json(SCHEMA), event_time="at", lateness="1 minute", **values)
 
 
-def test_a_good_record_has_its_values_and_its_place() -> None:
+def test_a_good_record_has_its_values_and_its_place_and_headers_if_they_are_asked_for() -> None:
     (row,) = rows(record(3, 9, b'{"n":5,"at":"2024-01-02T03:04:05Z"}', key=b"\xff", timestamp=(1, MS)))
     assert row["_record"] == {"n": 5, "name": None, "at": datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC), "day": None}
     place = {name: row[name] for name in ("topic", "partition", "offset", "key", "tombstone", "_bad")}
     assert place == {"topic": "things", "partition": 3, "offset": 9, "key": b"\xff", "tombstone": False, "_bad": False}
     assert row["timestamp_ms"] == MS
     assert "headers" not in row
-
-
-def test_headers_come_if_they_are_asked_for() -> None:
     topic = KafkaTopic("things", value=Json(SCHEMA), headers=True)
     with_some, without = rows(record(0, 0, b'{"n":1}', headers=[("a", b"1"), ("a", None)]), record(0, 1), topic=topic)
     assert with_some["headers"] == [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
     assert without["headers"] is None
+    assert rows() == [] == rows(what="refused")
 
 
 def test_a_record_is_good_or_refused_with_its_bytes_and_a_reason() -> None:
@@ -233,10 +231,6 @@ def test_a_function_that_makes_no_times_is_named(function: Any, words: str) -> N
         RecordBlocks(counted(ComputedTime(function)), "all").batch([of(day="2023-11-15")])
 
 
-def test_a_block_without_records_has_the_columns() -> None:
-    assert rows() == [] == rows(what="refused")
-
-
 @dataclass(frozen=True)
 class Fragile:
     """A format that raises."""
@@ -251,12 +245,16 @@ class Fragile:
         raise ValueError("no\nvalue")
 
 
-def test_a_format_that_raises_is_named() -> None:
+def test_a_format_that_raises_or_returns_another_number_of_columns_is_named() -> None:
     with pytest.raises(FunctionRaised, match=r"the format Fragile of topic things raised ValueError: no value\n"):
         rows(record(0, 0), topic=KafkaTopic("things", value=Fragile()))
+    with pytest.raises(FunctionRaised, match="returned 1 columns for 4 fields"):
+        rows(record(0, 0, b'{"n":1}'), topic=KafkaTopic("things", value=TooFew(SCHEMA)))
 
 
-def test_columns_that_nobody_looks_at_are_null_and_every_verdict_stays(tmp_path: Path) -> None:
+def test_columns_that_nobody_looks_at_are_null_and_every_verdict_stays_also_that_of_an_event_time(
+    tmp_path: Path,
+) -> None:
     values = [b'{"n":5,"name":"x","day":"2024-01-02"}', b'{"n":"wrong"}', b'{"n":1,"day":"wrong"}', b"{"]
     messages = [record(0, at, value, key=b"k") for at, value in enumerate(values)]
     declared = KafkaTopic("things", value=Json(SCHEMA))
@@ -269,9 +267,6 @@ def test_columns_that_nobody_looks_at_are_null_and_every_verdict_stays(tmp_path:
     assert used["_record"].to_pylist()[0] == {"n": None, "name": "x", "at": None, "day": None}
     for name in ("topic", "partition", "timestamp", "key"):
         assert used[name].null_count == len(messages)
-
-
-def test_an_event_time_that_is_checked_is_read_whoever_uses_it(tmp_path: Path) -> None:
     note_used(tmp_path / "used.json", {"_bad"})
     blocks = RecordBlocks(timed(max_ahead="1 hour"), "all", tmp_path / "used.json")
     late = record(0, 0, b'{"n":1,"at":"2099-01-01T00:00:00Z"}', timestamp=(1, MS))
@@ -284,8 +279,3 @@ class TooFew(Json):
 
     def reader(self, fields: Any = None) -> Any:
         return super().reader(["n"])
-
-
-def test_a_format_that_returns_another_number_of_columns_is_told() -> None:
-    with pytest.raises(FunctionRaised, match="returned 1 columns for 4 fields"):
-        rows(record(0, 0, b'{"n":1}'), topic=KafkaTopic("things", value=TooFew(SCHEMA)))

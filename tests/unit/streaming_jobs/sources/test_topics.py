@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
@@ -44,9 +44,8 @@ class Admin:
             "min.insync.replicas": "2",
             "max.message.bytes": "9",
         }
-        return {
-            resources[0]: answer(self.configs, {name: SimpleNamespace(value=value) for name, value in values.items()})
-        }
+        configs = {name: SimpleNamespace(value=value) for name, value in values.items()}
+        return {resources[0]: answer(self.configs, configs)}
 
 
 class Clock:
@@ -67,58 +66,58 @@ def answer(code: int | None, value: object) -> Future[Any]:
     return future
 
 
-def topics_that_say(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> tuple[Topics, Admin]:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    topics = Topics({"bootstrap.servers": "127.0.0.1:1"}, timedelta(seconds=2))
-    admin = Admin(clock, answers)
-    monkeypatch.setattr(topics, "_admin", admin)
-    return topics, admin
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Topics, Admin]]:
+    """Topics whose client gives these answers."""
+
+    def make(*answers: int | None) -> tuple[Topics, Admin]:
+        clock = Clock()
+        monkeypatch.setattr(module, "time", clock)
+        topics = Topics({"bootstrap.servers": "127.0.0.1:1"}, timedelta(seconds=2))
+        admin = Admin(clock, answers)
+        monkeypatch.setattr(topics, "_admin", admin)
+        return topics, admin
+
+    return make
 
 
-def test_a_topic_whose_leader_is_being_elected_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    topics, _ = topics_that_say(monkeypatch, *[ELECTION] * 50, None)
-    info = topics.describe("flights")
+Say = Callable[..., tuple[Topics, Admin]]
+
+
+def test_a_topic_whose_leader_is_being_elected_is_waited_for(say: Say) -> None:
+    info = say(*[ELECTION] * 50, None)[0].describe("flights")
     assert info is not None and (info.id, info.partitions) == ("id", 2)
     assert (info.replicas, info.min_insync_replicas, info.max_message_bytes) == (1, 2, 9)
 
 
-def test_an_election_that_does_not_end_is_a_broker_out_of_reach_and_no_deleted_topic(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_topic_that_is_unknown_for_a_moment_is_there_and_one_that_stays_so_for_half_a_second_is_gone(
+    say: Say,
 ) -> None:
-    topics, _ = topics_that_say(monkeypatch, ELECTION)
-    with pytest.raises(BrokerUnreachable, match="describe topic flights"):
-        topics.describe("flights")
-
-
-def test_a_topic_that_is_unknown_for_a_moment_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    topics, _ = topics_that_say(monkeypatch, UNKNOWN, UNKNOWN, None)
-    assert topics.describe("flights") is not None
-
-
-def test_a_topic_that_stays_unknown_for_half_a_second_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    topics, admin = topics_that_say(monkeypatch, UNKNOWN)
+    assert say(UNKNOWN, UNKNOWN, None)[0].describe("flights") is not None
+    topics, admin = say(UNKNOWN)
     assert topics.describe("flights") is None
     assert admin.asked > 1
     assert 0.5 <= admin.clock.now - Clock.now < 1
 
 
-def test_a_request_that_ended_with_its_connection_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    topics, admin = topics_that_say(monkeypatch, KafkaError._DESTROY, None)
+def test_a_request_that_ended_with_its_connection_is_made_again(say: Say) -> None:
+    topics, admin = say(KafkaError._DESTROY, None)
     assert topics.describe("flights") is not None
     assert admin.asked == 2
 
 
-@pytest.mark.parametrize("code", [KafkaError._DESTROY, KafkaError._STATE, KafkaError.REQUEST_TIMED_OUT])
-def test_an_error_of_the_client_may_pass_and_is_no_lack_of_rights(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    topics, _ = topics_that_say(monkeypatch, code)
+@pytest.mark.parametrize("code", [ELECTION, KafkaError._DESTROY, KafkaError._STATE, KafkaError.REQUEST_TIMED_OUT])
+def test_an_election_that_does_not_end_and_an_error_of_the_client_are_a_broker_out_of_reach(
+    say: Say, code: int
+) -> None:
+    """And neither a deleted topic nor a lack of rights."""
     with pytest.raises(BrokerUnreachable, match="describe topic flights"):
-        topics.describe("flights")
+        say(code)[0].describe("flights")
 
 
-def test_a_client_that_has_lost_all_brokers_is_replaced_by_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_has_lost_all_brokers_is_replaced_by_a_new_one(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not it is replaced, a client of a broker that is away is not made anew for each request."""
-    topics, lost = topics_that_say(monkeypatch, KafkaError._TIMED_OUT)
+    topics, lost = say(KafkaError._TIMED_OUT)
     made: list[Admin] = []
     monkeypatch.setattr(module, "AdminClient", lambda _: made.append(Admin(lost.clock, [None])) or made[-1])
     for _ in range(3):
@@ -131,10 +130,8 @@ def test_a_client_that_has_lost_all_brokers_is_replaced_by_a_new_one(monkeypatch
     assert (lost.asked, len(made)) == (3, 1)
 
 
-def test_a_topic_whose_settings_the_user_may_not_see_is_described_without_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    topics, admin = topics_that_say(monkeypatch, None)
+def test_a_topic_whose_settings_the_user_may_not_see_is_described_without_them(say: Say) -> None:
+    topics, admin = say(None)
     admin.configs = KafkaError.TOPIC_AUTHORIZATION_FAILED
     with capture_logs() as logs:
         info = topics.describe("flights")
@@ -144,7 +141,7 @@ def test_a_topic_whose_settings_the_user_may_not_see_is_described_without_them(
     assert "DESCRIBE_CONFIGS" in warning["missing"] and warning["topic"] == "flights"
 
 
-def test_a_request_without_its_right_names_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    topics, _ = topics_that_say(monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+def test_a_request_without_its_right_names_the_right(say: Say) -> None:
+    topics, _ = say(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(UsageError, match="describe topic flights: .*\n.*Kafka's right DESCRIBE on the topic"):
         topics.describe("flights")

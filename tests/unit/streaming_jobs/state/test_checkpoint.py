@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.platform.files import hard_link
+from streaming_jobs.state.checkpoint import Checkpoint, point_to
 from tests.support.stream_on_disk import as_json
 from tests.support.worlds import ends, lay_checkpoint
 
@@ -30,44 +31,36 @@ def test_a_stream_that_never_ran_has_an_empty_and_sound_checkpoint(tmp_path: Pat
     assert (checkpoint.last_planned, checkpoint.last_committed, checkpoint.exists) == (None, None, False)
 
 
-def test_the_last_batches_are_the_greatest_numbers_not_the_last_names(tmp_path: Path) -> None:
+def test_the_last_batches_are_the_greatest_numbers_and_neither_last_names_nor_sparks_side_files(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
     lay_checkpoint(tmp_path, planned=11, committed=10)
     assert (Checkpoint(tmp_path).last_planned, Checkpoint(tmp_path).last_committed) == (11, 10)
-
-
-def test_spark_own_side_files_are_no_batches(checkpoint: Checkpoint) -> None:
     for name in (".4.crc", ".5.a1b2.tmp", "4.compact"):
         (checkpoint.folder / "offsets" / name).write_text("")
     assert checkpoint.last_planned == 3
     checkpoint.check()
 
 
-def test_a_batch_starts_where_the_one_before_it_ended(checkpoint: Checkpoint) -> None:
-    assert checkpoint.end(2) == ends(2)
-    assert checkpoint.start(3) == checkpoint.end(2)
-
-
-def test_the_first_batch_starts_where_the_source_began(checkpoint: Checkpoint) -> None:
+def test_a_batch_starts_where_the_one_before_it_ended_and_the_first_where_the_source_began(
+    checkpoint: Checkpoint,
+) -> None:
+    assert checkpoint.start(3) == checkpoint.end(2) == ends(2)
     (checkpoint.folder / "sources" / "0" / "0").write_text('\0v1\n{"things":{"0":70,"1":7}}')
     assert checkpoint.start(0) == {"things": {0: 70, 1: 7}}
+    assert checkpoint.metadata(3)["conf"] == {"spark.sql.shuffle.partitions": "2"}
 
 
-def test_a_source_without_offsets_yet_stands_at_its_beginning(checkpoint: Checkpoint) -> None:
+def test_several_sources_lie_one_a_line_and_one_without_offsets_yet_stands_at_its_beginning(
+    checkpoint: Checkpoint,
+) -> None:
     path = checkpoint.folder / "offsets" / "0"
-    lines = path.read_text().split("\n")
-    path.write_text("\n".join([*lines[:2], "-"]))
+    path.write_text("\n".join([*path.read_text().split("\n")[:2], "-"]))
     assert checkpoint.end(0) == ends(-1)
-
-
-def test_several_sources_lie_one_a_line(checkpoint: Checkpoint) -> None:
     path = checkpoint.folder / "offsets" / "3"
     path.write_text(path.read_text() + '\n{"prices":{"0":9}}')
     (checkpoint.folder / "sources" / "1").mkdir()
     assert checkpoint.end(3) == {**ends(3), "prices": {0: 9}}
-
-
-def test_the_metadata_of_a_batch_can_be_read(checkpoint: Checkpoint) -> None:
-    assert checkpoint.metadata(3)["conf"] == {"spark.sql.shuffle.partitions": "2"}
 
 
 @hypothesis.settings(max_examples=40)
@@ -86,19 +79,17 @@ def test_any_offsets_come_back_as_numbers(tmp_path_factory: pytest.TempPathFacto
     assert Checkpoint(folder).end(5) == offsets
 
 
-def test_a_sound_checkpoint_passes_between_and_inside_batches(tmp_path: Path) -> None:
-    for planned, committed in ((0, None), (0, 0), (1, 0), (1, 1), (7, 6), (7, 7)):
+def test_a_sound_checkpoint_passes_between_and_inside_batches_and_without_those_that_spark_no_longer_keeps(
+    tmp_path: Path,
+) -> None:
+    for planned, committed in ((0, None), (0, 0), (1, 0), (1, 1), (7, 6), (7, 7), (9, 9)):
         folder = tmp_path / f"{planned}-{committed}"
         lay_checkpoint(folder, planned=planned, committed=committed)
         Checkpoint(folder).check()
-
-
-def test_spark_keeps_a_hundred_batches_and_older_ones_may_be_gone(tmp_path: Path) -> None:
-    lay_checkpoint(tmp_path, planned=9, committed=9)
     for batch in range(6):
-        (tmp_path / "offsets" / str(batch)).unlink()
-        (tmp_path / "commits" / str(batch)).unlink()
-    Checkpoint(tmp_path).check()
+        (folder / "offsets" / str(batch)).unlink()
+        (folder / "commits" / str(batch)).unlink()
+    Checkpoint(folder).check()
 
 
 def test_commit_entries_of_both_formats_are_whole(checkpoint: Checkpoint) -> None:
@@ -168,3 +159,29 @@ def test_metadata_that_cannot_be_read_is_refused(checkpoint: Checkpoint, text: s
     (checkpoint.folder / "offsets" / "3").write_text(text)
     with pytest.raises(PreflightRefused, match="offsets/3 cannot be read"):
         checkpoint.metadata(3)
+
+
+def metadata(checkpoint: Path, named: Path, batch: int = 3) -> Path:
+    """State metadata of `transformWithState` as Spark 4.2 writes it, shortened, with the paths of another folder."""
+    file = checkpoint / "state" / "0" / "_metadata" / "v2" / str(batch)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    paths = [f"file:{named}/state/0/_stateSchema/default/{each}" for each in ("0_a", "3_b")]
+    stores = [{"storeName": "default", "numPartitions": 2, "stateSchemaFilePaths": paths}]
+    told = {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": stores, "operatorPropertiesJson": '{"a":"b"}'}
+    file.write_text(f"v2\n{json.dumps(told, separators=(',', ':'))}")
+    return file
+
+
+def test_state_schemas_of_a_checkpoint_that_was_moved_are_its_own_and_shared_files_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
+    before, moved = tmp_path / "g0001", tmp_path / "a state" / "g0002"
+    original = metadata(before, before)
+    text = original.read_text()
+    linked = moved / original.relative_to(before)
+    hard_link(original, linked)
+    linked.with_name(".3.crc").write_text("of the text before")
+    assert point_to(moved) == [linked]
+    assert linked.read_text() == metadata(tmp_path / "expected", moved).read_text()
+    assert original.read_text() == text and not linked.with_name(".3.crc").exists()
+    assert point_to(moved) == point_to(before) == []

@@ -48,16 +48,15 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LedgerFile:
     return made
 
 
-def test_a_batch_of_a_replay_has_the_time_at_which_its_last_record_was_first_read(ledger: LedgerFile) -> None:
+def test_a_batch_of_a_replay_has_the_time_at_which_its_last_record_was_first_read_by_its_ledger_or_its_records(
+    ledger: LedgerFile,
+) -> None:
     first_read = FirstReads(ledger, STREAM)
     assert first_read(batch(100, 110)) == (1_000_000 + 10 * 3_600) * 1_000
     assert first_read(batch(110, 135)) == (1_000_000 + 13 * 3_600) * 1_000, "in the batch to 140"
     assert first_read(batch(590, 600)) == (1_000_000 + 59 * 3_600) * 1_000
     assert first_read(batch(600, 601)) is None, "not read yet"
     assert FirstReads(ledger, STREAM)(batch(100, 110, "another topic of the name")) is None
-
-
-def test_what_a_replay_of_another_stream_wrote_has_the_time_in_its_records(ledger: LedgerFile) -> None:
     asked: list[OffsetRange] = []
     first_read = FirstReads(ledger, STREAM, lambda each: asked.append(each) or 7)  # type: ignore[func-returns-value]
     assert first_read(batch(590, 600)) != 7 and not asked, "its own ledger knows"

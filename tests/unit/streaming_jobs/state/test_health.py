@@ -117,12 +117,17 @@ def test_a_stream_that_nobody_asked_to_stop_is_restarting_and_then_red_with_what
     assert "recourse up" in judge(gone, HealthLimits()).reasons[0].text
 
 
-def test_a_dead_stream_is_told_with_who_starts_it() -> None:
+def test_a_dead_or_failed_stream_that_is_started_again_was_not_given_up_and_says_who_starts_it() -> None:
     dead = seen(owner=None, heartbeat=NOW - 20)
     (red,) = judge(dead, HealthLimits()).reasons
     assert red.word == "dead" and "a `recourse up` or Dagster that runs starts it again" in red.text
     note = Note("shop", ("orders",), "starts a session", NOW, starts=True)
     assert judge(replace(dead, supervisor=note), HealthLimits()).reasons[0].text.endswith("job shop: starts a session")
+    killed = seen(owner=None, state="failed", error=ERROR)
+    note = Note("shop", ("orders",), "run 1 ended; the next try is in 4 s", NOW, starts=True)
+    assert "it failed and is restarting" in judge(replace(killed, supervisor=note), HealthLimits()).reasons[0].text
+    for supervisor in (None, replace(note, starts=False)):
+        assert "was given up" in judge(replace(killed, supervisor=supervisor), HealthLimits()).reasons[0].text
 
 
 def test_between_the_publish_of_a_plan_and_the_restart_a_stream_is_restarting_for_a_while() -> None:
@@ -134,14 +139,6 @@ def test_between_the_publish_of_a_plan_and_the_restart_a_stream_is_restarting_fo
     assert [r.word for r in judge(late, HealthLimits(), should_run=True).reasons] == ["not_running"]
     failed = replace(due, status=replace(WELL, state="failed", error=ERROR))
     assert judge(failed, HealthLimits()).verdict == "restarting"
-
-
-def test_a_session_that_is_started_again_was_not_given_up() -> None:
-    killed = seen(owner=None, state="failed", error=ERROR)
-    note = Note("shop", ("orders",), "run 1 ended; the next try is in 4 s", NOW, starts=True)
-    assert "it failed and is restarting" in judge(replace(killed, supervisor=note), HealthLimits()).reasons[0].text
-    for supervisor in (None, replace(note, starts=False)):
-        assert "was given up" in judge(replace(killed, supervisor=supervisor), HealthLimits()).reasons[0].text
 
 
 @pytest.mark.parametrize(
@@ -174,11 +171,13 @@ def test_a_generation_that_no_session_has_run_is_due(settings: SettingsFactory) 
     assert "asked by recourse streams start" in str(look(home, "orders").start)
 
 
-def test_what_should_run_and_does_not_is_red_unless_it_was_stopped_on_purpose() -> None:
+def test_what_should_run_and_does_not_is_red_unless_it_was_stopped_on_purpose_and_a_bound_of_zero_is_none() -> None:
     idle = (seen(owner=None, state="stopped"), NEVER)
     assert [[r.word for r in judge(s, HealthLimits(), should_run=True).reasons] for s in idle] == [["not_running"]] * 2
     assert not judge(seen(owner=None, state="stopped", stop=BY_HAND), HealthLimits(), should_run=True).red
     assert not judge(seen(owner=None, state="stopped", stop=RECOVERY), HealthLimits(), should_run=True).red
+    assert not judge(seen(state="starting", lag_at=None, started_at=NOW - 9999), HealthLimits(60, 0, 0)).red
+    assert not judge(seen(committed_at=NOW - 9999, lag_s=9999.0), HealthLimits(60, 0, 0)).red
 
 
 def test_a_stamp_of_before_the_clock_was_set_back_is_told_as_that() -> None:
@@ -186,11 +185,6 @@ def test_a_stamp_of_before_the_clock_was_set_back_is_told_as_that() -> None:
     assert silent.text.endswith("; its last sign of life was before the clock was set back")
     (blind,) = judge(seen(lag_at=NOW + 3600), HealthLimits()).reasons
     assert "was last seen before the clock was set back" in blind.text
-
-
-def test_a_bound_of_zero_is_no_bound() -> None:
-    assert not judge(seen(state="starting", lag_at=None, started_at=NOW - 9999), HealthLimits(60, 0, 0)).red
-    assert not judge(seen(committed_at=NOW - 9999, lag_s=9999.0), HealthLimits(60, 0, 0)).red
 
 
 def test_a_recovery_is_named_with_its_plan_and_who_has_to_go_on() -> None:
@@ -201,7 +195,7 @@ def test_a_recovery_is_named_with_its_plan_and_who_has_to_go_on() -> None:
     assert "recourse recover resume p-1, or recourse recover abort p-1" in left.notes[0]
 
 
-def test_the_verdict_is_taken_from_files_alone(settings: SettingsFactory) -> None:
+def test_the_verdict_is_taken_from_files_and_from_the_free_space(settings: SettingsFactory) -> None:
     home = settings()
     assert health(home, "orders").verdict == "never started"
     lease = acquire(home, "orders", purpose="session", wait=1.0)
@@ -214,9 +208,11 @@ def test_the_verdict_is_taken_from_files_alone(settings: SettingsFactory) -> Non
     assert [r.word for r in health(home, "orders").reasons] == ["dead"]
     STOP.ask(home, "orders", "asked by recourse streams stop")
     assert health(home, "orders").verdict == "stopped"
+    disk = look(settings({"quality.free_disk_mb": 2**40}), "orders").disk
+    assert disk is not None and disk.colour == "red" and "MB are free on the disk of" in disk.text
 
 
-def test_other_code_on_disk_is_a_note_of_a_stream_that_runs_and_no_reason_to_be_red() -> None:
+def test_notes_are_made_of_other_code_on_disk_and_of_an_open_transaction_and_are_no_reason_to_be_red() -> None:
     other = {"code_version": "aaa (1.0)", "disk_code_since": 0.0}
     for more, words in (
         ({"disk_code": "bbb"}, "runs code aaa; on disk is bbb since 1970-01-01 00:00:00 UTC: recourse deploy orders"),
@@ -228,9 +224,6 @@ def test_other_code_on_disk_is_a_note_of_a_stream_that_runs_and_no_reason_to_be_
     assert not judge(seen(code_version="aaa (1.0)"), HealthLimits()).notes
     nothing_runs = seen(None, None, state="stopped", **other, disk_code="bbb", trigger="available-now")
     assert not judge(nothing_runs, HealthLimits()).notes
-
-
-def test_an_open_transaction_is_named_at_once() -> None:
     verdict = judge(seen(blocked={"payments": {"3": NOW - 5, "4": NOW - 2}}), HealthLimits())
     (note,) = verdict.notes
     assert not verdict.red
@@ -260,8 +253,3 @@ def test_a_disk_that_fills_up_is_a_reason_while_the_stream_should_run(
     found = judge(replace(what, disk=disk), HealthLimits())
     assert (found.verdict, [reason.word for reason in found.reasons]) == (verdict, words)
     assert all(each.text == "yellow disk of /data" for each in found.warnings)
-
-
-def test_a_look_measures_the_free_space(settings: SettingsFactory) -> None:
-    disk = look(settings({"quality.free_disk_mb": 2**40}), "orders").disk
-    assert disk is not None and disk.colour == "red" and "MB are free on the disk of" in disk.text

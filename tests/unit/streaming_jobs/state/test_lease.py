@@ -21,7 +21,6 @@ from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.platform.processes.identity import mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import Owner, acquire, holder, take
-from tests.conftest import SettingsFactory
 from tests.support import ROOT
 
 STREAM = "orders"
@@ -37,11 +36,6 @@ child = subprocess.Popen(["sleep", "60"], pass_fds=[lease.descriptor]) if sys.ar
 print(child.pid if child else 0, flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def home(settings: SettingsFactory) -> Settings:
-    return settings()
 
 
 @contextmanager
@@ -100,7 +94,9 @@ def left_behind(home: Settings, jvm: psutil.Process | None) -> Owner:
     return owner
 
 
-def test_a_lease_names_its_owner_is_private_and_is_free_after_an_error(home: Settings) -> None:
+def test_a_lease_names_its_owner_and_nothing_of_one_before_is_private_and_is_free_after_an_error(
+    home: Settings,
+) -> None:
     assert holder(home, STREAM) is None and not lease_file(home).exists(), "a look makes nothing"
     with pytest.raises(RuntimeError, match="inside"), take(home, STREAM, purpose="session") as lease:
         assert (lease.owner.pid, lease.owner.purpose, lease.owner.alive()) == (os.getpid(), "session", "driver")
@@ -108,9 +104,6 @@ def test_a_lease_names_its_owner_is_private_and_is_free_after_an_error(home: Set
         assert lease_file(home).stat().st_mode & 0o777 == 0o600
         raise RuntimeError("inside")
     assert holder(home, STREAM) is None
-
-
-def test_a_shorter_name_leaves_nothing_of_a_longer_one(home: Settings) -> None:
     longer = replace(left_behind(home, None), purpose="session " * 50)
     lease_file(home).write_text(json.dumps(asdict(longer)))
     with take(home, STREAM, purpose="x") as lease:
@@ -127,7 +120,7 @@ def test_a_refused_taker_leaves_the_owners_name_alone_and_no_descriptor_behind(h
         assert holder(home, STREAM) == lease.owner
 
 
-def test_a_second_driver_is_refused_and_told_who_holds_the_stream(home: Settings) -> None:
+def test_a_second_driver_is_refused_and_told_who_holds_the_stream_until_that_one_is_killed(home: Settings) -> None:
     with driver(home) as (process, _):
         with pytest.raises(
             LeaseBusy, match=f"stream {STREAM} is held by process {process.pid} \\(session, since"
@@ -137,9 +130,6 @@ def test_a_second_driver_is_refused_and_told_who_holds_the_stream(home: Settings
         assert busy.value.next_step == f"stop it first: recourse streams stop {STREAM}"
         owner = holder(home, STREAM)
         assert owner is not None and owner.pid == process.pid
-
-
-def test_a_lease_is_free_as_soon_as_its_driver_is_killed(home: Settings) -> None:
     with driver(home) as (process, _):
         process.kill()
         with take(home, STREAM, purpose="session", wait=10) as lease:
@@ -177,16 +167,13 @@ def test_a_jvm_that_did_not_inherit_the_lease_is_waited_for_by_its_pid(home: Set
     acquire(home, STREAM, purpose="session", wait=0).release()
 
 
-def test_another_process_under_the_jvms_old_pid_holds_nothing(home: Settings) -> None:
+def test_another_process_under_the_jvms_old_pid_a_dead_owner_and_a_zombie_hold_nothing(home: Settings) -> None:
     with living_process() as other:
         owner = left_behind(home, other)
         reused = replace(owner, jvm_started=other.create_time() - 3600)
         lease_file(home).write_text(json.dumps(asdict(reused)))
         assert holder(home, STREAM) is None
         acquire(home, STREAM, purpose="session", wait=0).release()
-
-
-def test_a_dead_owner_is_not_alive_and_a_zombie_is_dead(home: Settings) -> None:
     assert left_behind(home, None).alive() is None
     process = subprocess.Popen(["true"])
     started = mark(process.pid)

@@ -87,7 +87,7 @@ def test_a_jvm_that_outlives_its_driver_holds_the_lease_to_its_end(
     leases.acquire(STREAM, purpose="session", wait=10).release()
 
 
-def test_a_lease_that_is_unlocked_is_free_although_its_jvm_lives(
+def test_an_unlocked_lease_is_free_although_its_jvm_lives_and_is_taken_back_unless_somebody_else_has_it(
     leases: Leases, jvms: list[subprocess.Popen[bytes]]
 ) -> None:
     lease = leases.acquire(STREAM, purpose="session", wait=0)
@@ -98,11 +98,6 @@ def test_a_lease_that_is_unlocked_is_free_although_its_jvm_lives(
     lease.release()
     assert leases.holder(STREAM) == second.owner, "the first one has nothing left to let go"
     second.release()
-
-
-def test_an_unlocked_lease_is_taken_back_unless_somebody_else_has_it(
-    leases: Leases, jvms: list[subprocess.Popen[bytes]]
-) -> None:
     lease = leases.acquire(STREAM, purpose="session", wait=0)
     jvm = with_jvm(lease, jvms)
     lease.unlock()
@@ -144,15 +139,6 @@ def test_a_jvm_that_inherits_nothing_holds_the_lease_too_while_the_driver_that_r
     assert leases.holder(STREAM) is None and not refused(leases)
 
 
-def test_a_lease_that_is_still_held_is_taken_back_at_once(leases: Leases, jvms: list[subprocess.Popen[bytes]]) -> None:
-    lease = leases.acquire(STREAM, purpose="session", wait=0)
-    jvm = with_jvm(lease, jvms)
-    assert lease.lock_again() and lease.lock_again()
-    assert lease.owner.jvm == jvm.pid and refused(leases)
-    lease.unlock()
-    lease.release()
-
-
 def test_this_process_in_place_of_the_jvm_holds_nothing_after_the_release(leases: Leases) -> None:
     lease = leases.acquire(STREAM, purpose="session", wait=0)
     lease.record_jvm(os.getpid())
@@ -161,9 +147,17 @@ def test_this_process_in_place_of_the_jvm_holds_nothing_after_the_release(leases
     assert leases.holder(STREAM) is None and not refused(leases)
 
 
-def test_a_lease_that_was_released_is_not_taken_back(leases: Leases) -> None:
+def test_a_lease_that_is_still_held_is_taken_back_at_once_and_one_that_was_released_is_not(
+    leases: Leases, jvms: list[subprocess.Popen[bytes]]
+) -> None:
     lease = leases.acquire(STREAM, purpose="session", wait=0)
     lease.unlock()
     lease.release()
     assert not lease.lock_again()
     assert leases.holder(STREAM) is None and not refused(leases)
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    jvm = with_jvm(lease, jvms)
+    assert lease.lock_again() and lease.lock_again()
+    assert lease.owner.jvm == jvm.pid and refused(leases)
+    lease.unlock()
+    lease.release()

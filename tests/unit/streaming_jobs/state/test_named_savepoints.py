@@ -115,25 +115,13 @@ def test_a_name_whose_time_is_over_holds_nothing_and_may_be_used_again(settings:
     assert [each.name for each in savepoint_retention.named(settings)] == [NAME, "third"]
 
 
-def test_a_name_in_use_is_refused(settings: Settings) -> None:
-    take_named(settings, BOTH, NAME)
-    with pytest.raises(UsageError, match="exists already"):
-        take_named(settings, [STREAM], NAME)
-
-
-@pytest.mark.parametrize("name", ["", "g0001-b000000003", "../x", "a b", "1st", "_x"])
-def test_a_name_that_is_no_name_is_refused(settings: Settings, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot name"):
-        take_named(settings, BOTH, name)
-    assert savepoint_retention.find_named(settings, name) is None
-
-
-def test_dropped_as_one_but_for_what_another_name_holds(settings: Settings) -> None:
-    take_named(settings, BOTH, NAME)
-    take_named(settings, [OTHERS], "second")
-    assert drop_named(settings, {s.name: s for s in BOTH}, NAME) == ["things g0001-b000000005"]
-    assert ids(settings, STREAM) == [] and ids(settings, OTHERS) == ["g0001-b000000003"]
-    assert [each.name for each in savepoint_retention.named(settings)] == ["second"]
+@pytest.mark.parametrize("name", ["", "g0001-b000000003", "../x", "a b", "1st", "_x", NAME])
+def test_a_name_that_is_no_name_or_in_use_is_refused(settings: Settings, name: str) -> None:
+    if name == NAME:
+        take_named(settings, BOTH, NAME)
+    with pytest.raises(UsageError, match="exists already" if name == NAME else "cannot name"):
+        take_named(settings, [STREAM], name)
+    assert (savepoint_retention.find_named(settings, name) is None) == (name != NAME)
 
 
 def test_dropping_a_name_leaves_savepoints_that_were_there_before(settings: Settings, lives: list[Life]) -> None:
@@ -219,11 +207,15 @@ def test_a_savepoint_for_a_purpose_is_kept_also_if_it_was_there(settings: Settin
     assert savepoints.find(settings, STREAM.name, there.id) == taken
 
 
-def test_what_a_recovery_needs_is_not_dropped_with_a_name(settings: Settings) -> None:
+def test_what_a_name_holds_is_dropped_as_one_but_for_what_a_recovery_or_another_name_needs(settings: Settings) -> None:
     take_named(settings, BOTH, NAME)
     with pytest.raises(UsageError, match="needs savepoint g0001-b000000003 of stream others"):
         drop_named(settings, {s.name: s for s in BOTH}, NAME, lambda s: ["g0001-b000000003"] if s == "others" else [])
     assert savepoint_retention.find_named(settings, NAME) is not None and len(ids(settings, STREAM)) == 1
+    take_named(settings, [OTHERS], "second")
+    assert drop_named(settings, {s.name: s for s in BOTH}, NAME) == ["things g0001-b000000005"]
+    assert ids(settings, STREAM) == [] and ids(settings, OTHERS) == ["g0001-b000000003"]
+    assert [each.name for each in savepoint_retention.named(settings)] == ["second"]
 
 
 def test_a_recovery_between_two_streams_is_noticed(settings: Settings, lives: list[Life]) -> None:

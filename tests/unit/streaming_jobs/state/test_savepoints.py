@@ -31,6 +31,7 @@ from streaming_jobs.state.savepoints import LINKS, Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.stream import DeltaTable as Declared
+from tests.support.delta_table import shorten_log
 from tests.support.life import PER_BATCH, STREAM, Life
 
 DAY = 86_400.0
@@ -63,14 +64,12 @@ def test_a_cut_needs_the_entry_before_it(life: Life, tmp_path: Path) -> None:
         cut(checkpoint, 3, tmp_path / "cut")
 
 
-def test_a_batch_that_spark_has_not_committed_cannot_be_cut_at(life: Life) -> None:
-    life.batch(6, commit=False)
-    assert cuttable(StreamFolder.of(life.settings, STREAM.name).checkpoint(1)) == range(6)
-
-
-def test_the_first_batch_can_be_cut_at(life: Life, tmp_path: Path) -> None:
-    cut(StreamFolder.of(life.settings, STREAM.name).checkpoint(1), 0, tmp_path / "cut")
+def test_the_first_batch_can_be_cut_at_and_one_that_spark_has_not_committed_cannot(life: Life, tmp_path: Path) -> None:
+    checkpoint = StreamFolder.of(life.settings, STREAM.name).checkpoint(1)
+    cut(checkpoint, 0, tmp_path / "cut")
     Checkpoint(tmp_path / "cut").check()
+    life.batch(6, commit=False)
+    assert cuttable(checkpoint) == range(6)
 
 
 def rocksdb(state: Path, last: int, snapshots: tuple[int, ...]) -> None:
@@ -89,23 +88,21 @@ def rocksdb(state: Path, last: int, snapshots: tuple[int, ...]) -> None:
             packed.writestr("metadata", "v1\n" + json.dumps(files))
 
 
-def test_of_the_state_only_what_leads_to_the_version_is_taken(tmp_path: Path) -> None:
-    rocksdb(tmp_path, 35, (10, 20, 30))
-    needed = {path.relative_to(tmp_path).as_posix() for path in needed_state(tmp_path, 25)}
+def test_of_the_state_only_what_leads_to_the_version_is_taken_and_without_a_snapshot_all_changes(
+    tmp_path: Path,
+) -> None:
+    rocksdb(tmp_path / "a", 35, (10, 20, 30))
+    needed = {path.relative_to(tmp_path / "a").as_posix() for path in needed_state(tmp_path / "a", 25)}
     assert needed == {
         "0/_metadata/metadata",
         "0/1/10_u10.zip",
         "0/1/20_u20.zip",
         "0/1/SSTs/10-a.sst",
         "0/1/SSTs/20-a.sst",
-        *(f"0/1/{v}_u{v}.changelog" for v in range(10, 26)),
-        *(f"0/1/{v}_u{v}.changelog.crc" for v in range(10, 26)),
+        *(f"0/1/{v}_u{v}.changelog{end}" for v in range(10, 26) for end in ("", ".crc")),
     }
-
-
-def test_without_a_snapshot_all_changes_are_taken(tmp_path: Path) -> None:
-    rocksdb(tmp_path, 5, ())
-    assert len([p for p in needed_state(tmp_path, 4) if p.suffix == ".changelog"]) == 4
+    rocksdb(tmp_path / "b", 5, ())
+    assert len([p for p in needed_state(tmp_path / "b", 4) if p.suffix == ".changelog"]) == 4
 
 
 def test_a_copy_shares_state_and_has_its_own_log(life: Life, tmp_path: Path) -> None:
@@ -119,9 +116,10 @@ def test_a_copy_shares_state_and_has_its_own_log(life: Life, tmp_path: Path) -> 
     assert not one.samefile(other) and one.read_text() == other.read_text()
 
 
-def test_a_savepoint_is_the_stream_after_a_batch(life: Life) -> None:
+def test_a_savepoint_is_the_stream_after_a_batch_and_taking_it_twice_is_taking_it_once(life: Life) -> None:
     taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose", "for a test")
     assert taken.id == "g0001-b000000003" and taken.ends == {"things": {0: 40}} and taken.code == ("a", "1", "")
+    assert savepoints.take(life.settings, STREAM, life.record, 3, "time") == taken
     assert savepoints.savepoints(life.settings, STREAM.name) == [taken]
     files = savepoints.contents_of(life.settings, STREAM, taken)["things"].files.values()
     live = table_files(life.table, DeltaTable(life.table).version())
@@ -130,11 +128,11 @@ def test_a_savepoint_is_the_stream_after_a_batch(life: Life) -> None:
     links = life.links(taken.id)
     for file in files:
         assert on_disk(life.table, file.path).samefile(on_disk(links, file.path))
-
-
-def test_taking_it_twice_is_taking_it_once(life: Life) -> None:
-    first = savepoints.take(life.settings, STREAM, life.record, 3, "time")
-    assert savepoints.take(life.settings, STREAM, life.record, 3, "purpose") == first
+    savepoints.drop(life.settings, STREAM, taken.id)
+    assert savepoints.savepoints(life.settings, STREAM.name) == []
+    assert not list(life.table.glob("_savepoints/*")) and life.rows() == list(range(60)), (
+        "drop removes record and links"
+    )
 
 
 def test_a_batch_that_the_table_has_and_spark_has_not_is_not_in_the_savepoint_before_it(life: Life) -> None:
@@ -162,31 +160,10 @@ def test_files_stay_when_compaction_and_clean_up_remove_them(life: Life) -> None
 
 
 def test_a_savepoint_of_an_older_batch_needs_the_tables_log(life: Life) -> None:
-    log = life.table / "_delta_log"
-    life.sink().handle.create_checkpoint()
-    for version in range(4):
-        (log / f"{version:020d}.json").unlink()
+    shorten_log(life.table, 3)
     with pytest.raises(PreflightRefused, match="no longer shows g0001 batch 1"):
         savepoints.version_after(life.stored(), STREAM.name, Txn(1, 1))
     assert savepoints.version_after(life.stored(), STREAM.name, Txn(1, 5)) == 6
-
-
-def test_without_its_record_there_is_no_savepoint_and_prune_removes_the_rest(life: Life) -> None:
-    taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
-    place = savepoints.folder(life.settings, STREAM.name) / taken.id
-    (place / "savepoint.json").unlink()
-    assert savepoints.savepoints(life.settings, STREAM.name) == []
-    assert savepoint_retention.prune(life.settings, STREAM) == []  # perhaps somebody is making it now
-    os.utime(place, (time.time() - 7200,) * 2)
-    assert savepoint_retention.prune(life.settings, STREAM) == [taken.id]
-    assert not place.exists() and not life.links(taken.id).exists()
-
-
-def test_drop_removes_record_and_links(life: Life) -> None:
-    taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
-    savepoints.drop(life.settings, STREAM, taken.id)
-    assert savepoints.savepoints(life.settings, STREAM.name) == []
-    assert not list(life.table.glob("_savepoints/*")) and life.rows() == list(range(60))
 
 
 def made(age_hours: float, reason: str, now: float) -> Savepoint:
@@ -204,10 +181,7 @@ def test_all_stay_for_two_days_then_one_a_day_for_two_weeks() -> None:
     assert hours[:9] == list(range(0, 54, 6))
     assert len(hours) == 9 + 12 and all(later - sooner == 24 for sooner, later in pairwise(hours[9:]))
     assert [round((now - s.taken_at) / DAY) for s in left if s.reason != "time"] == [30, 13]
-
-
-def test_the_newest_one_stays_however_old() -> None:
-    assert expired([made(24 * 365, "time", DAY * 20_000)], SavepointSettings(), DAY * 20_000) == []
+    assert expired([made(24 * 365, "time", now)], SavepointSettings(), now) == [], "the newest stays however old"
 
 
 def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: Life) -> None:
@@ -314,7 +288,9 @@ def test_the_log_replayed_by_hand_is_deltalakes_list_through_checkpoint_and_comp
         )
 
 
-def test_a_record_of_a_newer_format_is_refused(life: Life) -> None:
+def test_a_record_of_a_newer_format_is_refused_without_one_there_is_no_savepoint_and_prune_removes_the_rest(
+    life: Life,
+) -> None:
     taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
     path = savepoints.folder(life.settings, STREAM.name) / taken.id / "savepoint.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
@@ -323,6 +299,13 @@ def test_a_record_of_a_newer_format_is_refused(life: Life) -> None:
     path.write_text("{")
     with pytest.raises(PreflightRefused, match="cannot be read"):
         savepoints.savepoints(life.settings, STREAM.name)
+    place = savepoints.folder(life.settings, STREAM.name) / taken.id
+    (place / "savepoint.json").unlink()
+    assert savepoints.savepoints(life.settings, STREAM.name) == []
+    assert savepoint_retention.prune(life.settings, STREAM) == []  # perhaps somebody is making it now
+    os.utime(place, (time.time() - 7200,) * 2)
+    assert savepoint_retention.prune(life.settings, STREAM) == [taken.id]
+    assert not place.exists() and not life.links(taken.id).exists()
 
 
 def test_code_is_the_one_that_ran_then(life: Life) -> None:

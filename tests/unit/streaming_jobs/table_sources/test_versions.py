@@ -1,21 +1,25 @@
-"""The rows that each version of a table has for a reader: every kind of commit, and what is gone."""
+"""The rows that each version of a table has for a reader: every kind of commit, what is gone, what is never read."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.declare.table_source import DeltaSource
-from streaming_jobs.errors import ForeignWrite, OffsetsLost, PreflightRefused, UsageError
+from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.table_sources.planner import FileToRead, RowBlocks
+from streaming_jobs.table_sources.topics import table_info
 from streaming_jobs.table_sources.versions import TableVersions, replaced_since
 from tests.conftest import SettingsFactory
 from tests.support.written_table import WrittenTable
@@ -61,7 +65,9 @@ def test_a_publish_that_does_not_say_which_rows_are_new_is_refused_only_if_it_ha
         versions.version(further)
 
 
-def test_a_publish_that_takes_back_what_may_have_been_read_is_refused(table: WrittenTable) -> None:
+def test_a_batch_that_rewrote_rows_or_a_publish_that_takes_back_what_may_have_been_read_is_refused(
+    table: WrittenTable,
+) -> None:
     """An abort after a crash: the last batch is in the table and not committed, so it is taken out and repeated."""
     versions = TableVersions(table.path, "count")
     table.batch(1)
@@ -69,9 +75,6 @@ def test_a_publish_that_takes_back_what_may_have_been_read_is_refused(table: Wri
     aborted = table.publish(1, to=1)
     with pytest.raises(PreflightRefused, match=f"version {aborted} of table numbers, by plan r1, took rows back"):
         versions.version(aborted)
-
-
-def test_a_batch_that_rewrote_rows_is_refused(table: WrittenTable) -> None:
     table.batch(1)
     rewritten = table.append(table.rows(5), table._moving(table.entry(batch=1)), mode="overwrite")
     with pytest.raises(PreflightRefused, match="rewrote rows"):
@@ -161,7 +164,12 @@ def test_a_table_that_no_stream_writes_gives_what_is_added_and_refuses_what_is_r
     assert numbers(versions, added, rewritten + 1) == [1, 2, 3]
 
 
-def test_the_first_version_is_the_one_after_which_nothing_is_missing(table: WrittenTable) -> None:
+def test_the_first_version_is_the_one_after_which_nothing_is_missing_and_a_time_is_that_of_the_commit(
+    table: WrittenTable,
+) -> None:
+    before = time.time() * 1000
+    version = TableVersions(table.path, "count").version(table.batch(1))
+    assert before - 1 <= version.at <= time.time() * 1000 and version.rows == 1 and version.size > 0
     versions = TableVersions(table.path, "count")
     first = table.batch(1)
     second = table.batch(2)
@@ -180,12 +188,6 @@ def test_the_first_version_is_the_one_after_which_nothing_is_missing(table: Writ
     for version in range(compacted + 1):
         _commit(table, version).unlink(missing_ok=True)
     assert versions.first() == 0 and versions.newest() is None
-
-
-def test_a_time_is_that_of_the_commit(table: WrittenTable) -> None:
-    before = time.time() * 1000
-    version = TableVersions(table.path, "count").version(table.batch(1))
-    assert before - 1 <= version.at <= time.time() * 1000 and version.rows == 1 and version.size > 0
 
 
 def _commit(table: WrittenTable, version: int) -> Path:
@@ -223,3 +225,65 @@ def test_a_version_of_a_table_that_is_read_can_be_accepted_if_it_is_of_another_p
         stream_record.accept(home, reader, "other", theirs, "right")
     stream_record.accept(home, reader, "numbers", theirs, "right", versions.commits_of_others())
     assert numbers(versions, ours, theirs + 1) == [1, 2]
+
+
+VECTOR = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "sizeInBytes": 10, "cardinality": 1}
+
+
+def rewrite(table: WrittenTable, version: int, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change each action of a commit."""
+    file = table.path / "_delta_log" / f"{version:020d}.json"
+    actions = [json.loads(line) for line in file.read_text().splitlines()]
+    for action in actions:
+        change(action)
+    file.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+
+
+def with_vector(action: dict[str, Any]) -> None:
+    if "add" in action:
+        action["add"]["deletionVector"] = VECTOR
+
+
+def with_feature(action: dict[str, Any]) -> None:
+    if "protocol" in action:
+        features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+        action["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+
+
+def test_rows_that_a_deletion_vector_marks_as_deleted_are_never_read(table: WrittenTable) -> None:
+    versions = TableVersions(table.path, None)
+    added = table.foreign(1, 2)
+    assert versions.content(added).rows == 2
+    rewrite(table, added, with_vector)
+    for read in (versions.version, versions.content):
+        with pytest.raises(PermanentError, match="has deletion vectors"):
+            read(added)
+
+
+@pytest.mark.parametrize("path", ["{here}/outside", "../outside", "%2e%2e/outside", "sub/%252E%252E/../outside"])
+def test_a_path_of_the_log_that_leads_out_of_the_tables_folder_is_not_read(
+    table: WrittenTable, tmp_path: Path, path: str
+) -> None:
+    """The file there exists: it is another program's."""
+    (tmp_path / "outside").write_text("secret")
+    (table.path / "sub").mkdir()
+    with pytest.raises(PermanentError, match="not in the table's folder"):
+        TableVersions(table.path, None).on_disk(path.format(here=tmp_path))
+
+
+def test_two_dots_within_a_name_are_no_way_out(table: WrittenTable) -> None:
+    """A partition value may have them, encoded."""
+    for name in ("k=..", "k=a..b", "k=a%2F..%2Fb"):
+        (table.path / name).mkdir()
+    for path in ("k=..", "k=a..b", "k=a%252F..%252Fb"):
+        assert TableVersions(table.path, None).on_disk(path) is not None
+
+
+def test_a_table_whose_writers_may_use_deletion_vectors_is_refused(table: WrittenTable) -> None:
+    versions = TableVersions(table.path, None)
+    info = table_info(versions)
+    assert info is not None and info.name == "numbers"
+    rewrite(table, 0, with_feature)
+    with pytest.raises(PreflightRefused, match="table numbers has deletion vectors") as refused:
+        table_info(versions)
+    assert "DROP FEATURE deletionVectors" in refused.value.next_step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -79,8 +80,8 @@ class Home:
         self.staged: Any = lambda table: ArrowAppend(None, table)  # type: ignore[arg-type]
         monkeypatch.setattr(module, "_read", lambda source, spark, spans, reader: spans)
         monkeypatch.setattr(module, "analysed", lambda frame: self.plan)
-        monkeypatch.setattr(module, "open_sink", lambda *_: object())
-        monkeypatch.setattr(module, "fitted", lambda sink, spans, topics, rules: spans)
+        monkeypatch.setattr(module, "open_sink", lambda *_: SimpleNamespace(declared=None, schema=None))
+        monkeypatch.setattr(module, "fitted", lambda declared, schema, spans, topics, rules: spans)
         monkeypatch.setattr(module, "prepare_write", lambda sink, spans, **_: self.staged(rows(spans)))
 
     def compare(self, codes: list[str], table: pa.Table, *, stream: Stream = PLAIN, late: int = 0) -> Comparison:

@@ -72,40 +72,41 @@ def offsets(reader: CommittedReader) -> list[int]:
     return reader.content().partitions[0].offsets.tolist()
 
 
-def test_it_ends_at_the_last_offset_and_waits_for_no_end_of_the_partition(
+READ: dict[str, tuple[tuple[list[Message], ...], int, list[int]]] = {
+    "the last offset, and no end of the partition is waited for": (
+        ([Message(at) for at in range(1, 5)],),
+        5,
+        [1, 2, 3, 4],
+    ),
+    "a record behind the end, where the last offsets are markers": (
+        ([Message(1), Message(2)], [Message(9), Message(10)]),
+        5,
+        [1, 2],
+    ),
+    "the end of the partition, if it is far enough": (
+        ([Message(1), Message(2, END)], [Message(2), Message(5, END)]),
+        5,
+        [1, 2],
+    ),
+    "once, where the partition is empty": ((), 1, []),
+}
+
+
+@pytest.mark.parametrize(("answers", "high", "read"), READ.values(), ids=READ)
+def test_it_ends_at(
+    reader: Callable[..., CommittedReader], answers: tuple[list[Message], ...], high: int, read: list[int]
+) -> None:
+    assert offsets(reader(*answers, high=high)) == read
+
+
+def test_a_silent_broker_a_deadline_that_has_passed_and_records_that_are_deleted_meanwhile_are_told(
     reader: Callable[..., CommittedReader],
 ) -> None:
-    assert offsets(reader([Message(at) for at in range(1, 5)])) == [1, 2, 3, 4]
-
-
-def test_a_record_behind_the_end_ends_it_where_the_last_offsets_are_markers(
-    reader: Callable[..., CommittedReader],
-) -> None:
-    assert offsets(reader([Message(1), Message(2)], [Message(9), Message(10)])) == [1, 2]
-
-
-def test_the_end_of_the_partition_ends_it_only_when_it_is_far_enough(reader: Callable[..., CommittedReader]) -> None:
-    assert offsets(reader([Message(1), Message(2, END)], [Message(2), Message(5, END)])) == [1, 2]
-
-
-def test_an_empty_partition_is_not_read(reader: Callable[..., CommittedReader]) -> None:
-    assert offsets(reader(high=1)) == []
-
-
-def test_a_broker_that_gives_nothing_is_told(reader: Callable[..., CommittedReader]) -> None:
     with pytest.raises(BrokerUnreachable, match="read topic things, partition 0"):
         offsets(reader([Message(1)]))
-
-
-def test_a_deadline_that_has_passed_is_told_with_the_option_that_moves_it(
-    reader: Callable[..., CommittedReader],
-) -> None:
     with pytest.raises(DeadlinePassed) as error:
         offsets(reader([Message(1)], until=time.monotonic() - 1))
     assert "recourse verify --timeout" in error.value.next_step
-
-
-def test_records_that_are_deleted_meanwhile_are_told(reader: Callable[..., CommittedReader]) -> None:
     with pytest.raises(TransientError, match="were deleted while they were read"):
         offsets(reader([Message(1), Message(1, KafkaError._AUTO_OFFSET_RESET)]))
 

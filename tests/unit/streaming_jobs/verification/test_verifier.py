@@ -17,6 +17,7 @@ from streaming_jobs.verification.delta_log import commit_file
 from streaming_jobs.verification.offset_ranges import Span, sweep
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
 from streaming_jobs.verification.verifier import newest_versions, verify
+from tests.support.delta_table import shorten_log
 from tests.support.proofs import (
     BATCHES,
     CLEAN,
@@ -69,16 +70,16 @@ def test_a_commit_without_its_entry_is_lost_offsets_and_foreign_rows(tables: Pat
     assert "starts at 20 of flights-0, the batch before ended at 10" in faults
 
 
+def test_a_gap_between_two_ranges_is_lost(tables: Path) -> None:
+    Spoiler(tables / TOTALS).read(3, 1, start=2)
+    assert judged(tables, TOTALS).lost == (Span(TOPIC, 1, 10, 12),)
+
+
 def test_a_range_read_twice_is_doubled(tables: Path) -> None:
     Spoiler(tables / TOTALS).read(4, 0, start=-3)
     verdict = judged(tables, TOTALS)
     assert verdict.doubled == (Span(TOPIC, 0, 27, 30),) and not verdict.lost
     assert "starts at 27 of flights-0, the batch before ended at 30" in told(tables, TOTALS)
-
-
-def test_a_gap_between_two_ranges_is_lost(tables: Path) -> None:
-    Spoiler(tables / TOTALS).read(3, 1, start=2)
-    assert judged(tables, TOTALS).lost == (Span(TOPIC, 1, 10, 12),)
 
 
 def test_an_append_and_a_delete_of_somebody_else_are_told(tables: Path) -> None:
@@ -119,33 +120,19 @@ def test_a_range_that_cannot_follow_is_told(tables: Path, read: dict[str, Any], 
     assert expected in told(tables, TOTALS)
 
 
-def test_a_hole_in_the_log_is_told(tables: Path) -> None:
+def test_a_hole_in_the_log_and_a_commit_without_its_transaction_are_told(tables: Path) -> None:
+    Spoiler(tables / TOTALS).actions(2, lambda action: None if "txn" in action else action)
+    assert "carries the transaction None" in told(tables, TOTALS)
     DeltaTable(tables / TOTALS, version=3).create_checkpoint()
     commit_file(tables / TOTALS, 2).unlink()
     assert "the log has no version 2 to 2" in told(tables, TOTALS)
 
 
-def test_a_commit_without_its_transaction_is_told(tables: Path) -> None:
-    Spoiler(tables / TOTALS).actions(2, lambda action: None if "txn" in action else action)
-    assert "carries the transaction None" in told(tables, TOTALS)
-
-
-def test_a_topic_made_anew_is_told(tables: Path) -> None:
+def test_a_topic_made_anew_or_one_that_ends_before_the_entries_is_told(tables: Path) -> None:
     anew = {TOPIC: replace(topic()[TOPIC], topic_id="another")}
     assert "was made from topic flights with id" in told(tables, TOTALS, topics=anew)
-
-
-def test_a_topic_that_ends_before_the_entries_is_told(tables: Path) -> None:
     faults = told(tables, TOTALS, topics=topic(BATCHES - 1))
     assert "its entries cover flights-0 30..39, which the topic does not hold" in faults
-
-
-def test_what_is_not_read_yet_is_lost_only_where_the_streams_have_finished(tables: Path) -> None:
-    longer = topic(BATCHES + 1)
-    verdict = judged(tables, CLEAN, topics=longer)
-    assert verdict.whole and verdict.unread == 15
-    verdict = judged(tables, CLEAN, topics=longer, finished=True)
-    assert verdict.lost == (Span(TOPIC, 0, 40, 50), Span(TOPIC, 1, 20, 25)) and verdict.unread == 0
 
 
 def test_a_stream_that_writes_on_meanwhile_is_judged_by_the_versions_of_before(tables: Path) -> None:
@@ -155,9 +142,16 @@ def test_a_stream_that_writes_on_meanwhile_is_judged_by_the_versions_of_before(t
     assert [stream.version for stream in verdict.streams] == [3, 3, 3]
 
 
-def test_records_that_the_topic_no_longer_holds_are_not_missed(tables: Path) -> None:
+def test_what_the_topic_no_longer_holds_is_not_missed_and_what_is_unread_lost_only_where_the_streams_have_finished(
+    tables: Path,
+) -> None:
     verdict = judged(tables, CLEAN, topics=topic(low={0: 12}))
     assert verdict.whole and verdict.verified == OFFSETS - 12
+    longer = topic(BATCHES + 1)
+    verdict = judged(tables, CLEAN, topics=longer)
+    assert verdict.whole and verdict.unread == 15
+    verdict = judged(tables, CLEAN, topics=longer, finished=True)
+    assert verdict.lost == (Span(TOPIC, 0, 40, 50), Span(TOPIC, 1, 20, 25)) and verdict.unread == 0
 
 
 def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -221,23 +215,17 @@ def test_what_was_rebuilt_is_not_lost_when_the_log_begins_at_its_publish(tables:
     rows = [row for batch in range(BATCHES) for row in clean_rows(batch)]
     published(tables, 2, base=-3, rows=rows)
     published(tables, 3, base=-1, rows=rows)
-    DeltaTable(tables / CLEAN).create_checkpoint()
-    for version in range(BATCHES + 2):
-        commit_file(tables / CLEAN, version).unlink()
+    shorten_log(tables / CLEAN)
     verdict = judged(tables, CLEAN)
     assert not verdict.faults and not verdict.lost and not verdict.doubled
     assert (verdict.verified, verdict.unproved) == (0, BATCHES * 15)
 
 
-def test_what_was_skipped_is_not_lost(tables: Path) -> None:
+def test_what_was_skipped_is_not_lost_and_a_rebuilt_table_keeps_it_before_its_base(tables: Path) -> None:
     published(tables, 2, skip=2)
     verdict = judged(tables, CLEAN, longer(2), finished=True)
     assert not verdict.faults and not verdict.lost and verdict.verified == BATCHES * 15
-
-
-def test_a_rebuilt_table_keeps_what_was_skipped_before_its_base(tables: Path) -> None:
-    """Skip two offsets of each partition, then rewind to behind them: they are in no row, and not lost."""
-    published(tables, 2, skip=2)
+    # Skip two offsets of each partition, then rewind to behind them: they are in no row, and not lost.
     rows = [row for batch in range(BATCHES) for row in clean_rows(batch)]
     published(tables, 3, skip=2, base=2, rows=rows)
     whole = longer(2)

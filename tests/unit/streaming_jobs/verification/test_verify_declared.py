@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
-from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, app_id
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state.stream_record import Generation
-from streaming_jobs.verification.delta_log import commit_file, versions
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
 from streaming_jobs.verification.verification import subject_of
 from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support import proofs
+from tests.support.delta_table import shorten_log
 from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
-from tests.support.placed import by_place, make_placed, note_places
+from tests.support.placed import by_place, note_places
 from tests.support.proofs import CLEAN, Spoiler
 
 pytestmark = pytest.mark.slow
@@ -68,13 +68,6 @@ def right(verdict: StreamVerdict, verified: int, unproved: int = 0) -> bool:
     return True
 
 
-def shorten(life: Life, keep: int) -> None:
-    """The table's log without all but its newest versions, as upkeep leaves it."""
-    DeltaTable(life.table).create_checkpoint()
-    for version in versions(life.table)[:-keep]:
-        commit_file(life.table, version).unlink()
-
-
 def recovered(
     life: Life, *, base: int, generation: int = 2, last: int = BATCHES - 1, short: int = 0, switched: bool = True
 ) -> None:
@@ -82,32 +75,25 @@ def recovered(
     record = life.record
     replayed = range((base + 1) * PER_BATCH, (last + 1) * PER_BATCH)
     offsets = OffsetRange(TOPIC, TOPIC_ID, {0: (base + 1) * PER_BATCH}, {0: (last + 1) * PER_BATCH})
-    entry = LedgerEntry(
-        "batch",
-        STREAM.name,
-        "things",
-        generation,
-        base + 1,
-        (offsets,),
-        {"written": len(replayed)},
-        code=CodeVersion("b", "1"),
-    )
+    written, code = {"written": len(replayed)}, CodeVersion("b", "1")
+    entry = LedgerEntry("batch", STREAM.name, "things", generation, base + 1, (offsets,), written, code=code)
     ledger_file(life.settings, STREAM.name).append(entry, {})
-    ids = [*range((base + 1) * PER_BATCH), *replayed]
-    ids = ids[short:]
+    ids = [*range((base + 1) * PER_BATCH), *replayed][short:]
     rows = pa.table({"id": ids, "place": [PLACES[abs(i) % len(PLACES)] for i in ids]})
-    published = replace(entry, kind="publish", rows={}, plan="things-0001")
-    how = CommitProperties(
-        custom_metadata={"userMetadata": published.encode()},
-        app_transactions=[Transaction(app_id(STREAM.name, "things"), published.txn.version)],
-    )
-    write_deltalake(DeltaTable(life.table), rows, mode="overwrite", commit_properties=how)
+    overwrite(life, replace(entry, kind="publish", rows={}, plan="things-0001"), rows)
     opened = Generation(generation, 0.0, "recovery things-0001", record.generation, base)
     if switched:
         life.save(replace(record, generations=(*record.generations, opened)))
 
 
-def test_a_declared_stream_is_proved_and_what_was_compared_is_told(life: Life) -> None:
+def overwrite(life: Life, entry: LedgerEntry, rows: pa.Table) -> None:
+    """The table's rows, and no others, in a commit of the stream's."""
+    life.sink().commit(entry, lambda table, how: write_deltalake(table, rows, mode="overwrite", commit_properties=how))
+
+
+def test_a_declared_stream_is_proved_and_what_was_compared_told_also_where_the_log_has_less_than_the_ledger_beside_it(
+    life: Life,
+) -> None:
     verdict = judged(life, finished=True)
     assert right(verdict, BATCHES * PER_BATCH) and verdict.whole and verdict.batches == BATCHES
     assert outcomes(verdict) == {
@@ -117,17 +103,14 @@ def test_a_declared_stream_is_proved_and_what_was_compared_is_told(life: Life) -
         "things_dead_letters: row counts": "ok",
         "things_dead_letters: dead letters": "not compared",
     }
-
-
-def test_what_the_log_no_longer_says_the_ledger_beside_it_does(life: Life) -> None:
     life.sink().handle.optimize.compact()
-    shorten(life, 1)
+    shorten_log(life.table, 1)
     verdict = judged(life, finished=True)
     assert right(verdict, BATCHES * PER_BATCH) and verdict.whole and verdict.log_from > BATCHES
 
 
 def test_without_either_the_offsets_are_unproved_and_the_reason_is_told(life: Life) -> None:
-    shorten(life, 2)
+    shorten_log(life.table, 2)
     for path in (life.settings.state / STREAM.name / "ledger").iterdir():
         path.write_text("".join(path.read_text().splitlines(keepends=True)[-1:]))
     verdict = judged(life)
@@ -149,19 +132,14 @@ def undone(life: Life) -> None:
     record = life.record
     offsets = OffsetRange(TOPIC, TOPIC_ID, {}, {0: BATCHES * PER_BATCH})
     entry = LedgerEntry("publish", STREAM.name, "things", 3, BATCHES - 1, (offsets,), plan="things-0002")
-    how = CommitProperties(
-        custom_metadata={"userMetadata": entry.encode()},
-        app_transactions=[Transaction(app_id(STREAM.name, "things"), entry.txn.version)],
-    )
-    rows = DeltaTable(life.table, version=BATCHES).to_pyarrow_table()
-    write_deltalake(DeltaTable(life.table), rows, mode="overwrite", commit_properties=how)
+    overwrite(life, entry, DeltaTable(life.table, version=BATCHES).to_pyarrow_table())
     opened = Generation(3, 0.0, "recovery things-0002", 1, BATCHES - 1)
     life.save(replace(record, generations=(*record.generations, opened)))
 
 
 def test_a_recovery_is_proved_when_its_table_has_a_short_log(life: Life) -> None:
     recovered(life, base=1)
-    shorten(life, 1)
+    shorten_log(life.table, 1)
     verdict = judged(life, finished=True)
     assert right(verdict, BATCHES * PER_BATCH) and verdict.whole
 
@@ -186,7 +164,7 @@ def test_a_log_that_is_shortened_while_it_is_read_is_no_fault(life: Life, monkey
 
     def read_late(path: Path, version: int) -> Any:
         if version == 0:
-            shorten(life, 2)
+            shorten_log(life.table, 2)
         return read(path, version)
 
     monkeypatch.setattr(verifier, "read_commit", read_late)
@@ -205,14 +183,14 @@ def test_what_was_skipped_is_neither_lost_nor_read_also_with_a_short_log(life: L
     life.save(replace(record, generations=(*record.generations, opened), void_ranges=(hole,)))
     verdict = judged(life, topics=topic(to), finished=True)
     assert right(verdict, at) and verdict.skipped == 7 and verdict.whole
-    shorten(life, 1)
+    shorten_log(life.table, 1)
     assert right(judged(life, topics=topic(to), finished=True), at)
     assert not judged(life, topics=topic(to + 1), finished=True).ok
 
 
 def test_a_gap_between_two_batches_is_lost_wherever_it_is_read(life: Life) -> None:
     folder = life.settings.state / STREAM.name / "ledger"
-    shorten(life, 2)
+    shorten_log(life.table, 2)
     path = next(folder.iterdir())
     path.write_text(path.read_text().replace('"start":{"0":20}', '"start":{"0":23}'))
     verdict = judged(life)
@@ -226,12 +204,6 @@ def test_a_stream_that_began_later_has_not_lost_what_came_before(tmp_path: Path)
     began = replace(record.topics[0], start={"0": 4 * PER_BATCH})
     life.save(replace(record, topics=(began,), generations=(replace(record.generations[0], from_batch=3),)))
     assert right(judged(life, finished=True), PER_BATCH) and judged(life).whole
-
-
-@pytest.fixture
-def placed(tmp_path: Path) -> Path:
-    """A stream whose rows name their records."""
-    return make_placed(tmp_path)
 
 
 def test_places_are_compared_one_by_one(placed: Path) -> None:
@@ -251,7 +223,9 @@ def test_a_row_of_no_record_is_told(placed: Path) -> None:
     ]
 
 
-def test_an_offset_that_holds_no_record_needs_no_row(placed: Path) -> None:
+def test_an_offset_without_a_record_needs_no_row_and_which_rows_a_filter_leaves_out_is_said_not_to_be_compared(
+    placed: Path,
+) -> None:
     Spoiler(placed / CLEAN).rows(lambda rows: rows[1:])
     Spoiler(placed / CLEAN).entry(4, lambda entry: {**entry, "rows": {"written": 14}})
     whole = proofs.topic()[proofs.TOPIC]
@@ -259,10 +233,6 @@ def test_an_offset_that_holds_no_record_needs_no_row(placed: Path) -> None:
     marked = replace(first, offsets=first.offsets[first.offsets != 30])
     verdict = by_place(placed, topics={proofs.TOPIC: replace(whole, partitions={**whole.partitions, 0: marked})})
     assert verdict.whole and verdict.verified == 60, verdict.comparisons
-
-
-def test_what_a_filter_leaves_out_is_not_lost_and_said_not_to_be_compared(placed: Path) -> None:
-    Spoiler(placed / CLEAN).rows(lambda rows: rows[1:])
     note_places(placed.parent, ["Filter", "Project"])
     verdict = by_place(placed)
     assert not verdict.lost and "the plan leaves some out (Filter): which ones are there is not compared" in (

@@ -14,14 +14,14 @@ from deltalake import DeltaTable
 
 from streaming_jobs.verification import recompute
 from streaming_jobs.verification.chaos.flight_subject import SPLIT
-from streaming_jobs.verification.delta_log import commit_file, versions
 from streaming_jobs.verification.offset_ranges import Span, of_spans, packed, within
 from streaming_jobs.verification.subject import StreamTable, Subject
 from streaming_jobs.verification.topic import CommittedPartition
 from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support import proofs
+from tests.support.delta_table import shorten_log
 from tests.support.life import PER_BATCH, STREAM, TOPIC, Life
-from tests.support.placed import by_place, make_placed, named, note_state, refuse, refusing_batch
+from tests.support.placed import by_place, named, note_state, refuse, refusing_batch
 from tests.support.proofs import CLEAN, Spoiler, make_split
 from tests.unit.streaming_jobs.verification.test_verify_declared import (
     judged,
@@ -29,7 +29,6 @@ from tests.unit.streaming_jobs.verification.test_verify_declared import (
     outcomes,
     recovered,
     right,
-    shorten,
 )
 
 pytestmark = pytest.mark.slow
@@ -43,12 +42,6 @@ def life(tmp_path: Path) -> Life:
     made = Life.of_batches(tmp_path, BATCHES - 1)
     noted(made)
     return made
-
-
-@pytest.fixture
-def placed(tmp_path: Path) -> Path:
-    """A stream whose rows name their records."""
-    return make_placed(tmp_path)
 
 
 def told(verdict: StreamVerdict, what: str = "records") -> tuple[str, str]:
@@ -92,20 +85,6 @@ def test_a_refused_row_with_its_place_is_not_lost(placed: Path, noted_by: str) -
     refuse(placed, CLEAN, 3, pa.table({"carrier": ["?"], **place}))
     verdict = by_place(placed)
     assert verdict.whole and "59 records are each in exactly one row" in told(verdict)[1], verdict
-
-
-def test_a_refused_row_without_a_place_leaves_as_many_missing_ones_unproved(placed: Path) -> None:
-    without_rows(placed, 30)
-    refuse(placed, CLEAN, 3, pa.table({"carrier": ["?"]}))
-    verdict = by_place(placed)
-    assert verdict.ok and not verdict.whole and not verdict.lost
-    assert (
-        told(verdict)[0] == "unproved"
-        and "1 record has no row: flights-0 30..30; 1 row was refused" in told(verdict)[1]
-    )
-    without_rows(placed, 30, 31)
-    verdict = by_place(placed)
-    assert [str(span) for span in verdict.lost] == ["flights-0 30..31"]
 
 
 def test_an_accepted_change_excuses_the_rows_that_it_took(placed: Path) -> None:
@@ -156,6 +135,20 @@ def test_what_the_topic_no_longer_holds_may_have_been_a_marker(placed: Path) -> 
     assert [str(s) for s in by_place(placed, topics=proofs.topic(low={0: 35})).lost] == ["flights-0 36..36"]
 
 
+def test_a_refused_row_without_a_place_leaves_as_many_missing_ones_unproved(placed: Path) -> None:
+    without_rows(placed, 30)
+    refuse(placed, CLEAN, 3, pa.table({"carrier": ["?"]}))
+    verdict = by_place(placed)
+    assert verdict.ok and not verdict.whole and not verdict.lost
+    assert (
+        told(verdict)[0] == "unproved"
+        and "1 record has no row: flights-0 30..30; 1 row was refused" in told(verdict)[1]
+    )
+    without_rows(placed, 30, 31)
+    verdict = by_place(placed)
+    assert [str(span) for span in verdict.lost] == ["flights-0 30..31"]
+
+
 def test_ranges_are_not_written_out_offset_by_offset() -> None:
     spans = [Span("t", 1, 10, 20), Span("t", 0, 0, 5), Span("t", 1, 15, 30), Span("t", 0, 7, 7)]
     places = packed(np.repeat([0, 1, 2], 40), np.tile(np.arange(40), 3))
@@ -177,20 +170,13 @@ def test_a_recovery_that_is_not_finished_has_not_lost_what_came_before_the_strea
     assert right(verdict, 0, unproved=2 * PER_BATCH), verdict
 
 
-def cut(table: Path, keep: int) -> None:
-    """The log of a table without all but its newest versions."""
-    DeltaTable(table).create_checkpoint()
-    for version in versions(table)[:-keep]:
-        commit_file(table, version).unlink()
-
-
 def test_a_second_table_whose_version_is_cleaned_up_is_unproved(tmp_path: Path) -> None:
     """The primary is judged at its second batch; meanwhile the second table's log was cut after its third."""
     tables, second = make_split(tmp_path / "tables"), SPLIT.secondary[0].table
     note_state(tmp_path, SPLIT.stream)
     for version in range(1, 5):
         Spoiler(tables / SPLIT.table).entry(version, lambda e: {**e, "rows": {**e["rows"], second: 2}})
-    cut(tables / second, 2)
+    shorten_log(tables / second, 2)
     subject = Subject(
         SPLIT.stream,
         SPLIT.table,
@@ -201,7 +187,7 @@ def test_a_second_table_whose_version_is_cleaned_up_is_unproved(tmp_path: Path) 
     assert verdict.ok and not verdict.whole, verdict.comparisons
     outcome = next(one for one in verdict.comparisons if one.table == second)
     assert outcome.verdict == "unproved" and "verify again" in outcome.text
-    cut(tables / SPLIT.table, 1)
+    shorten_log(tables / SPLIT.table, 1)
     verdict = verify((subject,), tables, proofs.topic(), at={SPLIT.table: 2}, state=tmp_path / "state").streams[0]
     assert verdict.ok and not verdict.whole and "verify again" in verdict.comparisons[0].text
 
@@ -209,7 +195,7 @@ def test_a_second_table_whose_version_is_cleaned_up_is_unproved(tmp_path: Path) 
 def test_the_position_is_known_where_the_log_has_only_upkeep(life: Life) -> None:
     life.batch(4)
     life.sink().handle.optimize.compact()
-    shorten(life, 1)
+    shorten_log(life.table, 1)
     verdict = judged(life)
     assert verdict.whole and verdict.position == (1, 4) and outcomes(verdict)["things: records"] == "ok"
 

@@ -12,16 +12,10 @@ from deltalake import write_deltalake
 from streaming_jobs.verification.subject import StreamTable, Subject
 from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support import proofs
-from tests.support.placed import make_placed, note_places
+from tests.support.placed import note_places
 from tests.support.proofs import CLEAN, Spoiler
 
 ASIDE = f"{CLEAN}_quarantine"
-
-
-@pytest.fixture
-def placed(tmp_path: Path) -> Path:
-    """A stream whose rows name their records; four batches of 15."""
-    return make_placed(tmp_path)
 
 
 def judged(tables: Path, keys: tuple[str, ...] = ()) -> StreamVerdict:

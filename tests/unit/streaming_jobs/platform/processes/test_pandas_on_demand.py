@@ -46,12 +46,9 @@ def test_pandas_is_whole_as_soon_as_it_is_imported(code: str) -> None:
     run(f"{code}\n{_FULL}")
 
 
-def test_pyarrow_imports_pandas_without_it() -> None:
+def test_pyarrow_imports_pandas_without_it_and_nothing_changes_where_pandas_is_imported_already() -> None:
     code = "import sys, pyarrow as pa; pa.array([1.5]); assert 'pandas' in sys.modules, 'the module is not needed'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_nothing_changes_where_pandas_is_imported_already() -> None:
     run_first = "import pandas as pd, sys, pyarrow as pa\n"
     call = "from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand; pandas_on_demand()\n"
     subprocess.run([sys.executable, "-c", run_first + call + _FULL], check=True, timeout=60)

@@ -11,14 +11,8 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
-from tests.conftest import SettingsFactory
 from tests.support.delta_table import TABLE, Make
 from tests.support.worlds import OUTPUT, STREAM
-
-
-@pytest.fixture
-def home(settings: SettingsFactory) -> Settings:
-    return settings()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +24,6 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.stream import DeltaTable as Declared
-from tests.conftest import SettingsFactory
 from tests.support import values
 from tests.support.delta_table import files_below
 from tests.support.worlds import STREAM, entry
@@ -36,8 +34,10 @@ Way = Callable[[Settings], DeltaSink]
 NUMBERS = StructType([StructField("id", LongType()), StructField("n", LongType())])
 
 
-def make(settings: Settings, name: str = "odd", keys: tuple[str, ...] = ()) -> DeltaSink:
-    return ensure_sink(settings, Declared(name, keys=keys), STREAM, values.SCHEMA, generation=1)
+def make(
+    settings: Settings, name: str = "odd", keys: tuple[str, ...] = (), schema: StructType = values.SCHEMA
+) -> DeltaSink:
+    return ensure_sink(settings, Declared(name, keys=keys), STREAM, schema, generation=1)
 
 
 def published(sink: DeltaSink, content: DeltaContent, generation: int) -> DeltaSink:
@@ -114,10 +114,8 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("way", "every"), EVERY)
-def test_every_row_comes_back_as_it_was_and_every_filter_finds_it(
-    settings: SettingsFactory, way: Way, every: slice
-) -> None:
-    sink = way(settings())
+def test_every_row_comes_back_as_it_was_and_every_filter_finds_it(home: Settings, way: Way, every: slice) -> None:
+    sink = way(home)
     expected = values.as_text(pa.concat_tables([values.rows(), values.rows(1000)]))
     assert values.as_text(DeltaTable(sink.path).to_pyarrow_table()) == expected
     missed = [
@@ -129,8 +127,8 @@ def test_every_row_comes_back_as_it_was_and_every_filter_finds_it(
     assert missed == []
 
 
-def test_files_are_passed_over_by_what_has_bounds(settings: SettingsFactory) -> None:
-    sink = appended(settings())
+def test_files_are_passed_over_by_what_has_bounds(home: Settings) -> None:
+    sink = appended(home)
     assert sink.bounded == ("tiny", "small", "whole", "long", "day", "at", "local")
     actions = pa.table(sink.handle.get_add_actions(flatten=True))
     have = {name.partition(".")[2] for name in actions.column_names if name.startswith("min.")}
@@ -140,30 +138,24 @@ def test_files_are_passed_over_by_what_has_bounds(settings: SettingsFactory) -> 
     assert stats["minValues"].keys() | {"inside"} == set(sink.bounded) | {"inside"}
 
 
-def test_a_column_that_was_added_later_has_no_bounds_and_its_nulls_are_found(settings: SettingsFactory) -> None:
-    sink = ensure_sink(settings(), Declared("later"), STREAM, StructType(NUMBERS.fields[:1]), generation=1)
+def test_a_column_that_was_added_later_has_no_bounds_and_its_nulls_are_found(home: Settings) -> None:
+    sink = make(home, "later", schema=StructType(NUMBERS.fields[:1]))
     ArrowAppend(sink, pa.table({"id": [1]})).commit(entry(0))
-    sink = ensure_sink(settings(), Declared("later"), STREAM, NUMBERS, generation=1)
+    sink = make(home, "later", schema=NUMBERS)
     assert sink.bounded == ("id",)
     ArrowAppend(sink, pa.table({"id": [2], "n": [7]})).commit(entry(1))
-    sink = ensure_sink(settings(), Declared("later"), STREAM, NUMBERS, generation=1)
-    assert sink.bounded == ("id",)
-    rows = DeltaTable(sink.path).to_pyarrow_table(
-        filters=[("n", "is", None)] if False else column_bounds.pc.field("n").is_null()
-    )
+    assert make(home, "later", schema=NUMBERS).bounded == ("id",)
+    rows = DeltaTable(sink.path).to_pyarrow_table(filters=column_bounds.pc.field("n").is_null())
     assert rows["id"].to_pylist() == [1]
 
 
-def test_a_column_loses_its_bounds_when_older_files_without_them_are_published(settings: SettingsFactory) -> None:
-    home = settings()
+def test_a_column_loses_its_bounds_when_older_files_without_them_are_published(home: Settings) -> None:
     old = DeltaTable.create(home.tables / "old", Schema.from_json(NUMBERS.json()))
     write_deltalake(old, pa.table({"id": [1], "n": [7]}), mode="append")
     (action,) = table_files(home.tables / "old", 1).values()
-    bare = replace(
-        action,
-        stats=json.dumps({"numRecords": 1, "minValues": {"id": 1}, "maxValues": {"id": 1}, "nullCount": {"id": 0}}),
-    )
-    sink = ensure_sink(home, Declared("new"), STREAM, NUMBERS, generation=1)
+    stats = {"numRecords": 1, "minValues": {"id": 1}, "maxValues": {"id": 1}, "nullCount": {"id": 0}}
+    bare = replace(action, stats=json.dumps(stats))
+    sink = make(home, "new", schema=NUMBERS)
     ArrowAppend(sink, pa.table({"id": [2], "n": [8]})).commit(entry(0))
     assert sink.bounded == ("id", "n")
     published(sink, DeltaContent({bare.path: bare}, home.tables / "old", NUMBERS.json(), ()), 2)
@@ -171,22 +163,18 @@ def test_a_column_loses_its_bounds_when_older_files_without_them_are_published(s
     assert DeltaTable(sink.path).to_pyarrow_table(filters=[("n", "=", 7)])["id"].to_pylist() == [1]
 
 
-def test_of_many_columns_those_that_merges_look_for_come_first() -> None:
+def test_which_columns_have_bounds_of_many_those_of_merges_and_none_with_a_rounded_namesake() -> None:
     schema = StructType([StructField(f"c{n}", LongType()) for n in range(40)])
     chosen = column_bounds.boundable(schema, ["c0"], ["c39"])
     assert len(chosen) == 32 and chosen[0] == "c1" and chosen[-1] == "c39"
-
-
-def test_a_column_gives_up_its_bounds_when_a_rounded_field_inside_has_its_name() -> None:
     inside = StructType([StructField("id", DecimalType(20, 0)), StructField("n", StringType())])
     schema = StructType([*NUMBERS.fields, StructField("inside", inside)])
     assert column_bounds.boundable(schema, []) == ("n",)
 
 
 @pytest.mark.parametrize("names", [(), ("a",), ("a b", "x,y", "order", "naïve", 'q"r', "a.b", "1a")], ids=len)
-def test_names_of_any_kind_are_followed_by_deltalake(settings: SettingsFactory, names: tuple[str, ...]) -> None:
-    schema = StructType([StructField(name, LongType()) for name in (*names, "id")])
-    sink = ensure_sink(settings(), Declared("names"), STREAM, schema, generation=1)
+def test_names_of_any_kind_are_followed_by_deltalake(home: Settings, names: tuple[str, ...]) -> None:
+    sink = make(home, "names", schema=StructType([StructField(name, LongType()) for name in (*names, "id")]))
     assert sink.bounded == (*names, "id")
     ArrowAppend(sink, pa.table({name: [1] for name in (*names, "id")})).commit(entry(0))
     actions = pa.table(sink.handle.get_add_actions(flatten=True))
@@ -194,12 +182,10 @@ def test_names_of_any_kind_are_followed_by_deltalake(settings: SettingsFactory, 
     assert column_bounds.decode("a, `b c`,d") == ("a", "b c", "d")
 
 
-def test_what_was_set_by_hand_is_replaced_by_what_is_true(settings: SettingsFactory) -> None:
-    home = settings()
-    sink = ensure_sink(home, Declared("set"), STREAM, NUMBERS, generation=1)
+def test_what_was_set_by_hand_is_replaced_by_what_is_true(home: Settings) -> None:
+    sink = make(home, "set", schema=NUMBERS)
     ArrowAppend(sink, pa.table({"id": [1], "n": [7]})).commit(entry(0))
     sink.handle.alter.set_table_properties({column_bounds.PROPERTY: "id"})
-    assert ensure_sink(home, Declared("set"), STREAM, NUMBERS, generation=1).bounded == ("id",)
-    fresh: Path = home.tables / "fresh"
-    DeltaTable.create(fresh, Schema([Field("id", "long"), Field("n", "long")]))
-    assert ensure_sink(home, Declared("fresh"), STREAM, NUMBERS, generation=1).bounded == ("id", "n")
+    assert make(home, "set", schema=NUMBERS).bounded == ("id",)
+    DeltaTable.create(home.tables / "fresh", Schema([Field("id", "long"), Field("n", "long")]))
+    assert make(home, "fresh", schema=NUMBERS).bounded == ("id", "n")

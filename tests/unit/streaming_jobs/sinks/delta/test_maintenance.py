@@ -52,20 +52,6 @@ def age(files: list[Path], hours: float) -> None:
         os.utime(file, (then, then))
 
 
-def test_old_log_files_go_once_a_checkpoint_holds_them_and_the_stream_still_knows_its_place(sink: DeltaSink) -> None:
-    for batch in range(15):
-        append(sink, batch)
-    age(logs(sink), hours=2)
-    for batch in range(15, 32):
-        append(sink, batch)
-    TableMaintenance(sink, TableSettings(), 1).shorten_log()
-    assert len(logs(sink)) < 25
-    assert sink.position is not None and sink.position.batch == 31
-    commit, foreign = newest(sink.path, "s")
-    assert commit is not None and commit.entry is not None and commit.entry.batch == 31 and foreign == []
-    assert sorted(DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist()) == list(range(32))
-
-
 def test_many_small_files_become_few_and_the_rows_and_the_place_stay(sink: DeltaSink) -> None:
     upkeep = TableMaintenance(sink, TableSettings(compact_after_files=20), 1)
     for batch in range(100):
@@ -85,22 +71,6 @@ def test_nothing_is_compacted_when_it_is_switched_off(sink: DeltaSink) -> None:
         append(sink, batch)
         upkeep.after_commit()
     assert not [c for c in walk(sink.path) if c.entry and c.entry.kind == "upkeep"]
-
-
-def test_files_no_version_lists_go_after_the_retention_and_listed_ones_stay(sink: DeltaSink) -> None:
-    append(sink, 0)
-    orphan = sink.path / "g0001" / "b000000001-dead" / "part-0.parquet"
-    orphan.parent.mkdir(parents=True)
-    orphan.write_bytes(b"left by a batch that died")
-    fresh = sink.path / "g0001" / "b000000002-live" / "part-0.parquet"
-    fresh.parent.mkdir(parents=True)
-    fresh.write_bytes(b"being written")
-    age([orphan, *sink.path.glob("*.parquet")], hours=48)
-    assert TableMaintenance(sink, TableSettings(), 1).remove_unlisted() == 1
-    assert not orphan.exists() and fresh.exists()
-    assert DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist() == [0]
-    append(sink, 1)
-    assert newest(sink.path, "s")[1] == []
 
 
 def test_a_foreign_commit_in_between_puts_the_compaction_off_and_loses_nothing(

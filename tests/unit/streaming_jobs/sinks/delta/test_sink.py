@@ -10,22 +10,12 @@ from deltalake.exceptions import CommitFailedError
 from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, PermanentError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
-from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.stream import DeltaTable as Declared
-from tests.support.delta_table import ROWS, TABLE, Make, rows_in
+from tests.support.delta_table import ROWS, TABLE, Make, rows_in, shorten_log
 from tests.support.worlds import STREAM, append, entry
-
-
-def test_a_table_that_is_not_there_is_told_by_none(home: Settings) -> None:
-    assert open_sink(home, Declared("nothing"), STREAM) is None
-
-
-def test_a_table_with_a_check_constraint_is_not_for_deltalake(make: Make) -> None:
-    make().handle.alter.add_constraint({"positive": "n > 0"})
-    assert not make().direct
 
 
 @pytest.mark.parametrize(
@@ -48,35 +38,13 @@ def test_a_table_with_features_outside_the_profile_is_not_for_deltalake(
     assert not sink.direct
 
 
-def test_a_batch_is_committed_with_its_rows_its_transaction_and_its_entry(make: Make) -> None:
-    sink = make()
-    assert append(sink, entry(0), ROWS) == 1
-    assert rows_in(sink) == ROWS.to_pylist()
-    assert sink.position == Txn(1, 0)
-    commit, _ = newest(sink.path, STREAM)
-    assert commit is not None and commit.entry == entry(0)
-
-
-def test_a_batch_that_is_in_the_table_is_not_written_again(make: Make) -> None:
-    sink = make()
-    append(sink, entry(0), ROWS)
-    assert append(sink, entry(0), ROWS) is None
-    assert append(make(), entry(0), ROWS) is None
-    assert len(rows_in(sink)) == 2
-
-
-def test_a_batch_before_the_newest_one_is_in_the_table(make: Make) -> None:
+def test_a_batch_before_the_newest_one_is_in_the_table_and_a_new_generation_starts_with_its_batch_0(make: Make) -> None:
     sink = make()
     append(sink, entry(0), ROWS)
     append(sink, entry(5), ROWS)
     assert append(sink, entry(3), ROWS) is None
-
-
-def test_two_drivers_with_one_batch_write_it_once(make: Make) -> None:
-    one, other = make(), make()
-    assert append(one, entry(0), ROWS) == 1
-    assert append(other, entry(0), ROWS) is None
-    assert len(rows_in(one)) == 2
+    assert append(sink, entry(0, generation=2), ROWS) is not None
+    assert sink.position == Txn(2, 0)
 
 
 def test_a_driver_that_loses_the_race_inside_the_commit_finds_its_batch_done(make: Make) -> None:
@@ -90,16 +58,6 @@ def test_a_driver_that_loses_the_race_inside_the_commit_finds_its_batch_done(mak
     assert len(rows_in(one)) == 2
 
 
-def test_a_driver_of_an_older_generation_is_fenced(make: Make) -> None:
-    old, new = make(), make()
-    append(old, entry(7), ROWS)
-    fence = entry(-1, kind="fence", generation=2, plan="r1")
-    assert new.commit(fence, lambda *_: None) is not None
-    with pytest.raises(Fenced, match=f"table {TABLE} is in generation 2, this driver belongs to 1"):
-        append(old, entry(8), ROWS)
-    assert len(rows_in(old)) == 2
-
-
 def test_a_fence_that_comes_inside_the_commit_stops_it(make: Make) -> None:
     old, new = make(), make()
 
@@ -107,16 +65,9 @@ def test_a_fence_that_comes_inside_the_commit_stops_it(make: Make) -> None:
         new.commit(entry(-1, kind="fence", generation=2), lambda *_: None)
         write_deltalake(handle, ROWS, mode="append", commit_properties=properties)
 
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=f"table {TABLE} is in generation 2, this driver belongs to 1"):
         old.commit(entry(0), write)
     assert rows_in(old) == []
-
-
-def test_a_new_generation_starts_with_its_batch_0(make: Make) -> None:
-    sink = make()
-    append(sink, entry(7), ROWS)
-    assert append(sink, entry(0, generation=2), ROWS) is not None
-    assert sink.position == Txn(2, 0)
 
 
 def test_a_foreign_commit_without_rows_between_is_passed_and_the_batch_is_there_once(make: Make) -> None:
@@ -135,16 +86,6 @@ def test_a_foreign_commit_without_rows_between_is_passed_and_the_batch_is_there_
     assert sorted(row["k"] for row in rows_in(sink)) == ["x", "y"]
 
 
-def test_rows_that_somebody_else_writes_between_two_batches_are_refused(make: Make) -> None:
-    sink = make()
-    append(sink, entry(0), ROWS)
-    write_deltalake(sink.path, pa.table({"k": ["foreign"], "n": [0]}), mode="append")
-    with pytest.raises(ForeignWrite, match="version 2 of table") as raised:
-        append(sink, entry(1), ROWS)
-    assert "streams accept" in raised.value.next_step
-    assert sorted(row["k"] for row in rows_in(sink)) == ["foreign", "x", "y"]
-
-
 def test_rows_that_somebody_else_writes_during_a_batch_are_refused(make: Make) -> None:
     sink = make()
 
@@ -152,8 +93,9 @@ def test_rows_that_somebody_else_writes_during_a_batch_are_refused(make: Make) -
         write_deltalake(sink.path, pa.table({"k": ["foreign"], "n": [0]}), mode="append")
         write_deltalake(handle, ROWS, mode="append", commit_properties=properties)
 
-    with pytest.raises(ForeignWrite):
+    with pytest.raises(ForeignWrite, match="version 1 of table") as raised:
         sink.commit(entry(0), write)
+    assert "streams accept" in raised.value.next_step
     assert [row["k"] for row in rows_in(sink)] == ["foreign"]
 
 
@@ -164,21 +106,6 @@ def test_a_compaction_by_hand_between_two_batches_is_no_foreign_row(make: Make) 
     DeltaTable(sink.path).optimize.compact()
     append(sink, entry(3), ROWS)
     assert len(rows_in(sink)) == 8
-
-
-def test_a_table_that_never_holds_still_is_given_up_for_now(make: Make) -> None:
-    sink = make()
-    attempts: list[int] = []
-
-    def write(*_: object) -> None:
-        attempts.append(1)
-        DeltaTable(sink.path).alter.set_table_properties({"delta.checkpointInterval": str(90 + len(attempts))})
-        raise CommitFailedError("somebody was first")
-
-    with pytest.raises(CommitRefused, match="committed to by others"):
-        sink.commit(entry(0), write)
-    assert len(attempts) > 3
-    assert sink.position == Txn(1, -1)
 
 
 def test_any_other_failure_of_the_write_goes_up_and_leaves_nothing(make: Make) -> None:
@@ -209,10 +136,7 @@ def test_a_log_that_went_on_past_a_sleeping_driver_is_read_again(make: Make) -> 
     sink = make()
     for _ in range(3):
         write_deltalake(sink.path, ROWS, mode="append")
-    other = DeltaTable(sink.path)
-    other.create_checkpoint()
-    for version in range(3):  # what a clean-up leaves: neither our version nor the one after it
-        (sink.path / "_delta_log" / f"{version:020d}.json").unlink()
+    shorten_log(sink.path)  # neither our version nor the one after it is left
     sink.refresh()
     assert sink.handle.version() == 3
 
@@ -248,3 +172,18 @@ def test_a_commit_that_lost_a_race_is_tried_again(make: Make) -> None:
 
     assert sink.commit(entry(0), write) is not None
     assert len(tries) == 3 and len(rows_in(sink)) == ROWS.num_rows
+
+
+def test_a_table_that_never_holds_still_is_given_up_for_now(make: Make) -> None:
+    sink = make()
+    attempts: list[int] = []
+
+    def write(*_: object) -> None:
+        attempts.append(1)
+        DeltaTable(sink.path).alter.set_table_properties({"delta.checkpointInterval": str(90 + len(attempts))})
+        raise CommitFailedError("somebody was first")
+
+    with pytest.raises(CommitRefused, match="committed to by others"):
+        sink.commit(entry(0), write)
+    assert len(attempts) > 3
+    assert sink.position == Txn(1, -1)

@@ -224,13 +224,20 @@ def test_the_position_is_no_part_of_what_the_function_returns(settings: Settings
     assert ensure_sink(settings(), Declared("plain"), STREAM, taken, generation=1).schema == taken
 
 
-def test_rows_without_a_key_stay_as_the_function_returned_them(settings: SettingsFactory) -> None:
+def test_rows_without_a_key_stay_as_returned_and_a_batch_without_rows_reads_no_remembered_deletes(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = Tables.make(settings())
     rows = arrow(one(1, 1.0), by_position=True)
     rows = rows.set_column(0, "k", pa.array([None], pa.int64()))
     staged = merged(tables.sink, rows, tables.kept, by_position=True)
     assert staged.rows == 0 and staged.rejected is not None
     assert set(staged.rejected.column_names) == {*COLUMNS, "__topic", "__partition", "__offset", DELETE_COLUMN}
+    rows = arrow([(0, Event(1, 5.0, None, True, 0))], by_position=True)
+    tables.upsert(rows, by_position=True)
+    monkeypatch.setattr(DeltaTable, "to_pyarrow_dataset", None)
+    staged = merged(tables.sink, rows.slice(0, 0), tables.kept, by_position=True)
+    assert staged.rows == 0 and staged.before == []
 
 
 def not_null(rows: pa.Table) -> pa.Table:
@@ -246,17 +253,6 @@ def test_a_column_that_is_no_longer_nullable_meets_the_deletes_remembered_of_it(
         rows = arrow([(number, Event(1, at, 0, False, 0)), (number, Event(2, at, 0, False, 0))], by_position=False)
         tables.upsert(not_null(rows), by_position=False)
     assert len(tables.shown()) == 2
-
-
-def test_a_batch_without_rows_reads_no_remembered_deletes(
-    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = Tables.make(settings())
-    rows = arrow([(0, Event(1, 5.0, None, True, 0))], by_position=True)
-    tables.upsert(rows, by_position=True)
-    monkeypatch.setattr(DeltaTable, "to_pyarrow_dataset", None)
-    staged = merged(tables.sink, rows.slice(0, 0), tables.kept, by_position=True)
-    assert staged.rows == 0 and staged.before == []
 
 
 def test_only_files_that_may_hold_a_key_of_the_batch_are_read(settings: SettingsFactory) -> None:

@@ -1,24 +1,27 @@
-"""Rows become records or are refused, before anything is sent."""
+"""Rows become records or are refused, before anything is sent; what waits in files is sent from the files judged."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs import Json, KafkaSink, KafkaTopic, PermanentError
+from streaming_jobs import Json, KafkaSink, KafkaTopic, PermanentError, Text
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
-from streaming_jobs.errors import LedgerConflict
+from streaming_jobs.errors import LedgerConflict, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.runtime.batch import entry_of, refuse_other_letters
 from streaming_jobs.settings import TopicSinkSettings
-from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.sinks.base import BatchOfRows, SinkSet
 from streaming_jobs.sinks.kafka.clients import producer_config
 from streaming_jobs.sinks.kafka.output import TopicOutput, TopicWrite
 from streaming_jobs.sinks.kafka.producer import Delivered, Outgoing
@@ -95,10 +98,12 @@ def test_a_row_becomes_a_record_with_the_batch_s_headers_its_position_and_its_ow
     )
 
 
-def test_without_route_timestamp_and_source_the_record_goes_to_the_sink_s_topic_now() -> None:
+def test_a_row_without_key_route_timestamp_and_source_goes_to_the_sinks_topic_now() -> None:
     (record,), _ = judged({**ROW, TIMESTAMP: None, "__offset": None})
     assert (record.topic, record.timestamp) == ("orders", 0)
     assert record.headers == [("recourse.batch", b"3")]
+    (record,), refused = judged({**ROW, KEY: None})
+    assert record.key is None and refused is None
 
 
 @pytest.mark.parametrize(
@@ -128,11 +133,6 @@ def test_a_row_that_no_topic_takes_is_refused_and_its_neighbours_are_written(
     assert refused is not None
     (row,) = refused.to_pylist()
     assert row[REASON_COLUMN] == reason and detail in row[DETAIL_COLUMN] and row["__offset"] == 77
-
-
-def test_a_null_key_is_written_where_the_topic_is_not_compacted() -> None:
-    (record,), refused = judged({**ROW, KEY: None})
-    assert record.key is None and refused is None
 
 
 def test_a_topic_that_does_not_exist_stops_the_batch_by_choice() -> None:
@@ -182,7 +182,7 @@ def test_delivery_reports_become_ranges() -> None:
 
 
 @pytest.mark.parametrize("offset", [None, -1001])
-def test_a_record_whose_offset_the_broker_did_not_say_is_counted_and_in_no_range(offset: int | None) -> None:
+def test_a_record_without_a_known_offset_is_counted_and_in_no_range(offset: int | None) -> None:
     delivered = Delivered()
     for each in (7, offset):
         delivered.of("a")(None, _Report("a", 0, each))  # type: ignore[arg-type]
@@ -212,14 +212,11 @@ def test_dead_letters_say_how_many_rows_each_topic_refused_and_a_repetition_must
         refuse_other_letters(done, _staged(2)[1], sinks, batch)
 
 
-def test_names_that_no_topic_has_and_forbidden_ones_are_not_looked_up() -> None:
+def test_names_that_no_topic_has_are_not_looked_up_and_thousands_of_unknown_ones_are_judged_quickly() -> None:
     lookup = Lookup()
     topics = KnownTopics(lookup, SETTINGS, {"raw": "is read by the stream"})
     assert [topics[name] for name in ("", ".", "..", "raw", "__x", "a b")] == [None] * 6
     assert lookup.asked == [] and topics.ids == {}
-
-
-def test_rows_that_name_thousands_of_unknown_topics_are_judged_quickly() -> None:
     lookup = Lookup()
     topics = KnownTopics(lookup, SETTINGS)
     assert all(topics[f"unknown-{n}"] is None for n in range(1000)) and len(lookup.asked) == 5
@@ -249,3 +246,60 @@ def test_a_block_is_looked_at_row_by_row_as_soon_as_one_row_may_be_too_large(siz
     rows = [{**ROW, TIMESTAMP: None}, {**ROW, TIMESTAMP: None, "note": "x" * size}]
     records, letters = judged(*rows, sink=sink)
     assert len(records) == 2 - refused and (0 if letters is None else letters.num_rows) == refused
+
+
+class Frame:
+    """A frame of two partitions, as far as it is written."""
+
+    parts = ({"value": ["a", "b"]}, {"value": ["c"]})
+
+    @property
+    def write(self) -> Frame:
+        return self
+
+    def parquet(self, folder: str) -> None:
+        Path(folder).mkdir(parents=True)
+        for number, rows in enumerate(self.parts):
+            pq.write_table(pa.table(rows), f"{folder}/part-{number:05d}.parquet")
+
+
+class Removed(Frame):
+    """Its files are removed as soon as they are written."""
+
+    def parquet(self, folder: str) -> None:
+        super().parquet(folder)
+        shutil.rmtree(folder)
+
+
+def output(folder: Path) -> TopicOutput:
+    sink = KafkaSink(KafkaTopic("orders", value=Text()))
+    return TopicOutput(sink, "s", SETTINGS, Discarded(), KnownTopics(Lookup(), SETTINGS), folder)
+
+
+def prepared(made: TopicOutput, frame: Any) -> Any:
+    return made.prepare(frame, BatchOfRows(1, 0, driver=False))
+
+
+def test_rows_in_files_are_records_in_the_order_of_the_partitions_each_time(tmp_path: Path) -> None:
+    write = prepared(output(tmp_path), Frame())
+    assert [[value for _, _, value, *_ in write.records] for _ in range(2)] == [[b"a", b"b", b"c"]] * 2
+    assert write.rows == write.records.count == 3
+
+
+def test_records_of_a_replay_say_when_their_source_was_first_read(tmp_path: Path) -> None:
+    made, frame = output(tmp_path), Frame()
+    rows = BatchOfRows(2, 0, driver=False, first_read=1_700_000_000_000)
+    for headers in ([headers for *_, headers, _, _ in made.prepare(frame, rows).records] for _ in range(2)):
+        assert all(dict(each)["recourse.first_read"] == b"1700000000000" for each in headers) and len(headers) == 3
+    (first, *_) = prepared(made, frame).records
+    assert "recourse.first_read" not in dict(first[3])
+
+
+def test_files_that_another_driver_removed_are_no_empty_batch(tmp_path: Path) -> None:
+    made = output(tmp_path)
+    write = prepared(made, Frame())
+    output(tmp_path).remove_leftovers()
+    with pytest.raises(TransientError, match=r"part-00000\.parquet, are gone"):
+        list(write.records)
+    with pytest.raises(TransientError, match="are gone"):
+        prepared(made, Removed())

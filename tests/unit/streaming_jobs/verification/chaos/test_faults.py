@@ -25,7 +25,7 @@ def test_the_same_seed_gives_the_same_schedule_and_another_one_another() -> None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_forty_five_kills_hit_every_point_of_every_stream_and_every_victim(seed: int) -> None:
+def test_forty_five_kills_hit_every_point_stream_and_victim_and_more_planners_and_workers_than_three(seed: int) -> None:
     faults = list(schedule(seed, 45, POINTS_OF).faults)
     points = [(fault.stream, fault.point) for fault in faults if isinstance(fault, PointKill)]
     assert sorted(points) == sorted((stream, point) for stream in POINTS_OF for point in POINTS_OF[stream])
@@ -33,10 +33,6 @@ def test_forty_five_kills_hit_every_point_of_every_stream_and_every_victim(seed:
     processes = [fault.process for fault in faults if isinstance(fault, ProcessKill)]
     assert len(victims) + len(processes) == 18
     assert set(victims) == set(VICTIMS) and set(processes) == set(PYTHON_PROCESSES)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_forty_five_kills_ask_for_one_more_of_planners_and_of_workers_than_three(seed: int) -> None:
     faults = [fault for fault in schedule(seed, 45, POINTS_OF).faults if isinstance(fault, ProcessKill)]
     assert all(sum(fault.process == process for fault in faults) >= 4 for process in PYTHON_PROCESSES)
     assert len({fault.choice for fault in faults}) > 1, "which of several processes is chosen by the seed"
@@ -51,10 +47,17 @@ def test_the_kill_of_a_worker_has_a_phase_of_its_own_that_begins_with_a_burst() 
         assert all(phase.kills == 1 and phase.lanes[0].streams == tuple(POINTS_OF) for phase in of_workers)
 
 
-def test_each_stream_has_each_point_and_after_one_of_two_tables_where_there_are_two() -> None:
+def test_each_stream_has_each_point_and_each_fault_lies_in_a_session_that_runs_its_stream() -> None:
     two_tables = {"flights_split", "flights_judged", "flights_newest"}
     for stream, points in POINTS_OF.items():
         assert set(POINTS) - set(points) == (set() if stream in two_tables else {"secondary_committed"})
+    for seed in SEEDS:
+        for phase in schedule(seed, 30, POINTS_OF).phases:
+            for lane in phase.lanes:
+                assert all(f.stream in lane.streams for f in lane.faults if isinstance(f, PointKill))
+            assert len({stream for lane in phase.lanes for stream in lane.streams}) == sum(
+                len(lane.streams) for lane in phase.lanes
+            )
 
 
 @pytest.mark.parametrize("kills", [1, 2, 3, 7, 30, 100])
@@ -65,21 +68,8 @@ def test_there_are_as_many_faults_as_asked_for(kills: int) -> None:
         assert all(0 < at < kills for at in made.broker_after)
 
 
-def test_a_fault_lies_in_a_session_that_runs_its_stream() -> None:
-    for seed in SEEDS:
-        for phase in schedule(seed, 30, POINTS_OF).phases:
-            for lane in phase.lanes:
-                assert all(f.stream in lane.streams for f in lane.faults if isinstance(f, PointKill))
-            assert len({stream for lane in phase.lanes for stream in lane.streams}) == sum(
-                len(lane.streams) for lane in phase.lanes
-            )
-
-
-def test_streams_run_together_first_and_apart_in_some_later_phase() -> None:
+def test_streams_run_together_first_and_apart_later_and_the_broker_is_killed_several_times() -> None:
     made = [schedule(seed, 30, POINTS_OF) for seed in SEEDS]
     assert all(len(one.phases[0].lanes) == 1 for one in made)
     assert sum(any(len(phase.lanes) > 1 for phase in one.phases) for one in made) > len(made) / 2
-
-
-def test_the_broker_is_killed_several_times_in_thirty_kills() -> None:
     assert all(3 <= len(schedule(seed, 30, POINTS_OF).broker_after) <= 7 for seed in SEEDS)

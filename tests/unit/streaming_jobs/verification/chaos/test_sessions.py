@@ -154,7 +154,7 @@ def test_a_driver_that_refuses_ends_the_run_with_its_words(home: Home, drivers: 
     assert "no table" in raised.value.found and str(drivers[0].log) in raised.value.next_step
 
 
-def test_a_driver_that_ends_by_itself_is_counted_and_its_fault_comes_again(
+def test_a_driver_that_ends_by_itself_is_counted_its_fault_comes_again_and_too_many_of_them_end_the_run(
     home: Home, drivers: list[FakeDriver]
 ) -> None:
     lane = stepped(runner(home, POINT), 1)
@@ -162,10 +162,6 @@ def test_a_driver_that_ends_by_itself_is_counted_and_its_fault_comes_again(
     stepped(lane, 2)
     assert lane.tally.kills == 0 and len(lane.tally.unplanned) == 1 and "exit code 1" in lane.tally.unplanned[0]
     assert len(drivers) == 2 and "RECOURSE_CRASH" in drivers[1].environment
-
-
-def test_a_driver_that_ends_by_itself_again_and_again_ends_the_run(home: Home, drivers: list[FakeDriver]) -> None:
-    lane = runner(home, POINT)
     with pytest.raises(ChaosFailed, match="without a kill more than 5 times"):
         for _ in range(50):
             lane.step()
@@ -211,8 +207,11 @@ class Session:
         return self
 
 
+StartSession = Callable[..., Session]
+
+
 @pytest.fixture
-def session(home: Home, drivers: list[FakeDriver], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+def session(home: Home, drivers: list[FakeDriver], monkeypatch: pytest.MonkeyPatch) -> StartSession:
     def start(*faults: Fault, backlog_end: int = 0) -> Session:
         lane = runner(home, *faults)
         lane.backlog_end = backlog_end
@@ -232,7 +231,7 @@ def session(home: Home, drivers: list[FakeDriver], monkeypatch: pytest.MonkeyPat
 
 
 def test_the_killed_planner_is_the_one_that_the_seed_chose_and_the_same_session_goes_on(
-    session: Callable[..., Session], drivers: list[FakeDriver]
+    session: StartSession, drivers: list[FakeDriver]
 ) -> None:
     made = session(PLANNER, RandomKill("python", 1, 0.0))
     made.driver.processes = [FakeProcess(7), FakeProcess(8), FakeProcess(9)]
@@ -250,19 +249,9 @@ def test_the_killed_planner_is_the_one_that_the_seed_chose_and_the_same_session_
     assert made.lane.tally.kills == 2 and made.lane.tally.unplanned == []
 
 
-def test_a_session_that_does_not_go_on_after_the_kill_of_its_planner_ends_the_run(
-    session: Callable[..., Session],
-) -> None:
-    made = session(PLANNER)
-    made.driver.processes = [FakeProcess(7)]
-    made.after(versions=1)
-    with pytest.raises(ChaosFailed, match="did not continue within 240 s after planner"):
-        made.after(241, versions=1)
-
-
 @pytest.mark.parametrize("following", [(), (POINT,), (RandomKill("jvm", 0, 1.0),)])
 def test_a_session_that_went_on_is_stopped_before_a_fault_that_needs_another_one(
-    session: Callable[..., Session], drivers: list[FakeDriver], following: tuple[Fault, ...]
+    session: StartSession, drivers: list[FakeDriver], following: tuple[Fault, ...]
 ) -> None:
     made = session(PLANNER, *following)
     made.driver.processes = [FakeProcess(7)]
@@ -276,7 +265,7 @@ def test_a_session_that_went_on_is_stopped_before_a_fault_that_needs_another_one
     assert len(drivers) == 1 + len(following) and made.lane.done == (not following)
 
 
-def test_a_planner_that_never_comes_is_a_kill_that_was_not_made(session: Callable[..., Session]) -> None:
+def test_a_planner_that_never_comes_is_a_kill_that_was_not_made(session: StartSession) -> None:
     made = session(PLANNER)
     made.after(versions=1).after(119)
     assert not made.lane.tally.not_made
@@ -285,9 +274,7 @@ def test_a_planner_that_never_comes_is_a_kill_that_was_not_made(session: Callabl
     assert made.driver.asked_to_end
 
 
-def test_a_session_that_ends_after_the_kill_of_a_planner_is_an_end_without_a_kill(
-    session: Callable[..., Session],
-) -> None:
+def test_a_session_that_ends_after_the_kill_of_a_planner_is_an_end_without_a_kill(session: StartSession) -> None:
     made = session(PLANNER)
     made.driver.processes = [FakeProcess(7)]
     made.after(versions=1)
@@ -296,9 +283,15 @@ def test_a_session_that_ends_after_the_kill_of_a_planner_is_an_end_without_a_kil
     assert len(made.lane.tally.unplanned) == 1 and made.lane.tally.kills == 1 and made.lane.done
 
 
-def test_a_worker_is_killed_while_it_reads_a_backlog_which_has_to_be_read_whole(
-    session: Callable[..., Session],
-) -> None:
+def test_a_session_that_does_not_go_on_after_the_kill_of_its_planner_ends_the_run(session: StartSession) -> None:
+    made = session(PLANNER)
+    made.driver.processes = [FakeProcess(7)]
+    made.after(versions=1)
+    with pytest.raises(ChaosFailed, match="did not continue within 240 s after planner"):
+        made.after(241, versions=1)
+
+
+def test_a_worker_is_killed_while_it_reads_a_backlog_which_has_to_be_read_whole(session: StartSession) -> None:
     made = session(WORKER, backlog_end=40_000)
     assert made.driver.environment["RECOURSE_STREAM__TRIGGER"] == "every 1 second"
     made.driver.processes = [FakeProcess(7)]
@@ -313,16 +306,14 @@ def test_a_worker_is_killed_while_it_reads_a_backlog_which_has_to_be_read_whole(
 
 
 def test_a_burst_is_waited_for_by_the_streams_that_read_the_topic_of_the_feeder(
-    session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+    session: StartSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = session(WORKER, backlog_end=40_000)
     made.lane.home = replace(made.lane.home, fed="another topic")
     assert made.after(5).driver.asked_to_end, "no stream of the session reads it"
 
 
-def test_a_backlog_that_was_read_before_a_worker_was_seen_is_a_kill_that_was_not_made(
-    session: Callable[..., Session],
-) -> None:
+def test_a_backlog_that_was_read_before_a_worker_was_seen_is_a_kill_that_was_not_made(session: StartSession) -> None:
     made = session(WORKER, backlog_end=40_000)
     made.after(5)
     assert not made.lane.tally.not_made

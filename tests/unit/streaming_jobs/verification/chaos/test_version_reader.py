@@ -14,6 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from streaming_jobs.verification.chaos.flight_subject import JUDGED, NEWEST, SHIPPED, SPLIT
 from streaming_jobs.verification.chaos.version_reader import ConcurrentReader, TableReader, WatchedStream
 from streaming_jobs.verification.delta_log import commit_file, versions
+from tests.support.delta_table import shorten_log
 from tests.support.proofs import (
     BATCHES,
     CLEAN,
@@ -146,10 +147,15 @@ def test_a_window_that_comes_twice_and_one_that_goes_again_are_told(tables: Path
     assert any("version 6: gone or changed since the version before: 4 rows" in text for text in faults)
 
 
-def test_a_compaction_changes_nothing(tables: Path) -> None:
+def test_a_compaction_changes_nothing_and_a_version_before_the_first_entry_of_a_cut_log_is_not_judged(
+    tables: Path,
+) -> None:
     DeltaTable(tables / CLEAN).optimize.compact(commit_properties=properties(entry(CLEAN, -1, 0, "upkeep")))
     made = reader(tables, CLEAN)
     assert (made.seen, made.faults) == (BATCHES + 2, [])
+    shorten_log(tables / CLEAN)
+    made = reader(tables, CLEAN)
+    assert (made.unseen, made.unjudged, made.seen, made.faults) == (BATCHES + 1, 1, 0, [])
 
 
 def test_a_lost_data_file_and_a_damaged_commit_are_told(tables: Path) -> None:
@@ -160,14 +166,15 @@ def test_a_lost_data_file_and_a_damaged_commit_are_told(tables: Path) -> None:
     assert [text for text in said(tables, TOTALS) if "version 4: cannot be read" in text]
 
 
-def test_versions_that_clean_up_took_are_counted_and_the_rest_is_judged(tables: Path) -> None:
-    DeltaTable(tables / CLEAN, version=3).create_checkpoint()
-    for version in range(3):
-        commit_file(tables / CLEAN, version).unlink()
+def test_versions_that_clean_up_took_are_counted_and_the_rest_is_judged_windows_too(tables: Path) -> None:
+    shorten_log(tables / CLEAN, 2, at=3)
     made = reader(tables, CLEAN)
     assert (made.unseen, made.seen, made.faults) == (3, 2, [])
     Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
     assert "1 offset is covered by an entry and in no row" in said(tables, CLEAN)[0]
+    shorten_log(tables / HOURS, 2, at=3)
+    made = reader(tables, HOURS)
+    assert (made.unseen, made.seen, made.faults) == (3, 2, [])
 
 
 def test_a_version_that_comes_while_the_log_is_listed_is_not_taken_for_a_lost_one(
@@ -185,23 +192,6 @@ def test_a_version_that_comes_while_the_log_is_listed_is_not_taken_for_a_lost_on
     monkeypatch.setattr("streaming_jobs.verification.chaos.version_reader.versions", listed)
     made = reader(tables, CLEAN)
     assert (made.unseen, made.seen, made.faults) == (0, BATCHES + 1, [])
-
-
-def test_windows_are_judged_without_the_beginning_of_the_log_too(tables: Path) -> None:
-    DeltaTable(tables / HOURS, version=3).create_checkpoint()
-    for version in range(3):
-        commit_file(tables / HOURS, version).unlink()
-    made = reader(tables, HOURS)
-    assert (made.unseen, made.seen, made.faults) == (3, 2, [])
-
-
-def test_a_version_before_the_first_entry_of_a_cut_log_is_not_judged(tables: Path) -> None:
-    DeltaTable(tables / CLEAN).optimize.compact(commit_properties=properties(entry(CLEAN, -1, 0, "upkeep")))
-    DeltaTable(tables / CLEAN).create_checkpoint()
-    for version in range(BATCHES + 1):
-        commit_file(tables / CLEAN, version).unlink()
-    made = reader(tables, CLEAN)
-    assert (made.unseen, made.unjudged, made.seen, made.faults) == (BATCHES + 1, 1, 0, [])
 
 
 def test_dead_letters_are_not_missed_in_the_table(tables: Path) -> None:

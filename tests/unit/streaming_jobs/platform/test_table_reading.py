@@ -1,17 +1,26 @@
-"""A table's log is read as Delta writes it: one action per line, and a line ends only at a line feed."""
+"""A table's log is read as Delta writes it: one action per line, and a line ends only at a line feed.
+
+Its rows are read as Arrow, by no file system that needs Python when the interpreter ends.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+import orchestration
+import reprocessing
+import streaming_jobs
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.platform.table_rows import dataset, rows
 from streaming_jobs.sinks.delta import orphan_files
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
@@ -38,7 +47,9 @@ def sink(request: pytest.FixtureRequest, settings: SettingsFactory) -> DeltaSink
     return sink
 
 
-def test_every_reader_of_the_log_understands_values_with_line_separators(sink: DeltaSink) -> None:
+def test_every_reader_of_the_log_understands_values_with_line_separators_and_upkeep_of_such_a_table_goes_on(
+    sink: DeltaSink, settings: SettingsFactory
+) -> None:
     newest_commit, foreign = newest(sink.path, STREAM)
     assert newest_commit is not None and newest_commit.entry is not None
     assert (newest_commit.entry.txn, foreign) == (Txn(1, 0), [])
@@ -47,9 +58,6 @@ def test_every_reader_of_the_log_understands_values_with_line_separators(sink: D
     live = DeltaTable(sink.path).get_add_actions()["path"].to_pylist()
     assert orphan_files.find(sink.path, live) == []
     assert read_commit(sink.path, 1).changes_rows
-
-
-def test_upkeep_of_a_table_with_line_separators_goes_on(sink: DeltaSink, settings: SettingsFactory) -> None:
     upkeep = TableMaintenance(sink, settings().table, 1)
     sink.handle.delete()
     assert upkeep.shorten_log() == 0
@@ -65,3 +73,51 @@ def test_blank_lines_are_no_actions_and_a_torn_one_is_an_error(tmp_path: Path) -
     file.write_text('{"txn":{"app', encoding="utf-8")
     with pytest.raises(json.JSONDecodeError):
         list(actions(file))
+
+
+VALUES: list[str | None] = [
+    "a b",
+    "ä",
+    "日本",
+    "a/b",
+    "a%b",
+    "a%20b",
+    "a:b",
+    "x=y",
+    "a\u2028b",
+    "😀",
+    "a#b?c",
+    "*",
+    "a+b",
+]
+VALUES += [".", " ", None]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    held = pa.table({"p": pa.array(VALUES), "v": list(range(len(VALUES)))})
+    write_deltalake(tmp_path / "table", held, partition_by=["p"])
+    write_deltalake(tmp_path / "table", pa.table({"p": ["more"], "v": [-1]}), mode="append")
+    return tmp_path / "table"
+
+
+def test_the_rows_are_those_that_deltalake_reads_whatever_the_partitions_are_called(table: Path) -> None:
+    read, known = rows(table).sort_by("v"), DeltaTable(table).to_pyarrow_table().sort_by("v")
+    assert read.equals(known) and read["p"].to_pylist() == ["more", *VALUES]
+    assert rows(table, 0, ["v"]).sort_by("v")["v"].to_pylist() == list(range(len(VALUES)))
+
+
+def test_no_file_of_it_is_closed_by_python(table: Path) -> None:
+    """Arrow closes files in threads of its own; one that needs Python while the interpreter ends aborts the process."""
+    used = dataset(DeltaTable(table), table).filesystem
+    assert isinstance(used, pafs.SubTreeFileSystem) and isinstance(used.base_fs, pafs.LocalFileSystem)
+
+
+def test_nothing_reads_rows_in_another_way() -> None:
+    modules = [
+        path
+        for package in (streaming_jobs, reprocessing, orchestration)
+        for path in Path(str(package.__file__)).parent.rglob("*.py")
+    ]
+    others = [p.name for p in modules if re.search(r"\.to_pyarrow_(table|dataset)\(", p.read_text("utf-8"))]
+    assert len(modules) > 150 and others == ["table_rows.py"]

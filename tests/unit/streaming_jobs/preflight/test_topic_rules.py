@@ -1,8 +1,10 @@
-"""The rules about a table that a stream reads: not made yet, gone, another one, no longer whole, put back."""
+"""The rules about what a stream reads: a table that is gone, another one or put back, records that became void."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,22 @@ from pyspark.sql.types import LongType, StructField, StructType
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TableAwaited, TopicUnknown
 from streaming_jobs.preflight.findings import StartFinding, enforce
-from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot, _content_gone
+from streaming_jobs.preflight.rules import check_start
+from streaming_jobs.preflight.snapshot import (
+    CheckpointSnapshot,
+    StreamSnapshot,
+    TopicSnapshot,
+    _content_gone,
+    take_snapshot,
+)
 from streaming_jobs.preflight.topic_rules import topic_findings
 from streaming_jobs.runtime.stream_runner import AWAIT_DELAY, Retries
+from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import BoundTopic
+from streaming_jobs.state.topic_records import VoidRange
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.conftest import SettingsFactory
+from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics
 from tests.support.worlds import fresh, settled
 from tests.support.written_table import WrittenTable
 
@@ -38,14 +50,11 @@ def reading(
     return list(topic_findings(made))
 
 
-def test_a_table_that_is_not_made_yet_is_awaited_and_one_that_is_gone_is_not() -> None:
+def test_a_table_not_made_yet_is_awaited_unless_something_else_is_wrong_and_one_that_is_gone_is_not() -> None:
     with pytest.raises(TableAwaited, match="table numbers, which stream parity reads, does not exist yet"):
         enforce(reading(fresh(), topic_id=None))
     with pytest.raises(PreflightRefused, match="table numbers, which the stream reads, is gone"):
         enforce(reading(settled(6), 40, 30, topic_id=None))
-
-
-def test_something_else_that_is_wrong_comes_before_waiting() -> None:
     other = StartFinding("refuse", "something else", "do it")
     with pytest.raises(PreflightRefused, match="something else"):
         enforce([*reading(fresh(), topic_id=None), other])
@@ -119,3 +128,22 @@ def test_a_table_or_topic_is_awaited_for_its_time_and_then_it_is_a_refusal(
     assert retries.failures == 0 and not retries.gave_up
     refused, delay = retries.failed(error, 60.0)
     assert delay is None and isinstance(refused, PreflightRefused) and "after 60 s of waiting" in refused.found
+
+
+def test_a_stream_that_has_read_what_became_void_without_it_does_not_start(tmp_path: Path) -> None:
+    """It was not declared when the recovery was planned; a batch after the range would have left it out."""
+    life = Life.of_batches(tmp_path, 3)
+    now = time.time()
+    read, behind = VoidRange(0, 25, 28, "p-0001", 2, now + 60), VoidRange(0, 30, 40, "p-0001", 2, now + 60)
+
+    def declared(*ranges: VoidRange, topic_id: str = TOPIC_ID) -> list[str]:
+        topic_records.declare_void(life.settings, TOPIC, topic_id, writer="w", path=(1, 2), ranges=ranges)
+        findings = check_start(take_snapshot(life.settings, STREAM, Topics()))
+        return [f"{each.severity}: {each.found}; {each.next_step}" for each in findings]
+
+    assert declared(behind) == []
+    (found,) = declared(read)
+    assert "refuse: plan p-0001 has declared offsets 25 to 27 of topic things" in found
+    assert found.endswith("recourse recover plan things --to-offsets 0:25")
+    assert declared(replace(read, at=now - 86_400)) == [], "its batches are later: they left the range out"
+    assert declared(replace(read, generation=3)) == [], "it does not hold"

@@ -1,25 +1,30 @@
-"""The tables of a stream for its batches: made with the columns that belong in them, each seen as a sink."""
+"""The sinks of a stream: tables with the columns that belong in them, and topics that its rows may name."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.types import ArrayType, BooleanType, LongType, MapType, StringType, StructField, StructType
 
+from streaming_jobs import Json, KafkaSink, KafkaTopic
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.runtime.stream_sinks import make_tables, sinks_of, upkeep_of
+from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks, make_tables, sinks_of, upkeep_of
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.tables import all_tables, begin_late, open_tables
-from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.stream import DeltaTable, Stream, StreamSource
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
 from tests.conftest import SettingsFactory
 from tests.support.worlds import OUTPUT, THINGS, parity
@@ -38,7 +43,9 @@ def frame(schema: StructType) -> Any:
     return SimpleNamespace(schema=schema, columns=schema.fieldNames())
 
 
-def test_each_table_has_the_columns_that_belong_in_it(settings: SettingsFactory) -> None:
+def test_each_table_has_the_columns_that_belong_in_it_and_batches_see_it_through_its_own_store(
+    settings: SettingsFactory,
+) -> None:
     outputs = {"prices": frame(SOURCED), "seen": frame(ROWS)}
     tables = make_tables(settings(), stream(PRICES, SEEN), outputs, 1)
     assert {name: table.schema.fieldNames() for name, table in tables.items()} == {
@@ -48,9 +55,6 @@ def test_each_table_has_the_columns_that_belong_in_it(settings: SettingsFactory)
         "market_dead_letters": DEAD_LETTERS.fieldNames(),
     }
     assert list(tables) == [declared.name for declared, _ in all_tables(stream(PRICES, SEEN))]
-
-
-def test_batches_see_each_table_through_its_own_store(settings: SettingsFactory) -> None:
     market, home = stream(PRICES, SEEN), settings()
     tables = make_tables(home, market, {"prices": frame(SOURCED), "seen": frame(ROWS)}, 1)
     sinks = sinks_of(market, tables, home.for_stream("market"))
@@ -134,3 +138,53 @@ def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFa
     output: Any = SimpleNamespace(schema=schema)
     with pytest.raises(UsageError, match="table evens: "):
         make_tables(settings(), parity, {"evens": output}, 1)
+
+
+LINE = Json(StructType([StructField("line", StringType())]))
+
+
+class Lookup:
+    """A broker that has every topic."""
+
+    def describe(self, name: str) -> TopicInfo | None:
+        return TopicInfo(name, "id", 1, -1, "delete")
+
+
+def split(lines: Any) -> Any:
+    return {"good": lines, "bad": lines}
+
+
+def forwarded(lines: Any) -> Any:
+    return lines
+
+
+def topic(name: str) -> KafkaTopic:
+    return KafkaTopic(name, value=LINE)
+
+
+LINES: dict[str, StreamSource] = {"lines": topic("lines")}
+
+
+def allowed(flow: Stream, flows: list[str], *names: str) -> dict[str, list[str]]:
+    """By sink those of the names that its rows may go to."""
+    connection = cast("Any", SimpleNamespace(topics=Lookup()))
+    settings = Settings.load({"flows": flows})
+    opened = cast("list[TopicOutput]", DiscardedTopicSinks().open(settings, flow, 1, connection))
+    return {sink.declared.name: [name for name in names if sink.topics[name]] for sink in opened}
+
+
+def test_rows_may_not_go_to_a_topic_that_the_stream_reads_or_that_another_sink_of_it_writes() -> None:
+    flow = Stream("split", split, LINES, {name: KafkaSink(topic(name), route="to") for name in ("good", "bad")})
+    assert allowed(flow, [], "good", "bad", "lines", "other") == {"good": ["good", "other"], "bad": ["bad", "other"]}
+
+
+def test_rows_may_not_go_to_a_topic_that_another_declared_stream_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Stream("router", forwarded, LINES, {"mine": KafkaSink(topic("mine"), route="to")})
+    module = ModuleType("declared_here")
+    module.__dict__.update(
+        flow=flow,
+        other=Stream("other", forwarded, LINES, {"theirs": KafkaSink(topic("theirs"))}),
+        reader=Stream("reader", forwarded, {"lines": topic("read")}, {"read_lines": DeltaTable("read_lines")}),
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert allowed(flow, [module.__name__], "mine", "theirs", "read") == {"mine": ["mine", "read"]}

@@ -1,4 +1,4 @@
-"""Durations as people write them: read, written, and never guessed."""
+"""Text that people read: durations, never guessed, and pictures as SVG."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings_sections import Duration
 from streaming_jobs.text.durations import format_duration, milliseconds, parse_duration
+from streaming_jobs.text.svg import element, line, picture, rect, text, ticks
 
 
 class Lateness(BaseModel):
@@ -74,11 +75,41 @@ def test_milliseconds_are_whole_and_rounded_down() -> None:
     assert milliseconds(timedelta(seconds=1, microseconds=1999)) == 1001
 
 
-def test_a_field_takes_text_or_a_duration_and_is_shown_as_text() -> None:
+def test_a_field_takes_text_or_a_duration_is_shown_as_text_and_says_what_is_wrong() -> None:
     assert Lateness(delay="6 hours").delay == Lateness(delay=timedelta(hours=6)).delay
     assert Lateness(delay=timedelta(hours=6)).model_dump() == {"delay": "6 hours"}
-
-
-def test_a_field_says_what_is_wrong_with_its_text() -> None:
     with pytest.raises(ValidationError, match="'six' is not a duration"):
         Lateness(delay="six")
+
+
+def test_words_and_numbers_are_written_and_escaped_as_svg_has_them() -> None:
+    assert line(0, 1.26, 2.0, 3, class_="axis") == '<line x1="0" y1="1.3" x2="2" y2="3" class="axis"/>'
+    assert text(1, 2, "a", text_anchor="end") == '<text x="1" y="2" text-anchor="end">a</text>'
+    assert element("g", line(0, 0, 1, 1)).startswith("<g><line ")
+    evil = "<script>\"&'"
+    escaped = "&lt;script&gt;&quot;&amp;&#x27;"
+    assert text(0, 0, evil) == f'<text x="0" y="0">{escaped}</text>'
+    assert f"<title>{escaped}</title></rect>" in rect(0, 0, 1, 1, hover=evil)
+    assert picture(10, 20.5, [], label=evil) == f'<svg viewBox="0 0 10 20.5" role="img" aria-label="{escaped}"></svg>'
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [
+        (0, [0, 1]),
+        (1, [0, 1]),
+        (3, [0, 1, 2, 3]),
+        (15_100, [0, 5_000, 10_000, 15_000, 20_000]),
+        (100, [0, 50, 100]),
+        (80, [0, 20, 40, 60, 80]),
+    ],
+)
+def test_ticks_are_round_and_reach_the_largest_value(largest: int, expected: list[int]) -> None:
+    assert ticks(largest) == expected
+
+
+@pytest.mark.parametrize("largest", [1, 7, 99, 12_345, 10**12 + 1, 10**18])
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_there_are_never_many_ticks(largest: int, count: int) -> None:
+    marks = ticks(largest, count)
+    assert marks[0] == 0 and marks[-1] >= largest and len(marks) <= count + 2

@@ -1,4 +1,7 @@
-"""Ranges whose beginning Kafka no longer has: which part comes from where, and what is in neither place."""
+"""Ranges whose beginning Kafka no longer has: which part comes from where, and what is in neither place.
+
+And void ranges of a topic: what is left of ranges and of records, and where reading goes on.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from streaming_jobs.ledger.positions import Archived
 from streaming_jobs.sources.archived_ranges import gone, hole, parted, read_ranges, readable_from
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.range_reader import RangeReader
-from streaming_jobs.sources.record_blocks import SourceRecords
+from streaming_jobs.sources.record_blocks import KafkaMessages, SourceRecords
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from tests.support.memory_archive import MemoryArchive
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 
@@ -70,21 +74,15 @@ def test_retention_that_moves_after_the_look_is_found_out_and_nothing_is_read_tw
     assert len(set(found)) == len(found) and len(archive.asked) == 1 and not looks
 
 
-def test_without_an_archive_offsets_that_are_gone_are_an_error_as_ever() -> None:
+def test_what_an_archive_does_not_have_either_is_an_error_with_its_offsets() -> None:
     with pytest.raises(OffsetsLost, match="no longer in the topic"):
         list(read_ranges(reader(kafka(WITH_GAPS, {0: 100, 1: 100}, {0: 30})), {0: (5, 90)}, 10))
-
-
-def test_what_is_in_neither_place_is_an_error_with_its_offsets() -> None:
     archive = MemoryArchive(WITH_GAPS, {0: (0, 50)})
     consumer = kafka(WITH_GAPS, {0: 100, 1: 100}, {0: 60})
     with pytest.raises(OffsetsLost, match=r"offsets 50 to 59 of topic things, partition 0, are gone: archive "):
         list(read_ranges(reader(consumer), {0: (5, 90)}, 10, archive, {0: 60}, lambda: {0: 60}))
     assert archive.asked == [], "nothing of a range is read that is not whole"
-
-
-def test_an_archive_that_cannot_help_leaves_kafkas_error() -> None:
-    """The broker says that offsets are gone, and that it begins before them: reading again would never end."""
+    # The broker says that offsets are gone, and that it begins before them: reading again would never end.
     consumer = kafka(WITH_GAPS, {0: 100, 1: 100}, {0: 60})
     archive = MemoryArchive(WITH_GAPS, {0: (0, 100)})
     with pytest.raises(OffsetsLost, match="no longer in the topic"):
@@ -113,12 +111,51 @@ def test_a_hole_is_what_neither_has(begin: int, first: int, covered: Span | None
         )
 
 
-def test_the_first_offset_that_can_be_read_is_before_no_hole() -> None:
+def test_ranges_part_where_kafka_begins_and_the_first_offset_is_before_no_hole() -> None:
+    spans: dict[int, Span] = {0: (0, 10), 1: (5, 9), 2: (0, 3)}
+    assert parted(spans, {0: 4, 1: 5, 2: 9}) == ({0: (0, 4), 2: (0, 3)}, {0: (4, 10), 1: (5, 9)})
     first = {0: 50, 1: 50, 2: 50, 3: 50, 4: 0}
     bounds = {0: (10, 50), 1: (10, 49), 2: (10, 90), 3: (60, 90), 4: (0, 9)}
     assert readable_from(first, bounds) == {0: 10, 1: 50, 2: 10, 3: 50, 4: 0}
 
 
-def test_ranges_part_where_kafka_begins() -> None:
-    spans: dict[int, Span] = {0: (0, 10), 1: (5, 9), 2: (0, 3)}
-    assert parted(spans, {0: 4, 1: 5, 2: 9}) == ({0: (0, 4), 2: (0, 3)}, {0: (4, 10), 1: (5, 9)})
+VOID = VoidRanges.of([(0, 10, 20), (1, 5, 5), (0, 15, 30), (0, 40, 50)])
+
+
+def test_overlapping_ranges_are_one_and_empty_ones_are_none() -> None:
+    assert VOID.spans == {0: ((10, 30), (40, 50))}
+    assert VoidRanges.of([(0, 30, 40)]).joined(VOID).spans == {0: ((10, 50),)}
+
+
+@pytest.mark.parametrize(
+    ("span", "left"),
+    [
+        ((0, 10), (0, 10)),
+        ((0, 20), (0, 10)),
+        ((10, 30), None),
+        ((12, 29), None),
+        ((12, 35), (30, 35)),
+        ((5, 60), (5, 60)),
+        ((30, 50), (30, 40)),
+        ((20, 45), (30, 40)),
+    ],
+)
+def test_a_range_loses_the_void_at_its_ends(span: tuple[int, int], left: tuple[int, int] | None) -> None:
+    assert VOID.clipped({0: span}) == ({} if left is None else {0: left})
+
+
+def test_a_position_in_a_void_range_goes_on_after_it_and_void_offsets_are_counted() -> None:
+    assert VOID.after({0: 10, 1: 7}) == {0: 30, 1: 7}
+    assert VOID.after({0: 9}) == {0: 9}
+    assert VOID.after({0: 30}) == {0: 30}
+    assert VOID.after({0: 49}) == {0: 50}
+    assert VOID.count({0: (0, 100), 1: (0, 100)}) == 30
+    assert VOID.count({0: (25, 45)}) == 10
+
+
+def test_records_in_void_ranges_are_left_out_and_the_others_keep_their_order() -> None:
+    records = KafkaMessages([record(0, offset) for offset in (9, 10, 29, 30, 45, 50)])
+    assert VOID.kept(records).column("offset").to_pylist() == [9, 30, 50]
+    other = KafkaMessages([record(1, offset) for offset in (9, 10)])
+    assert VOID.kept(other) is other
+    assert NO_VOID.kept(records) is records

@@ -1,7 +1,8 @@
-"""The expected effect of the kill loop's row rules, on a few flights by hand, and how a difference is reported."""
+"""The expected rows of the kill loop's streams, on a few flights by hand, and how a difference is reported."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from streaming_jobs.catalog.truths import Record
 from streaming_jobs.verification.chaos import flight_subject
+from streaming_jobs.verification.chaos.flight_streams import long_flights, short_flights
 from streaming_jobs.verification.chaos.flight_subject import EXPECTED, RuleCheck, compare_rules, judged, newest
 from tests.support.proofs import entry, properties
 
@@ -39,7 +42,9 @@ def flights(monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
     return placed
 
 
-def test_of_several_broken_rules_the_strictest_decides(flights: pd.DataFrame) -> None:
+def test_of_several_broken_rules_the_strictest_decides_and_a_row_set_aside_replaces_no_other(
+    flights: pd.DataFrame,
+) -> None:
     expected = judged(flights)
     assert expected.table["source_offset"].tolist() == [0, 1, 6, 7]
     assert dict(zip(expected.quarantine["source_offset"], expected.quarantine["_rules"], strict=True)) == {
@@ -48,9 +53,6 @@ def test_of_several_broken_rules_the_strictest_decides(flights: pd.DataFrame) ->
         5: "dep_delay_not_null",
     }
     assert (expected.good, expected.dropped, expected.broken) == (4, 1, JUDGED)
-
-
-def test_a_row_that_was_set_aside_replaces_no_other(flights: pd.DataFrame) -> None:
     expected = newest(flights)
     assert sorted(expected.table["source_offset"]) == [4, 5, 6]
     assert expected.quarantine["source_offset"].tolist() == [1, 2, 3, 7]
@@ -130,3 +132,15 @@ def test_a_table_that_is_missing_and_records_that_are_not_accounted_for_are_told
     check = compare_rules(tmp_path, "flights_newest", len(FLIGHTS))
     assert "flights_newest: the table does not exist, expected are 3 rows" in check.differences
     assert not RuleCheck("flights_newest", 9, 5, 3, 0, ()).ok
+
+
+def record(offset: int, distance: int) -> Record:
+    value = {"carrier": "UA", "flight": offset, "distance": distance}
+    return Record("flights", 2, offset, 0, b"UA", json.dumps(value).encode(), json.loads)
+
+
+def test_each_flight_is_due_in_the_table_that_its_distance_demands_with_its_place() -> None:
+    records = [record(4, 999), record(5, 1000), record(6, 2000)]
+    short = {"carrier": "UA", "flight": 4, "source_partition": 2, "source_offset": 4}
+    assert short_flights(records) == [short]
+    assert [row["source_offset"] for row in long_flights(records)] == [5, 6]

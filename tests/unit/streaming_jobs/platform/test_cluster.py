@@ -1,0 +1,219 @@
+"""A cluster's executors prove themselves before the first batch, and are watched; functions stand for machines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from pyspark.cloudpickle import dumps, loads
+
+from streaming_jobs.errors import PermanentError, TransientError
+from streaming_jobs.platform.cluster import (
+    NEEDED,
+    Answer,
+    ExecutorWatch,
+    Task,
+    check,
+    in_this_process,
+    write_archive,
+)
+from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
+
+
+@dataclass
+class Machines:
+    """One executor on each; `arriving` tells how many are there at each run, `on` puts a task on its machine."""
+
+    hosts: Sequence[str]
+    on: Callable[[str], Callable[[], object]] = lambda _: contextmanager(lambda: iter([None]))
+    arriving: list[int] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    said: dict[str, object] = field(default_factory=dict)
+    """What an executor says otherwise than this Python."""
+    ended: bool = False
+
+    def count(self) -> int:
+        return len(self.hosts)
+
+    def stopped(self) -> bool:
+        return self.ended
+
+    def run(self, task: Task) -> list[Answer]:
+        there = self.hosts[: self.arriving.pop(0) if self.arriving else None]
+        self.asked += there
+        return [answer for host in there for answer in self._answers(host, task)]
+
+    def _answers(self, host: str, task: Task) -> Iterator[Answer]:
+        with self.on(host)():  # type: ignore[attr-defined]
+            for answer in task([]):
+                yield {**answer, **self.said, "host": host}  # type: ignore[typeddict-item]
+
+
+def hidden(folder: Path, host: str) -> Callable[[str], Callable[[], object]]:
+    """The machine `host` has no such folder."""
+
+    @contextmanager
+    def without() -> Iterator[None]:
+        away = folder.rename(folder.with_name("away"))
+        yield
+        away.rename(folder)
+
+    @contextmanager
+    def unchanged() -> Iterator[None]:
+        yield
+
+    return lambda asked: without if asked == host else unchanged
+
+
+def left(settings: Settings) -> list[Path]:
+    return [file for folder in (settings.tables, settings.state) for file in folder.iterdir()]
+
+
+def test_executors_that_share_both_folders_leave_nothing_there_and_one_that_is_never_free_is_not_waited_for(
+    settings: SettingsFactory,
+) -> None:
+    machines = Machines(["a", "b"])
+    check(settings(), machines, archive="", visible=0)
+    assert machines.asked == ["a", "b"] and not left(settings())
+    machines = Machines(["a", "b"], arriving=[1] * 100)
+    check(settings(), machines, archive="", visible=0)
+    assert set(machines.asked) == {"a"}
+
+
+@pytest.mark.parametrize("name", ["tables", "state"])
+def test_a_folder_that_one_executor_does_not_have_is_named_with_its_host(settings: SettingsFactory, name: str) -> None:
+    folder: Path = getattr(settings(), name)
+    with pytest.raises(
+        PermanentError, match=f"executor on b does not share the folder {folder} .*No such file"
+    ) as told:
+        check(settings(), Machines(["a", "b"], hidden(folder, "b")), archive="", visible=0)
+    assert "tables_dir and state_dir" in told.value.next_step and not left(settings())
+
+
+def test_a_folder_of_which_an_executor_has_only_a_copy_is_refused(settings: SettingsFactory) -> None:
+    folder = settings().tables
+
+    @contextmanager
+    def copied() -> Iterator[None]:
+        yield
+        for file in folder.glob(".probe-*-*"):
+            file.unlink()
+
+    with pytest.raises(PermanentError, match=f"{folder} .*the driver does not see the executor's file"):
+        check(settings(), Machines(["a"], lambda _: copied), archive="", visible=0)
+
+
+def test_executors_that_come_one_after_the_other_are_all_asked(settings: SettingsFactory) -> None:
+    machines = Machines(["a", "b"], hidden(settings().state, "b"), arriving=[1, 1, 2])
+    with pytest.raises(PermanentError, match="executor on b "):
+        check(settings(), machines, archive="", visible=0)
+    assert machines.asked == ["a", "a", "a", "b"]
+
+
+ELSEWHERE = """
+import sys
+
+sys.modules["streaming_jobs"] = None
+from pyspark.cloudpickle import loads, dumps
+sys.stdout.buffer.write(dumps([*loads(sys.stdin.buffer.read())([])]))
+"""
+
+
+def test_the_task_runs_where_this_project_is_not_installed(settings: SettingsFactory) -> None:
+    class Elsewhere(Machines):
+        def run(self, task: Task) -> list[Answer]:
+            command = [sys.executable, "-c", ELSEWHERE]
+            ran = subprocess.run(command, input=dumps(task), stdout=subprocess.PIPE, check=True)
+            answers: list[Answer] = loads(ran.stdout)
+            return answers
+
+    check(settings(), Elsewhere(["a"]), archive="", visible=0)
+
+
+@pytest.mark.parametrize(
+    ("master", "alone"),
+    [("local", True), ("local[*]", True), ("local[2,4]", True), ("local-cluster[2,1,512]", False), ("yarn", False)],
+)
+def test_a_local_master_has_no_other_executors(master: str, alone: bool) -> None:
+    assert in_this_process(master) is alone
+
+
+HERE = {"pyspark": metadata.version("pyspark"), **dict.fromkeys(NEEDED, "1")}
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        pytest.param({"python": "3.9"}, r"executor on a has Python 3\.9, the driver 3\.", id="another Python"),
+        pytest.param(
+            {"versions": {**HERE, "pyspark": "4.0.0"}}, r"has pyspark 4\.0\.0, the driver", id="another Spark"
+        ),
+        pytest.param({"versions": {"pyspark": HERE["pyspark"]}}, "has no pyarrow, confluent_kafka", id="no packages"),
+        pytest.param(
+            {"code": "/opt/streaming_jobs/__init__.py"}, "imports streaming_jobs from /opt", id="another copy"
+        ),
+        pytest.param({"code": ""}, "imports streaming_jobs from nowhere", id="no code"),
+    ],
+)
+def test_an_executor_that_could_not_run_the_streams_is_refused_with_its_host(
+    settings: SettingsFactory, said: dict[str, object], refusal: str
+) -> None:
+    with pytest.raises(PermanentError, match=refusal):
+        check(settings(), Machines(["a"], said=said), visible=0)
+    assert not left(settings())
+
+
+def test_a_cluster_that_gives_no_executor_is_tried_again_later(settings: SettingsFactory) -> None:
+    with pytest.raises(TransientError, match=r"no executor for 0 s: spark://there:7077 gives the session none"):
+        check(settings({"spark.master": "spark://there:7077"}), Machines([]), patience=0)
+
+
+def test_an_application_that_has_ended_or_has_no_executor_for_a_minute_has_failed(settings: SettingsFactory) -> None:
+    now, machines = [0.0], Machines(["a"])
+    watch = ExecutorWatch(settings({"spark.master": "spark://there:7077"}), machines, lambda: now[0])
+    assert watch.failure() is None
+    machines.hosts = []
+    for now[0] in (3.0, 59.0):
+        assert watch.failure() is None
+    now[0] = 62.0
+    assert (gone := watch.failure()) is not None and "no executor for 62 s" in gone.found
+    machines.hosts, now[0] = ["b"], 65.0
+    assert watch.failure() is None
+    machines.ended, now[0] = True, 66.0
+    assert watch.failure() is None, "it asks every two seconds"
+    now[0] = 68.0
+    assert (gone := watch.failure()) is not None and "application has ended" in gone.found
+
+
+def test_executors_import_what_is_sent_and_nothing_of_it_is_compiled_there(tmp_path: Path) -> None:
+    package = tmp_path / "here" / "my_flows"
+    (package / "nested").mkdir(parents=True)
+    (package / "__init__.py").write_text("WORDS = 'sent'")
+    (package / "nested" / "deep.py").write_text("DEPTH = 2")
+    (package / "values.json").write_text("{}")
+    (tmp_path / "here" / "single.py").write_text("ALONE = True")
+    archive, script = tmp_path / "code.zip", "import my_flows.nested.deep as deep, my_flows, single; print(deep.DEPTH)"
+    sys.path.insert(0, str(package.parent))
+    try:
+        write_archive(archive, ["my_flows.nested.deep", "single"])
+        with pytest.raises(PermanentError, match="module sys is not in files"):
+            write_archive(tmp_path / "other.zip", ["sys"])
+    finally:
+        sys.path.remove(str(package.parent))
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(archive)!r}); {script}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "2\n"
+    names = ZipFile(archive).namelist()
+    assert "my_flows/values.json" in names and not [name for name in names if name.endswith(".py")]
