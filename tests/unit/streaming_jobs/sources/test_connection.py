@@ -110,6 +110,23 @@ def test_the_clients_properties_go_to_other_processes_in_a_file_of_the_owner_alo
         read_client_file(path)
 
 
+def test_executors_of_other_machines_find_the_clients_properties_in_the_folder_of_state(
+    settings: SettingsFactory, tmp_path: Path
+) -> None:
+    made = settings({"spark.master": "spark://there:7077", "state_dir": tmp_path / "shared"})
+    path = client_file(made, "h:1")
+    folders = tmp_path / "shared" / "_clients"
+    assert folders in path.parents and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    killed = path.parent.with_name("kafka-of-a-driver-that-was-killed")
+    killed.mkdir()
+    elsewhere = folders / "another-home" / "kafka-of-its-driver"
+    elsewhere.mkdir(parents=True)
+    again = client_file(made, "h:1")
+    assert again.parent == path.parent and path.exists(), "this process lives"
+    assert not killed.exists() and elsewhere.exists(), "only drivers of this home are known to have ended"
+
+
 def test_nobody_at_the_port_is_told_within_the_deadline() -> None:
     topics = Topics.of(KafkaSettings(timeout=timedelta(milliseconds=300)), "127.0.0.1:1")
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 within 300 ms"):
