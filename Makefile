@@ -57,12 +57,12 @@ VERDICT := test -z "$$red" || { echo "red:$$red" >&2; exit 1; }
 CHECKS := each format $(BIN)/ruff format --check .; each lint $(BIN)/ruff check .; each types $(BIN)/mypy; \
 	each imports $(BIN)/lint-imports; each dependencies $(BIN)/deptry .
 
-# What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, the others
-# two processes, a file's tests of broker and Dagster in the same one.
+# What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, those of
+# Spark and of the broker two sessions, a file's tests in the same one; Dagster's run alone.
 UNIT := each unit $(BIN)/pytest -m "unit and not long" --numprocesses auto
 TESTS := $(UNIT); each spark $(BIN)/pytest -m spark --numprocesses 2; \
 	each broker $(BIN)/pytest -m "broker and not long" --numprocesses 2 --dist loadfile; \
-	each dagster $(BIN)/pytest -m "dagster and not long" --numprocesses 2 --dist loadfile
+	each dagster $(BIN)/pytest -m "dagster and not long"
 
 long: setup
 	$(BIN)/pytest -m long
