@@ -11,7 +11,6 @@ import typer
 from orchestration.cli.options import StreamName, invocation
 from orchestration.cli.text import Output, OutputOption, say, show
 from streaming_jobs.errors import UsageError
-from streaming_jobs.platform.processes.child import lower_priority
 
 if TYPE_CHECKING:
     from reprocessing.preview.folders import Folders
@@ -46,6 +45,7 @@ def preview(
     from reprocessing.preview.start import Wanted
     from streaming_jobs.platform.broker import bootstrap_servers
     from streaming_jobs.platform.files import write_atomic
+    from streaming_jobs.platform.processes.child import lower_priority
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.text.durations import parse_duration
 

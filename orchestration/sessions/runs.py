@@ -102,7 +102,7 @@ def _newest_first(records: Iterable[RunRecord]) -> list[RunSeen]:
 
 
 def end_lost(instance: dg.DagsterInstance, settings: Settings) -> list[str]:
-    """Fail runs other than sessions whose process is gone: a lost run of suites would block all later ones."""
+    """End runs other than sessions whose process is gone: a lost run of suites would block all later ones."""
     ended = []
     for run in instance.get_runs(dg.RunsFilter(tags={LOCATION_TAG: location_id(settings)}, statuses=BEGUN)):
         worker = run.tags.get(WORKER_TAG)

@@ -123,8 +123,8 @@ def refuse_under_way(table: str, entry: LedgerEntry, generation: int) -> None:
 
     `generation` is that of the stream's record.
     """
-    if entry.kind == "fence" or entry.generation > generation:
-        plan = entry.plan or "PLAN"
+    if entry.kind == "fence" or (entry.kind == "publish" and entry.generation > generation):
+        plan = str(entry.plan)
         raise RecoveryUnderWay(f"the recovery plan {plan} of table {table} is under way", next_step(plan, "applying"))
 
 

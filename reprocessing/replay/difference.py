@@ -296,7 +296,7 @@ class Difference:
 
 def for_journal(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     """Differences as a journal stores them: without the sample, whose values may have any type."""
-    return [asdict(replace(each, sample=())) for each in differences]
+    return [{**asdict(replace(each, sample=())), "by_time": each.by_time} for each in differences]
 
 
 def compared_tables(stream: Stream) -> list[DeclaredTable]:

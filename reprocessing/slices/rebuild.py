@@ -146,6 +146,12 @@ def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
     entry = commit.entry if commit is not None else None
     if entry is not None:
         refuse_under_way(table.name, entry, record.generation)
+        if entry.generation != record.generation:
+            raise PreflightRefused(
+                f"table {table.name} is in generation {entry.generation}, stream {record.stream} in "
+                f"{record.generation}: one of them was put back from a copy",
+                "put table and state back from the same copy",
+            )
     return entry
 
 

@@ -18,7 +18,7 @@ import structlog
 from reprocessing.plan.conditions import refuse_unaskable
 from reprocessing.plan.history import lineage
 from reprocessing.plan.plan import StreamRecoveryPlan
-from reprocessing.replay.session import Border, ReplaySession, RowByRow
+from reprocessing.replay.session import Border, ReplayFailure, ReplayResult, ReplaySession, RowByRow
 from reprocessing.report.facts import READ, BatchRows, BatchSeries
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
 from reprocessing.stages.void_ranges import border_offsets, lagged, void_for
@@ -67,8 +67,7 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         replan=border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
     ).run(_ReplayWatch(context, void))
     if (failure := outcome.failure) is not None:
-        give_up = f"{commands.abort(plan.id)}, correct it, and plan again"
-        raise failure.error(give_up if failure.permanent else f"continue it: {commands.resume(plan.id)}")
+        raise failure.error(_next_step(plan.id, outcome, failure))
     assert outcome.last is not None
     return {
         "batch": outcome.last.batch,
@@ -77,6 +76,14 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         "since": past_the_border(context, outcome.reached) if until is None else 0,
         "ends": {topic: dict(ends) for topic, ends in outcome.reached.items()},
     }
+
+
+def _next_step(plan: str, outcome: ReplayResult, failure: ReplayFailure) -> str:
+    if outcome.last is not None:  # it has ended elsewhere than planned
+        return f"{failure.next_step}; give it up: {commands.abort(plan)}"
+    if failure.permanent:
+        return f"{commands.abort(plan)}, correct it, and plan again"
+    return f"continue it: {commands.resume(plan)}"
 
 
 class _ReplayWatch:

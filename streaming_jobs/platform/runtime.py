@@ -143,15 +143,21 @@ class LocalSpark:
 
 @contextmanager
 def spark_on_demand(settings: Settings, name: str) -> Iterator[Callable[[], SparkSession]]:
-    """Gives a function that returns the session, and starts it when it is first called.
+    """Gives a function that returns the session, and starts it when it is first called; after a failed start, anew.
 
     The block ends it; after an exception without waiting for a running query.
     """
     runtime, sessions = LocalSpark(settings), list[Any]()
 
     def session() -> SparkSession:
+        nonlocal runtime
         if not sessions:
-            sessions.append(runtime.start(name))
+            try:
+                sessions.append(runtime.start(name))
+            except BaseException:
+                runtime.kill()
+                runtime = LocalSpark(settings)
+                raise
         started: SparkSession = sessions[0]
         return started
 

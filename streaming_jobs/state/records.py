@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streaming_jobs.errors import PreflightRefused, RecourseError
-from streaming_jobs.platform.files import private_folder, write_json
+from streaming_jobs.platform.files import write_json
 
 _FORMAT = 1
 _Record = TypeVar("_Record")
 
 
 def read_record(
-    path: Path, build: Callable[[dict[str, Any]], _Record], damaged: Callable[[Exception], RecourseError]
+    path: Path,
+    build: Callable[[dict[str, Any]], _Record],
+    damaged: Callable[[Exception], RecourseError],
+    newer: type[RecourseError] = PreflightRefused,
 ) -> _Record | None:
     """The record that `build` makes of the object in a file, or None if there is no file.
 
-    Raises PreflightRefused for a record of a newer version, and the error `damaged` for one that cannot be read.
+    Raises `newer` for a record of a newer version, and the error `damaged` for one that cannot be read.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value.pop("format") != _FORMAT:
-            raise PreflightRefused(f"{path} was written by a newer version", "use the newer recourse-streams")
+            raise newer(f"{path} was written by a newer version", "use the newer recourse-streams")
         return build(value)
     except FileNotFoundError:
         return None
@@ -33,6 +36,5 @@ def read_record(
 
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
-    """Write the record, in a folder for this user alone; it is on disk when this returns."""
-    private_folder(path.parent)
+    """Write the record into an existing folder; it is on disk when this returns."""
     write_json(path, {"format": _FORMAT, **value})

@@ -60,13 +60,18 @@ class RequestFile:
         return self.path(settings, stream).exists()
 
     def request(self, settings: Settings, stream: str) -> StreamRequest | None:
+        """The request, if there is one. Of another user's, which may not be read, `who` is empty."""
+        path = self.path(settings, stream)
         try:
-            with self.path(settings, stream).open(encoding="utf-8") as file:
-                stat = os.fstat(file.fileno())
-                who, plan = _parsed(file.read().strip())
-                return StreamRequest(who, stat.st_mtime, (stat.st_ino, stat.st_mtime_ns), plan)
+            try:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    stat, text = os.fstat(file.fileno()), file.read().strip()
+            except PermissionError:
+                stat, text = path.stat(), ""
         except FileNotFoundError:
             return None
+        who, plan = _parsed(text)
+        return StreamRequest(who, stat.st_mtime, (stat.st_ino, stat.st_mtime_ns), plan)
 
     def requests(self, settings: Settings) -> dict[str, StreamRequest]:
         names = [path.parent.name for path in settings.state.glob(f"*/{self.name}")]
@@ -86,10 +91,10 @@ class RequestFile:
                 sync(path.parent)
 
     def for_recovery(self, settings: Settings, stream: str) -> bool:
-        """True if the request is of a recovery."""
+        """True if the request is known to be of a recovery."""
         try:
             pending = self.request(settings, stream)
-        except OSError:  # without the right to read it, only its existence is known
+        except OSError:  # it is no file
             return False
         return pending is not None and pending.plan is not None
 

@@ -118,7 +118,7 @@ def _load_name(path: Path) -> NamedSavepoint | None:
             f"{path} cannot be read: {error}", "put it back from a copy, or remove it: the name is then gone"
         )
 
-    return read_record(path, lambda value: NamedSavepoint(**value), damaged)
+    return read_record(path, lambda value: NamedSavepoint(**value), damaged, newer=UsageError)
 
 
 # Savepoints of several streams at once: taken under one name, and dropped as one.
@@ -189,6 +189,7 @@ def take_named(
                     remove_name(settings, old.name)
             until = now + keep.total_seconds() if keep else None
             made = NamedSavepoint(name, note, now, until, {saved.stream: saved.id for saved in taken})
+            private_folder(_names(settings))
             write_record(_name_file(settings, name), asdict(made))
             return made
     raise TransientError("recoveries came between the savepoints of the streams", "try again when they are over")

@@ -341,9 +341,13 @@ def _retained(
 
 def _load(path: Path) -> Savepoint | None:
     def damaged(error: Exception) -> PreflightRefused:
-        return PreflightRefused(f"{path} cannot be read: {error}", "remove its folder; that savepoint is lost")
+        return PreflightRefused(
+            f"{path} cannot be read: {error}",
+            "use the version of recourse-streams that wrote it; if the file is damaged, remove its folder: that "
+            "savepoint is lost then",
+        )
 
-    return read_record(path, _savepoint, damaged)
+    return read_record(path, _savepoint, damaged, newer=UsageError)
 
 
 def _savepoint(value: dict[str, Any]) -> Savepoint:

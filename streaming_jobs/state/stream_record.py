@@ -206,7 +206,7 @@ def save(settings: Settings, record: StreamRecord) -> None:
         for added in ("aborts", "corrected"):  # so that an earlier version can read a record without them
             if not generation[added]:
                 del generation[added]
-    write_record(StreamFolder.of(settings, record.stream).record, value)
+    write_record(StreamFolder.of(settings, record.stream).make().record, value)
 
 
 def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:

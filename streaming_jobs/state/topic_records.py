@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state.records import read_record, write_record
@@ -123,6 +124,7 @@ def declare_void(
     known = _known(before, writer) if before is not None and same else ()
     kept = [each for each in known if (each.plan, each.generation) not in of]
     record = TopicRecord(topic, topic_id, writer, tuple(path), (*kept, *added), under_way)
+    private_folder(_path(settings, topic).parent)
     write_record(_path(settings, topic), asdict(record))
 
 

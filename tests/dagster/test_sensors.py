@@ -293,9 +293,9 @@ def test_a_stream_that_fails_in_a_session_is_alerted_once(ticks: Ticks) -> None:
 @pytest.mark.parametrize(
     ("purpose", "pid", "alerted"),
     [
-        ("session", os.getpid(), True),
-        ("recovery orders-0001", os.getpid(), False),
-        ("savepoint", os.getpid(), False),
+        pytest.param("session", os.getpid(), True, id="a session"),
+        pytest.param("recovery orders-0001", os.getpid(), False, id="a recovery"),
+        pytest.param("savepoint", os.getpid(), False, id="a savepoint"),
         pytest.param("session", 1, False, id="a session that has just begun, after another one"),
     ],
 )

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> Life:
     """Six batches, and a savepoint after the third; the stream is declared, and the broker is the one of `Topics`."""
     declare(STREAM)
-    monkeypatch.setattr("orchestration.cli.preview.lower_priority", lambda: None)
+    monkeypatch.setattr("streaming_jobs.platform.processes.child.lower_priority", lambda: None)
     life = Life.of_batches(tmp_path, 6)
     savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
     return life

@@ -244,6 +244,14 @@ def test_a_check_whose_run_was_killed_is_red(ticks: Ticks, hook: Webhook) -> Non
     assert "failed before it had evaluated" in str(newest.evaluation.description)
 
 
+def test_a_lost_run_that_was_being_canceled_ends_as_canceled(instance: dg.DagsterInstance) -> None:
+    of_suites(instance, f"{identity().rsplit(':', 2)[0]}:1:1.00")
+    (run,) = instance.get_runs()
+    instance.report_run_canceling(run)
+    assert len(end_lost(instance, home(instance))) == 1
+    assert [run.status for run in instance.get_runs()] == [dg.DagsterRunStatus.CANCELED]
+
+
 @pytest.mark.parametrize(("suites", "told"), [([], True), (["orders_rows"], True), (["stock_rows"], False)])
 def test_a_suite_that_a_run_of_the_job_has_not_evaluated_is_red(
     ticks: Ticks, hook: Webhook, suites: list[str], told: bool

@@ -88,6 +88,12 @@ def test_offsets_that_a_recovery_skipped_are_named(life: Days) -> None:
             lambda life: life.stored().mark(LedgerEntry("fence", "days", "days", 2, -1, plan="p1")),
             "the recovery plan p1 of table days is under way",
         ),
+        (
+            lambda life: life.save(
+                replace(life.record, generations=(*life.record.generations, Generation(2, 0.0, "recovery p", None, -1)))
+            ),
+            "table days is in generation 1, stream days in 2: one of them was put back from a copy",
+        ),
     ],
 )
 def test_a_recovery_under_way_and_a_change_of_somebody_else_are_refused(

@@ -23,11 +23,12 @@ from reprocessing.plan.plan_file import load
 from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
-from reprocessing.replay.session import last_entry
+from reprocessing.replay.session import ReplayFailure, ReplayResult, ReplaySession, last_entry
+from reprocessing.stages import replay as replay_stage
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.declare.rules import NotNull
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
@@ -312,6 +313,28 @@ def test_later_rows_that_would_change_are_not_published(life: Life, monkeypatch:
         run_stages(whole)
     executor.give_up(whole)
     assert life.ids() == life.ids("copies") == BEFORE
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_replay_that_ends_elsewhere_than_planned_says_what_to_look_at(
+    delta: Life, monkeypatch: pytest.MonkeyPatch, *, bounded: bool
+) -> None:
+    """A bounded one is measured against the end that the plan names, any other against the kept tables."""
+    plan = planned(delta, until=UNTIL if bounded else None)
+    context = run_stages(recovery(delta, plan), until="replay")
+    asked: list[ReplaySession] = []
+
+    def run(session: ReplaySession, _: object) -> ReplayResult:
+        asked.append(session)
+        failure = ReplayFailure("REC-021", "the replay ended at 40", "see whether the topic still has these records")
+        return ReplayResult(LedgerEntry("batch", "things", "things", 2, 5), failure)
+
+    monkeypatch.setattr(ReplaySession, "run", run)
+    with pytest.raises(PermanentError, match="the replay ended at 40") as error:
+        replay_stage.replay(context)
+    assert error.value.next_step.startswith("see whether the topic still has these records; give it up: recourse")
+    end = context.plan.until.ends if context.plan.until else context.kept().ends
+    assert (asked[0].bounded, asked[0].ends) == (bounded, end)
 
 
 @pytest.mark.parametrize("bounded", [False, True])

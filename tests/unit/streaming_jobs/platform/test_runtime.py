@@ -310,3 +310,24 @@ def test_spark_on_demand_starts_once_and_ends_with_the_block_after_an_exception_
         if fails:
             raise KeyboardInterrupt
     assert (runtime.names, runtime.ends) == (["quality"], ["kill" if fails else "stop"])
+
+
+def test_spark_on_demand_starts_another_jvm_after_one_that_could_not_start(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtimes: list[MemoryRuntime] = []
+
+    class Failing(MemoryRuntime):
+        def start(self, name: str, inherited: Sequence[int] = ()) -> Any:
+            raise TransientError("the JVM ended while it started", "try again")
+
+    def make(_: Settings) -> MemoryRuntime:
+        runtimes.append(MemoryRuntime() if len(runtimes) == 1 else Failing())
+        return runtimes[-1]
+
+    monkeypatch.setattr("streaming_jobs.platform.runtime.LocalSpark", make)
+    with spark_on_demand(settings(), "quality") as spark:
+        with pytest.raises(TransientError):
+            spark()
+        assert runtimes[0].ends == ["kill"] and spark() is spark()
+    assert (len(runtimes), runtimes[1].ends) == (2, ["stop"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from streaming_jobs.runtime.stream_restarts import RestartReasons, StreamRestarts, Streams
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.requests import START, STOP
+from streaming_jobs.state.requests import START, STOP, RequestFile
 from tests.conftest import SettingsFactory
 
 
@@ -69,6 +70,23 @@ def test_a_stop_file_that_cannot_be_read_stops_its_stream_and_no_other_one(home:
     with pytest.raises(OSError):
         STOP.request(home, "plain")
     assert STOP.asked(home, "plain") and not STOP.for_recovery(home, "plain")
+
+
+@pytest.mark.parametrize("request_file", [STOP, START], ids=["stop", "start"])
+def test_the_request_of_another_user_holds_although_it_cannot_be_read(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, request_file: RequestFile
+) -> None:
+    asked = request_file.ask(home, "plain", "root")
+
+    def refused(*_: object, **__: object) -> object:
+        raise PermissionError("it is root's")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refused)
+        seen = request_file.request(home, "plain")
+    assert seen is not None and (seen.who, seen.since, seen.file, seen.plan) == ("", asked.since, asked.file, None)
+    request_file.path(home, "plain").write_bytes(b"by hand \xff")
+    assert (again := request_file.request(home, "plain")) is not None and again.who.startswith("by hand")
 
 
 def test_a_start_ends_the_requests_from_before_it_and_no_newer_one(home: Settings) -> None:

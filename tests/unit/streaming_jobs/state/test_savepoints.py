@@ -294,12 +294,20 @@ def test_a_record_of_a_newer_format_is_refused_without_one_there_is_no_savepoint
     taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
     path = savepoints.folder(life.settings, STREAM.name) / taken.id / "savepoint.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(PreflightRefused, match="newer version"):
+    with pytest.raises(UsageError, match="newer version"):
         savepoints.savepoints(life.settings, STREAM.name)
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1').replace('"reason"', '"why"'))
+    with pytest.raises(PreflightRefused, match="cannot be read") as refused:
+        savepoints.savepoints(life.settings, STREAM.name)
+    assert refused.value.next_step.startswith("use the version of recourse-streams that wrote it")
     path.write_text("{")
     with pytest.raises(PreflightRefused, match="cannot be read"):
         savepoints.savepoints(life.settings, STREAM.name)
     place = savepoints.folder(life.settings, STREAM.name) / taken.id
+    shutil.move(place, place.with_name("away"))
+    with pytest.raises(FileNotFoundError):  # one that is dropped at this moment does not come back without its content
+        savepoints.keep_for(life.settings, taken, "recovery", "of a plan")
+    shutil.move(place.with_name("away"), place)
     (place / "savepoint.json").unlink()
     assert savepoints.savepoints(life.settings, STREAM.name) == []
     assert savepoint_retention.prune(life.settings, STREAM) == []  # perhaps somebody is making it now
