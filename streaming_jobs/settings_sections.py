@@ -254,6 +254,11 @@ class BrokerSettings(_Section):
     heap_mb: int = Field(64, ge=48, description="heap of the broker's JVM, MB")
 
 
+def in_this_process(master: str) -> bool:
+    """True if the driver's JVM is the only executor of this Spark master."""
+    return master == "local" or master.startswith("local[")
+
+
 class SparkSettings(_Section):
     """The session's JVM."""
 
@@ -279,6 +284,11 @@ class SparkSettings(_Section):
         description="streams with newer code start in a second process (and JVM) while the others of their session "
         "run on; false: the whole session restarts",
     )
+
+    @property
+    def has_executors(self) -> bool:
+        """True if executors run beside the driver, here or on other machines."""
+        return not in_this_process(self.master)
 
 
 class StreamSettings(_Section):

@@ -47,11 +47,6 @@ NEEDED = ("pyarrow", "confluent_kafka", "numpy", "structlog", "pydantic")
 """Packages that reading a topic, judging its records and writing Parquet import on an executor."""
 
 
-def in_this_process(master: str) -> bool:
-    """True if the driver's JVM is the only executor of this Spark master."""
-    return master == "local" or master.startswith("local[")
-
-
 class Answer(TypedDict):
     """What a task says of its executor."""
 

@@ -25,6 +25,7 @@ from streaming_jobs.platform.files import scratch
 from streaming_jobs.platform.processes.child import jvm_gone
 from streaming_jobs.platform.spark import Launched
 from streaming_jobs.settings import Settings
+from streaming_jobs.settings_sections import in_this_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -245,7 +246,7 @@ class ExistingSpark:
 
 def _with_executors(settings: Settings, session: SparkSession, master: str) -> ExecutorWatch | None:
     """Send executors on other machines what they need, check and watch them; None if there are no such executors."""
-    if cluster.in_this_process(master):
+    if in_this_process(master):
         return None
     executors = cluster.SparkExecutors(session)
     cluster.send(session, settings, scratch(settings.home, "spark").folder)

@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING, Any
 import structlog
 
 from streaming_jobs.platform import class_data, java, spark_jvm
-from streaming_jobs.platform.cluster import in_this_process
 from streaming_jobs.platform.files import private_folder, scratch
 from streaming_jobs.platform.jars import spark_jars
 from streaming_jobs.platform.processes import forks
@@ -212,7 +211,7 @@ def profile(settings: Settings) -> dict[str, str]:
 
 def _addresses(spark: SparkSettings) -> dict[str, str]:
     """The loopback address alone, unless executors on other machines have to reach the driver."""
-    if in_this_process(spark.master):
+    if not spark.has_executors:
         host, bind = spark.driver_host or "127.0.0.1", spark.bind_address or "127.0.0.1"
     else:
         host, bind = spark.driver_host, spark.bind_address  # empty: as Spark finds this machine's name
@@ -272,7 +271,7 @@ def launch(
     already (spark-submit, Databricks), it is used. Raises SetupError when a jar is missing or damaged, or there is no
     Java to use.
     """
-    existing, alone = _GATEWAY_PORT in os.environ, in_this_process(settings.spark.master)
+    existing, alone = _GATEWAY_PORT in os.environ, not settings.spark.has_executors
     own = scratch(settings.home, "spark")
     properties = _properties(settings, name, own.folder, record_classes, archive=not existing)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -327,7 +326,7 @@ def _properties(
     elif archive:
         further += class_data.reading(class_data.archive(settings, "spark", jars))
     user_jars = settings.spark.extra.get(CLASS_PATH)
-    sent = {} if in_this_process(settings.spark.master) else {"spark.jars": ",".join(map(str, jars))}
+    sent = {"spark.jars": ",".join(map(str, jars))} if settings.spark.has_executors else {}
     return {
         **sent,
         **profile(settings),

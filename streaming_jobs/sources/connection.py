@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
-from streaming_jobs.platform.cluster import in_this_process
 from streaming_jobs.platform.files import private_folder, scratch
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration, milliseconds
@@ -157,7 +156,7 @@ def client_file(settings: Settings, bootstrap: str) -> Path:
     values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
     values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
     folder = scratch(settings.home, "kafka").folder
-    if not in_this_process(settings.spark.master):
+    if settings.spark.has_executors:
         folder = _shared(settings, folder)
     descriptor, name = tempfile.mkstemp(dir=folder, prefix="client-", suffix=".json")  # for its owner alone
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

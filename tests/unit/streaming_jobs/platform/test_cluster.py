@@ -21,10 +21,10 @@ from streaming_jobs.platform.cluster import (
     ExecutorWatch,
     Task,
     check,
-    in_this_process,
     write_archive,
 )
 from streaming_jobs.settings import Settings
+from streaming_jobs.settings_sections import in_this_process
 from tests.conftest import SettingsFactory
 
 
