@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +25,8 @@ from tests.support import ROOT
 
 PACKAGES = ("streaming_jobs", "reprocessing", "quality", "orchestration", "tests")
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
-_JAVA = Path("/usr/lib/jvm/java-17-openjdk-amd64/bin/java")
-"""Spark's own launcher asks for the module jdk.incubator.vector, which the Java in our environment leaves out."""
+_MODULE = "jdk.incubator.vector"
+"""Spark's own launcher of executors asks for it, and the Java in our environment leaves it out."""
 _START = 60.0
 
 
@@ -34,6 +35,7 @@ class StandaloneCluster:
     """`url` is the master's; each worker has one core and one executor of 512 MB at most."""
 
     folder: Path
+    java: Path
     url: str = ""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _processes: ExitStack = field(default_factory=ExitStack)
@@ -84,11 +86,11 @@ class StandaloneCluster:
             "PATH": os.pathsep.join([str(_named_python3(self.folder, python)), os.environ.get("PATH", os.defpath)]),
             "SPARK_HOME": str(home),
             "SPARK_SCALA_VERSION": "2.13",
-            "JAVA_HOME": str(_JAVA.parents[1]),
+            "JAVA_HOME": str(self.java.parents[1]),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.folder / f"{name}-local"),
         }
-        jvm = [str(_JAVA), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{home / 'jars'}/*", *command]
+        jvm = [str(self.java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{home / 'jars'}/*", *command]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*(prefix or []), *jvm], env=environment, stdout=output, stderr=output, start_new_session=True
@@ -114,6 +116,17 @@ def _named_python3(folder: Path, python: Path) -> Path:
     return named
 
 
+def _java() -> Path | None:
+    """A Java of this machine that can run executors."""
+    named = [Path(os.environ["JAVA_HOME"]) / "bin" / "java"] if "JAVA_HOME" in os.environ else []
+    found = shutil.which("java")
+    for java in (*named, *([Path(found)] if found else []), *sorted(Path("/usr/lib/jvm").glob("*/bin/java"))):
+        modules = subprocess.run([str(java), "--list-modules"], check=False, capture_output=True, text=True)
+        if _MODULE in modules.stdout:
+            return java.resolve()
+    return None
+
+
 def _rights() -> list[str]:
     return [] if os.geteuid() == 0 else ["--map-root-user"]
 
@@ -137,11 +150,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def standalone(folder: Path, workers: int = 2) -> Iterator[StandaloneCluster]:
-    """A cluster in `folder`; skips the test where the kernel grants no mount namespace."""
+    """A cluster in `folder`; skips the test without a Java for executors, or without the right to a mount namespace."""
     allowed = subprocess.run(["unshare", *_rights(), "--mount", "true"], check=False, capture_output=True)
     if allowed.returncode:
         pytest.skip(f"no mount namespace here: {allowed.stderr.decode().strip()}")
-    cluster = StandaloneCluster(folder)
+    if (java := _java()) is None:
+        pytest.skip(f"no Java of this machine has the module {_MODULE}")
+    cluster = StandaloneCluster(folder, java)
     try:
         cluster.start(workers)
         yield cluster
