@@ -43,7 +43,7 @@ _ROUNDS = 5
 _LOOK_EVERY = 2.0
 _CODE = "recourse-code.zip"
 _SAME = ("pyspark",)
-NEEDED = ("pyarrow", "confluent_kafka", "numpy", "structlog", "pydantic")
+NEEDED = ("pyarrow", "confluent_kafka", "numpy", "msgspec", "deltalake", "structlog", "pydantic")
 """Packages that reading a topic, judging its records and writing Parquet import on an executor."""
 
 
@@ -110,21 +110,31 @@ def send(session: SparkSession, settings: Settings, folder: Path) -> None:
 def write_archive(archive: Path, modules: Iterable[str]) -> None:
     """Write the top-level packages of these modules into a zip file, from which Python imports.
 
-    Modules are compiled, since each process would compile them again; other files are copied.
-    Raises PermanentError for a module that is not in files.
+    Modules are compiled, since each process would compile them again; other files are copied, but for hidden ones: a
+    `.env` stays here. Raises PermanentError for a module that is not in files.
     """
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as into, TemporaryDirectory() as temporary:
         compiled = Path(temporary) / "compiled"
         for root in [root for name in sorted({m.partition(".")[0] for m in modules}) for root in _roots(name)]:
             for path in sorted([root, *root.rglob("*")]):
                 name = path.relative_to(root.parent)
-                if path.is_dir() and path.name != "__pycache__":
+                if any(part.startswith(".") or part == "__pycache__" for part in name.parts):
+                    continue
+                if path.is_dir():
                     into.mkdir(f"{name.as_posix()}/")  # a package without `__init__.py` is found by it
-                elif path.suffix == ".py":
-                    py_compile.compile(str(path), str(compiled), str(name), doraise=True)
+                elif path.suffix == ".py" and _compiled(path, compiled, name):
                     into.write(compiled, str(name.with_suffix(".pyc")))
-                elif path.is_file() and path.suffix != ".pyc":
+                else:
                     into.write(path, str(name))
+
+
+def _compiled(path: Path, into: Path, name: Path) -> bool:
+    """Compile a module; False for a file that is none, such as a template."""
+    try:
+        py_compile.compile(str(path), str(into), str(name), doraise=True)
+    except py_compile.PyCompileError:
+        return False
+    return True
 
 
 def _roots(name: str) -> list[Path]:

@@ -18,6 +18,8 @@ from tests.support import driver
 from tests.support.driver import Bench
 from tests.support.warm import Warm
 
+BenchFactory = Callable[..., Bench]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -30,9 +32,6 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
         driver.WARM.clear()
     made.close()
-
-
-BenchFactory = Callable[..., Bench]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ import pytest
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state.status import read_status
 from tests.conftest import SettingsFactory
 from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows, until
 from tests.support.standalone import StandaloneCluster, standalone
@@ -58,6 +59,7 @@ def test_executors_write_every_record_once_although_one_machine_is_lost(
     cluster.kill_worker(0)
     code, output = finished(process)
     assert code == 0, output
+    assert all((seen := read_status(made, name)) and seen.restarts == 0 for name in streams.split(","))
     assert_chained(ledger(made, "plain"))
     if "totals" in streams:
         totals = {row["k"]: (row["c"], row["s"]) for row in rows(made, "totals")}

@@ -199,6 +199,8 @@ def test_executors_import_what_is_sent_and_nothing_of_it_is_compiled_there(tmp_p
     (package / "__init__.py").write_text("WORDS = 'sent'")
     (package / "nested" / "deep.py").write_text("DEPTH = 2")
     (package / "values.json").write_text("{}")
+    (package / ".env").write_text("PASSWORD=hush")
+    (package / "template.py").write_text("def {{ name }}():")
     (tmp_path / "here" / "single.py").write_text("ALONE = True")
     archive, script = tmp_path / "code.zip", "import my_flows.nested.deep as deep, my_flows, single; print(deep.DEPTH)"
     sys.path.insert(0, str(package.parent))
@@ -216,4 +218,5 @@ def test_executors_import_what_is_sent_and_nothing_of_it_is_compiled_there(tmp_p
     )
     assert ran.stdout == "2\n"
     names = ZipFile(archive).namelist()
-    assert "my_flows/values.json" in names and not [name for name in names if name.endswith(".py")]
+    assert "my_flows/values.json" in names and "my_flows/.env" not in names
+    assert [name for name in names if name.endswith(".py")] == ["my_flows/template.py"]
