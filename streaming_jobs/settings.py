@@ -39,6 +39,7 @@ from pydantic_settings import (
 )
 
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.platform.locations import Location, at
 from streaming_jobs.settings_sections import (
     BrokerSettings,
     DagsterSettings,
@@ -50,6 +51,7 @@ from streaming_jobs.settings_sections import (
     SparkSettings,
     StreamSettings,
     TableSettings,
+    TablesLocation,
     TopicSinkSettings,
     checked_trigger,
     is_remote,
@@ -108,7 +110,9 @@ class Settings(BaseSettings):
         Path(HOME), validate_default=True, description="state folder of the project; holds all that is below"
     )
     state_dir: LocalPath | None = Field(None, description="checkpoints, leases, status; default <home>/state")
-    tables_dir: LocalPath | None = Field(None, description="Delta tables; default <home>/tables")
+    tables_dir: TablesLocation | None = Field(
+        None, description="Delta tables: a folder, or a URL such as s3://bucket/tables; default <home>/tables"
+    )
     jars_dir: Path | None = Field(None, description="cache of jars; default: the user's cache folder")
     maven_repository: SecretStr = Field(SecretStr(""), description="mirror to fetch jars from; empty: jgo's default")
     java_home: Path | None = Field(
@@ -174,8 +178,10 @@ class Settings(BaseSettings):
         return _absolute(self.state_dir or self.home / "state")
 
     @property
-    def tables(self) -> Path:
-        return _absolute(self.tables_dir or self.home / "tables")
+    def tables(self) -> Location:
+        """The location below which each table has its own."""
+        place = self.tables_dir or self.home / "tables"
+        return at(place, self.storage.options(str(place))) if is_remote(place) else _absolute(Path(place))
 
     @property
     def logs(self) -> Path:
@@ -198,9 +204,9 @@ class Settings(BaseSettings):
         stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
         return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
 
-    def with_tables(self, folder: Path) -> Settings:
-        """These settings, with the tables in another folder."""
-        return self.model_copy(update={"tables_dir": folder})
+    def with_tables(self, folder: Location) -> Settings:
+        """These settings, with the tables at another location."""
+        return self.model_copy(update={"tables_dir": folder if isinstance(folder, Path) else folder.url})
 
 
 @dataclass(frozen=True)

@@ -80,16 +80,34 @@ def is_remote(path: Any) -> bool:
 
 def _on_this_machine(value: Any) -> Any:
     if is_remote(value):
-        raise ValueError(
-            f"'{value}' is an address; it has to be a folder of this machine: object stores are not supported"
-        )
+        raise ValueError(f"'{value}' is an address; it has to be a folder that this machine sees")
     return value
+
+
+SCHEMES = ("s3", "gs", "abfss")
+"""The schemes of stores that tables can be on: S3, Google Cloud Storage, Azure."""
+
+
+def _of_tables(value: Any) -> Any:
+    if not is_remote(value):
+        return value
+    scheme, _, rest = str(value).partition("://")
+    if scheme not in SCHEMES or not rest or rest.startswith("/"):
+        raise ValueError(f"'{value}' is on no store that is supported: {', '.join(f'{s}://...' for s in SCHEMES)}")
+    return str(value).rstrip("/")
 
 
 LocalPath = Annotated[
     Path, BeforeValidator(_on_this_machine), AfterValidator(lambda path: path.expanduser().absolute())
 ]
 """A folder of this machine; absolute."""
+
+TablesLocation = Annotated[
+    str | Path,
+    BeforeValidator(_of_tables),
+    AfterValidator(lambda value: value if is_remote(value) else Path(value).expanduser().absolute()),
+]
+"""A folder, absolute, or the URL of a prefix of an object store."""
 
 _MASTER = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://\S+")
 

@@ -10,10 +10,8 @@ DataFusion finds the files to split, and their later rows; only files that one o
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.platform.files import hard_link
+from streaming_jobs.platform.locations import Location, StorePath, delta_table, remove_tree
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
@@ -82,8 +81,11 @@ def _link(sink: DeltaSink, content: DeltaContent) -> None:
     adds: list[AddAction | RemoveAction] = []
     for path, file in content.files.items():
         source = on_disk(content.root, path)
-        name = f"{_PLACE}/{source.relative_to(content.root).as_posix()}"
-        hard_link(source, sink.path / name)
+        if isinstance(source, StorePath):
+            adds.append(file.add(source.url))
+            continue
+        name = f"{_PLACE}/{source.relative_to(str(content.root)).as_posix()}"
+        hard_link(source, Path(str(sink.path)) / name)
         adds.append(file.add(name))
     if adds:
         sink.commit_actions(adds, CommitProperties())
@@ -94,7 +96,7 @@ class _Scratch:
     """Tables for queries below the folder of the table `sink`, of files that are linked there."""
 
     sink: DeltaSink
-    folder: Path
+    folder: Location
 
     def mixed(self, came: DeltaContent, gone: DeltaContent) -> dict[str, TableFile]:
         """The files of `came` that have a row of `gone`."""
@@ -146,13 +148,13 @@ class _Scratch:
         self.sink.refresh()
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_tree(self.folder)
 
     def _table(self, name: str, content: DeltaContent) -> DeltaTable:
         path = self.folder / name
         if not path.exists():
             make_table(path, self.sink.name, content, self.sink.stream, CommitProperties())
-        return DeltaTable(path)
+        return delta_table(path)
 
     def _numbered(self, name: str, content: DeltaContent) -> DeltaTable:
         """A table of the files with one more column: the number of the row's file, a partition value in the log."""
@@ -166,7 +168,8 @@ class _Scratch:
         return self._table(name, replace(content, files=files, schema=json.dumps(schema), partition_by=partitions))
 
     def _data(self, **tables: DeltaTable) -> QueryBuilder:
-        return opened(tables, self.folder / "_spill")
+        self._spill = self._spill or TemporaryDirectory(prefix="recourse-later-")
+        return opened(tables, Path(self._spill.name))
 
 
 def _values(partition: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

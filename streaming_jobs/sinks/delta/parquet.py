@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
+
+from streaming_jobs.platform.locations import Location, opened_for_reading
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = frozenset("\"#%'*/:=?\\{[]^\x7f")
@@ -24,7 +25,7 @@ _LAST = datetime.max - timedelta(milliseconds=1)
 
 
 def add_actions(
-    table: Path, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str]
+    table: Location, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str]
 ) -> tuple[list[AddAction], int]:
     """The `add` actions for Parquet files below the table's folder, and the number of rows in those that are there.
 
@@ -32,11 +33,13 @@ def add_actions(
     """
     actions, rows = [], 0
     for path in sorted(files):
-        if not (file := table / path).exists():
+        file = table / path
+        try:
+            status = file.stat()
+        except FileNotFoundError:
             continue
-        metadata = pq.read_metadata(file)
+        metadata = pq.read_metadata(opened_for_reading(file))
         rows += metadata.num_rows
-        status = file.stat()
         actions.append(
             AddAction(
                 path=path,
@@ -50,7 +53,7 @@ def add_actions(
     return actions, rows
 
 
-def statistics(file: Path, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:
+def statistics(file: Location, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:
     """The file's statistics as Delta writes them: numRecords, minValues, maxValues, nullCount."""
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
@@ -78,9 +81,9 @@ def _from_footer(metadata: pq.FileMetaData, index: int) -> tuple[int, Any, Any] 
     return nulls, min((group.min for group in valued), default=None), max((group.max for group in valued), default=None)
 
 
-def _from_rows(file: Path, name: str) -> tuple[int, Any, Any]:
+def _from_rows(file: Location, name: str) -> tuple[int, Any, Any]:
     """The same from the column itself: a file without bounds for a column that has them elsewhere hides its rows."""
-    values = pq.ParquetFile(file).read(columns=[name])[name]
+    values = pq.ParquetFile(opened_for_reading(file)).read(columns=[name])[name]
     bounds = pc.min_max(values).as_py()
     return values.null_count, bounds["min"], bounds["max"]
 

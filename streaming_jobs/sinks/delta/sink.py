@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,10 +27,11 @@ from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, Prefl
 from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify
+from streaming_jobs.platform.locations import Location, StorePath, delta_table, files_below
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds, dead_letters
-from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content
+from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content, identities
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, newest, noted, sync_commits, walk
@@ -72,7 +72,7 @@ _DIRECT_WRITER_FEATURES = {
 class DeltaSink:
     """One open table of one stream. Not for two threads at once."""
 
-    def __init__(self, path: Path, declared: DeclaredTable, stream: str, handle: DeltaTable) -> None:
+    def __init__(self, path: Location, declared: DeclaredTable, stream: str, handle: DeltaTable) -> None:
         self.path = path
         self.declared = declared
         self.stream = stream
@@ -87,6 +87,7 @@ class DeltaSink:
         self._synced = handle.version() - _OPEN_END
         self._sized: tuple[int, float] | None = None
         self._at: tuple[int, Txn | None] | None = None
+        self._alone = False
         self._read_schema()
 
     @property
@@ -150,8 +151,18 @@ class DeltaSink:
         version must still be in the log: otherwise the log is another one, or was cleaned up after later commits.
         """
         log, version = self.path / "_delta_log", self.handle.version()
-        if (log / f"{version + 1:020d}.json").exists() or not (log / f"{version:020d}.json").exists():
+        if (log / f"{version + 1:020d}.json").is_file() or not (log / f"{version:020d}.json").is_file():
             self.handle.update_incremental()
+
+    def _look(self) -> None:
+        """`refresh` before a commit; on a store only if another program may have committed since our last commit.
+
+        A commit is refused there if another one came first, so our own commits are not looked up. One request proves
+        that the log is still the same.
+        """
+        newest = self.path / "_delta_log" / f"{self.handle.version():020d}.json"
+        if not (isinstance(newest, StorePath) and self._alone and newest.is_file()):
+            self.refresh()
 
     def commit(
         self,
@@ -175,16 +186,24 @@ class DeltaSink:
             version = self.handle.version()
             try:
                 write(self.handle, self.properties(entry))
-                self.refresh()
-                if self.position is None or self.position < entry.txn:
+                if not self._written(version, entry):
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError as error:
+                self._alone = False
                 self.refresh()
                 if self.handle.version() == version:  # no other commit came first, so this was not a race
                     raise self._failed(error) from error
                 continue
+            self._at, self._alone = (self.handle.version(), entry.txn), True
             return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
+
+    def _written(self, before: int, entry: LedgerEntry) -> bool:
+        """True if the write has made its commit; on a store the handle says so, since no other commit came first."""
+        if isinstance(self.path, StorePath):
+            return self.handle.version() > before
+        self.refresh()
+        return self.position is not None and self.position >= entry.txn
 
     def _failed(self, error: CommitFailedError) -> RecourseError:
         if "append-only" in str(error):
@@ -196,7 +215,7 @@ class DeltaSink:
 
     def holds(self, entry: LedgerEntry) -> bool:
         """True if the table, as it is now, has the entry's batch; raises Fenced and ForeignWrite."""
-        self.refresh()
+        self._look()
         at = self.position
         if at is not None and at.generation > entry.generation:
             raise self.fenced(at, entry)
@@ -244,7 +263,7 @@ class DeltaSink:
             partition_by=list(self.declared.partition_by) or None,
             commit_properties=properties,
         )
-        self.refresh()
+        self.handle.update_incremental() if isinstance(self.path, StorePath) else self.refresh()
 
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
@@ -336,6 +355,14 @@ class DeltaSink:
         """
         large = self.declared.mode == "upsert" and self.megabytes > self.settings.direct_merge_max_mb
         direct = self.direct and (self.quarantine is None or self.quarantine.direct)
+        if isinstance(self.path, StorePath):
+            if self.settings.committer == "spark" or not direct:
+                raise CommitImpossible(
+                    f"table {self.name} is on an object store and would need delta-spark to commit, which overwrites "
+                    "commits of others there",
+                    'set stream.committer = "auto", and keep the table free of constraints and of other features',
+                )
+            return rows.driver or self.declared.mode == "upsert", False
         return rows.driver and not large, self.settings.committer == "spark" or not direct
 
     def upkeep(
@@ -378,14 +405,17 @@ class DeltaSink:
     def complete(self, version: int) -> bool:
         """True if the files of a version are all there."""
         try:
-            for path in table_files(self.path, version):
+            files = table_files(self.path, version)
+            if isinstance(self.path, StorePath):
+                return set(identities(self.path, files)) <= {f"{self.path}/{name}" for name, _ in files_below(self.path)}
+            for path in files:
                 on_disk(self.path, path)
         except PreflightRefused:
             return False
         return True
 
     def readable(self, version: int | None = None) -> DeltaTable:
-        return DeltaTable(self.path, version=version)
+        return delta_table(self.path, version)
 
     def size(self) -> tuple[int, int]:
         """The number of its files, and their total bytes."""
@@ -420,7 +450,7 @@ def open_sink(settings: Settings, declared: DeclaredTable, stream: str) -> Delta
     """The table if it exists, even if another program created it."""
     path = settings.tables / declared.name
     try:
-        return DeltaSink(path, declared, stream, DeltaTable(path))
+        return DeltaSink(path, declared, stream, delta_table(path))
     except TableNotFoundError:
         return None
 
