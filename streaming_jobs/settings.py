@@ -49,6 +49,7 @@ from streaming_jobs.settings_sections import (
     QualitySettings,
     SavepointSettings,
     SparkSettings,
+    StorageSettings,
     StreamSettings,
     TableSettings,
     TablesLocation,
@@ -70,6 +71,7 @@ __all__ = [
     "SettingOrigin",
     "Settings",
     "SparkSettings",
+    "StorageSettings",
     "StreamSettings",
     "TableSettings",
     "TopicSinkSettings",
@@ -132,6 +134,7 @@ class Settings(BaseSettings):
     table: TableSettings = TableSettings()
     topic_sink: TopicSinkSettings = TopicSinkSettings()
     savepoint: SavepointSettings = SavepointSettings()
+    storage: StorageSettings = StorageSettings()
     dagster: DagsterSettings = DagsterSettings()
     quality: QualitySettings = QualitySettings()
 
