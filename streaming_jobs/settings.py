@@ -38,7 +38,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.platform.locations import Location, at
 from streaming_jobs.settings_sections import (
     BrokerSettings,
@@ -206,6 +206,13 @@ class Settings(BaseSettings):
     def with_stream(self, name: str, **values: object) -> Settings:
         stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
         return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
+
+    @property
+    def tables_folder(self) -> Path:
+        """`tables` for what works on files of this machine alone; raises UsageError for an object store."""
+        if isinstance(place := self.tables, Path):
+            return place
+        raise UsageError(f"the tables are at {place}, and this needs them in a folder", "set tables_dir to a folder")
 
     def with_tables(self, folder: Location) -> Settings:
         """These settings, with the tables at another location."""

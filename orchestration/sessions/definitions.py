@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -293,7 +294,11 @@ def _topic_metadata(topic: KafkaTopic) -> dict[str, Any]:
 
 def _table_metadata(table: DeclaredTable, settings: Settings) -> Mapping[str, Any]:
     path = settings.tables / table.name
-    found: dict[str, Any] = {"dagster/table_name": table.name, "dagster/uri": path.as_uri(), **VERSION}
+    found: dict[str, Any] = {
+        "dagster/table_name": table.name,
+        "dagster/uri": path.as_uri() if isinstance(path, Path) else path.url,
+        **VERSION,
+    }
     if table.schema is not None:
         found["dagster/column_schema"] = column_schema(table.schema, table.keys)
     if table.keys:

@@ -171,7 +171,7 @@ def check(
     TransientError if no executor comes, PermanentError for one that cannot run the streams.
     """
     _await(settings, executors, patience)
-    token, folders = uuid4().hex, (settings.tables, settings.state)
+    token, folders = uuid4().hex, [each for each in (settings.tables, settings.state) if isinstance(each, Path)]
     asked = [private_folder(folder) / f".probe-{token}" for folder in folders]
     try:
         for file in asked:

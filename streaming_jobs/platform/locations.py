@@ -13,15 +13,17 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePosixPath
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from streaming_jobs.platform.files import link_as_new, private_folder
+from streaming_jobs.platform.files import link_as_new, private_folder, sync_tree
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -142,9 +144,14 @@ class StorePath:
 Location: TypeAlias = Path | StorePath
 
 
-def at(text: str | Path, options: Options = ()) -> Location:
-    """The location that a path or a URL names."""
-    return StorePath(str(text).rstrip("/"), options) if "://" in str(text) else Path(text)
+def path_below(location: Location, root: Location) -> str:
+    """The path of a location below another one."""
+    return str(location).removeprefix(f"{root}/")
+
+
+def at(text: str | Path, options: Mapping[str, str]) -> StorePath:
+    """The location that a URL names, with the options of its store."""
+    return StorePath(str(text).rstrip("/"), tuple(sorted(options.items())))
 
 
 def delta_table(location: Location, version: int | None = None) -> DeltaTable:
@@ -215,6 +222,23 @@ def moved(source: Location, target: Location) -> Location:
     copy_object(source, target)
     source.unlink(missing_ok=True)
     return target
+
+
+@contextmanager
+def local_scratch(location: Location) -> Iterator[Path]:
+    """A folder for scratch files of a location: below it, or, since a store has no folders, a temporary one."""
+    folder = location if isinstance(location, Path) else Path(mkdtemp(prefix="recourse-"))
+    try:
+        yield folder
+    finally:
+        if not isinstance(location, Path):
+            remove_tree(folder)
+
+
+def sync_location(location: Location) -> None:
+    """Have everything below a location on disk; a store has it already."""
+    if isinstance(location, Path):
+        sync_tree(location)
 
 
 def copy_object(source: StorePath, target: StorePath) -> None:
@@ -311,4 +335,4 @@ def _root(url: str) -> str:
 def _store(root: str, options: Options) -> ObjectStore:
     from streaming_jobs.platform.object_store import open_store
 
-    return open_store(root, dict(options))
+    return open_store(root, dict(options)).store

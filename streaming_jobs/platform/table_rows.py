@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 def dataset(handle: DeltaTable, table: Location) -> FileSystemDataset:
     """The version that the handle has loaded, as a dataset; `table` is its location."""
     if isinstance(table, StorePath):
-        objects = _Objects.from_table(handle._table, delta_options(table), {})
-        objects.table = table
+        objects = _Objects.of(handle, table)
         return handle.to_pyarrow_dataset(filesystem=pafs.PyFileSystem(objects))
     return handle.to_pyarrow_dataset(filesystem=pafs.SubTreeFileSystem(str(table), pafs.LocalFileSystem()))
 
@@ -44,6 +43,12 @@ class _Objects(DeltaStorageHandler):
     """The files of a table on a store, each in memory as long as it is open."""
 
     table: StorePath
+
+    @classmethod
+    def of(cls, handle: DeltaTable, table: StorePath) -> _Objects:
+        made: _Objects = cls.from_table(handle._table, delta_options(table), {})  # type: ignore[assignment]
+        made.table = table
+        return made
 
     def open_input_file(self, path: str) -> pa.BufferReader:
         _, remote, name = path.partition(":/")  # of a URL deltalake shows one slash

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from deltalake import CommitProperties, DeltaTable, Schema
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.platform.files import hard_link
-from streaming_jobs.platform.locations import Location, StorePath, copy_object, delta_options, delta_table
+from streaming_jobs.platform.locations import Location, StorePath, copy_object, delta_options, delta_table, path_below
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.stored import Content
-
 
 Identity: TypeAlias = tuple[int, int] | str
 """What identifies a file: device and inode, or its URL."""
@@ -132,16 +131,15 @@ def make_table(
     )
 
 
-def _linked(path: Path, content: DeltaContent) -> list[AddAction]:
+def _linked(path: Path, content: DeltaContent) -> list[AddAction | RemoveAction]:
     for file in content.files.values():
         source = on_disk(content.root, file.path)
         assert isinstance(source, Path)
-        assert isinstance(content.root, Path)
-        hard_link(source, path / source.relative_to(content.root))
+        hard_link(source, path / path_below(source, content.root))
     return [file.add() for file in content.files.values()]
 
 
-def _shared(path: StorePath, content: DeltaContent, *, copied: bool) -> list[AddAction]:
+def _shared(path: StorePath, content: DeltaContent, *, copied: bool) -> list[AddAction | RemoveAction]:
     """The actions that add the content's files where they lie, or copies of them."""
     urls = [str(identity) for identity in content.identities()]
     if not copied:

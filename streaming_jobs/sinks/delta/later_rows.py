@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.platform.files import hard_link
-from streaming_jobs.platform.locations import Location, StorePath, delta_table, remove_tree
+from streaming_jobs.platform.locations import Location, StorePath, delta_table, local_scratch, path_below, remove_tree
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
@@ -47,15 +48,17 @@ def add_later_rows(sink: DeltaSink, now: DeltaContent, then: DeltaContent) -> La
         _link(sink, came)
         _give_bounds(sink)
         return LaterRows(came.pieces, 0)
-    scratch = _Scratch(sink, sink.path / _SCRATCH)
+    folder = sink.path / _SCRATCH
     try:
-        mixed = scratch.mixed(came, gone)
-        whole = replace(came, files={path: file for path, file in came.files.items() if path not in mixed})
-        _link(sink, whole)
-        _give_bounds(sink)
-        scratch.split(replace(came, files=mixed), gone)
+        with local_scratch(folder) as spill:
+            scratch = _Scratch(sink, folder, spill / "_spill")
+            mixed = scratch.mixed(came, gone)
+            whole = replace(came, files={path: file for path, file in came.files.items() if path not in mixed})
+            _link(sink, whole)
+            _give_bounds(sink)
+            scratch.split(replace(came, files=mixed), gone)
     finally:
-        scratch.remove()
+        remove_tree(folder)
     return LaterRows(whole.pieces, len(mixed))
 
 
@@ -84,7 +87,7 @@ def _link(sink: DeltaSink, content: DeltaContent) -> None:
         if isinstance(source, StorePath):
             adds.append(file.add(source.url))
             continue
-        name = f"{_PLACE}/{source.relative_to(str(content.root)).as_posix()}"
+        name = f"{_PLACE}/{path_below(source, content.root)}"
         hard_link(source, Path(str(sink.path)) / name)
         adds.append(file.add(name))
     if adds:
@@ -97,6 +100,7 @@ class _Scratch:
 
     sink: DeltaSink
     folder: Location
+    spill: Path
 
     def mixed(self, came: DeltaContent, gone: DeltaContent) -> dict[str, TableFile]:
         """The files of `came` that have a row of `gone`."""
@@ -147,9 +151,6 @@ class _Scratch:
         write_deltalake(self.sink.handle, left, mode="append", writer_properties=written)
         self.sink.refresh()
 
-    def remove(self) -> None:
-        remove_tree(self.folder)
-
     def _table(self, name: str, content: DeltaContent) -> DeltaTable:
         path = self.folder / name
         if not path.exists():
@@ -168,8 +169,7 @@ class _Scratch:
         return self._table(name, replace(content, files=files, schema=json.dumps(schema), partition_by=partitions))
 
     def _data(self, **tables: DeltaTable) -> QueryBuilder:
-        self._spill = self._spill or TemporaryDirectory(prefix="recourse-later-")
-        return opened(tables, Path(self._spill.name))
+        return opened(tables, self.spill)
 
 
 def _values(partition: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

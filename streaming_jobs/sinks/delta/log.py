@@ -99,7 +99,7 @@ def sync_commits(table: Location, versions: Iterable[int]) -> int:
             lines = list(actions(commit))
         except FileNotFoundError:
             continue
-        commits.append(commit)
+        commits.append(Path(str(commit)))
         if (checkpoint := log / f"{version:020d}.checkpoint.parquet").exists():
             commits += [checkpoint, log / "_last_checkpoint"]
         for kind, action in (one for line in lines for one in line.items()):

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streaming_jobs.platform.delta_log import actions, names_on_disk
-from streaming_jobs.platform.locations import Location, Status, StorePath, files_below, opened_for_reading
+from streaming_jobs.platform.locations import Location, Status, StorePath, files_below, opened_for_reading, path_below
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 
 _DATA = re.compile(r".*\.parquet(?:#\d+|\.crc)?")
@@ -55,7 +55,7 @@ def find(table: Location, live: Iterable[str]) -> list[Unlisted]:
     removals = {name: at for path, at in _removals(table / "_delta_log").items() for name in names_on_disk(path)}
     unlisted = []
     for path, status in _data_files(table):
-        name = path.relative_to(table).as_posix()
+        name = path_below(path, table)
         if name not in listed:
             at = removals.get(name)
             unlisted.append(Unlisted(path, status.st_size, status.st_mtime if at is None else at, at is not None, name))
@@ -65,7 +65,7 @@ def find(table: Location, live: Iterable[str]) -> list[Unlisted]:
 def due(
     files: Sequence[Unlisted], *, now: float, retention: timedelta, max_bytes: int, at_least: timedelta = AT_LEAST
 ) -> list[Unlisted]:
-    """Files to delete: those past the retention, then the oldest removed ones until the rest is below `max_bytes`.    """
+    """Files to delete: those past the retention, then the oldest removed ones until the rest is below `max_bytes`."""
     old = [file for file in files if now - file.since > retention.total_seconds()]
     left = sum(file.size for file in files) - sum(file.size for file in old)
     rest = sorted((f for f in files if f.removed and f not in set(old)), key=lambda file: file.since)

@@ -23,7 +23,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from streaming_jobs.errors import CommitRefused, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync
-from streaming_jobs.platform.locations import StorePath, placed
+from streaming_jobs.platform.locations import StorePath, path_below, placed
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, Identity, has_content, identities
 from streaming_jobs.sinks.delta.log import walk
@@ -98,9 +98,7 @@ def _name(sink: DeltaSink, content: DeltaContent, path: str, identity: Identity,
     if isinstance(identity, str):
         return StorePath(identity).relative_to(sink.path).as_posix()
     source = on_disk(content.root, path)
-    assert isinstance(source, Path)
-    assert isinstance(content.root, Path)
-    name = f"{place}/{source.relative_to(content.root).as_posix()}"
+    name = f"{place}/{path_below(source, content.root)}"
     placed(source, sink.path / name)
     return name
 

@@ -29,7 +29,8 @@ def write(table: StorePath, saved: SavedAs, files: Sequence[TableFile]) -> None:
     there = {f"{table}/{name}" for name, _ in files_below(table)}
     if gone := [url for url in urls if url.startswith(f"{table}/") and url not in there]:
         raise PreflightRefused(
-            f"{len(gone)} files of table {table.name} are gone, such as {gone[0]}", "take a savepoint of a newer version"
+            f"{len(gone)} files of table {table.name} are gone, such as {gone[0]}",
+            "take a savepoint of a newer version",
         )
 
 

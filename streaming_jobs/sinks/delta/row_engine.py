@@ -27,7 +27,7 @@ from pyspark.sql.types import BooleanType, IntegerType, StringType, StructField,
 from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
-from streaming_jobs.platform.locations import Location, opened_for_writing
+from streaming_jobs.platform.locations import Location, opened_for_writing, path_below
 from streaming_jobs.sinks import row_rules
 from streaming_jobs.sinks.base import RuleOutcome
 from streaming_jobs.sinks.delta import refused_rows
@@ -330,7 +330,7 @@ class Files:
             plain = [f.name for f in rows.schema if not pa.types.is_nested(f.type) and not pa.types.is_floating(f.type)]
             self._output = opened_for_writing(path)
             self._writer = pq.ParquetWriter(self._output, rows.schema, compression="snappy", write_statistics=plain)
-            self._written.append(path.relative_to(self.table).as_posix())
+            self._written.append(path_below(path, self.table))
         self._writer.write_table(rows)
         self._waiting.clear()
 

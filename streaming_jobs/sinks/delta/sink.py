@@ -407,7 +407,9 @@ class DeltaSink:
         try:
             files = table_files(self.path, version)
             if isinstance(self.path, StorePath):
-                return set(identities(self.path, files)) <= {f"{self.path}/{name}" for name, _ in files_below(self.path)}
+                return set(identities(self.path, files)) <= {
+                    f"{self.path}/{name}" for name, _ in files_below(self.path)
+                }
             for path in files:
                 on_disk(self.path, path)
         except PreflightRefused:

@@ -34,7 +34,15 @@ from streaming_jobs.errors import CommitRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
 from streaming_jobs.platform.files import sync_tree
-from streaming_jobs.platform.locations import delta_options, delta_table, made_folder, opened_for_reading, placed, remove_tree
+from streaming_jobs.platform.locations import (
+    delta_options,
+    delta_table,
+    made_folder,
+    opened_for_reading,
+    path_below,
+    placed,
+    remove_tree,
+)
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
@@ -149,7 +157,7 @@ class DeltaStagedSlice:
         for part in ("rest", "after"):
             table = self.folder / part
             for path, file in table_files(table, delta_table(table).version()).items():
-                place = on_disk(table, path).relative_to(table).as_posix()
+                place = path_below(on_disk(table, path), table)
                 staged = f"{STAGED}/{self.name}/{part}/{place}"
                 adds.append(StagedFile(staged, f"s-{self.name}/{part}/{place}", file))
         return SliceChange(self.sink.table_id, self.version, self._removes, tuple(adds)).encode()

@@ -22,7 +22,6 @@ from streaming_jobs.platform.delta_log import CommitActions, actions, names_on_d
 from streaming_jobs.platform.locations import Location, StorePath, delta_table, opened_for_reading
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 
-
 _SLASH = re.compile(r"^([a-z0-9]+):/+")
 """The beginning of a URL, of whose two slashes deltalake lists one."""
 
@@ -72,7 +71,9 @@ def table_files(table: Location, version: int) -> dict[str, TableFile]:
         )
     files: dict[str, TableFile] = {}
     if begin >= 0:
-        rows = pq.read_table(opened_for_reading(log / f"{begin:020d}.checkpoint.parquet"), columns=["add"])["add"].to_pylist()
+        rows = pq.read_table(opened_for_reading(log / f"{begin:020d}.checkpoint.parquet"), columns=["add"])[
+            "add"
+        ].to_pylist()
         files = {row["path"]: _file(row) for row in rows if row is not None and row["path"] is not None}
     for number in sorted(commits):
         commit = CommitActions.of(number, actions(commits[number]))

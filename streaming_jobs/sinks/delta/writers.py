@@ -253,7 +253,8 @@ def _append_of(sink: DeltaSink, files: Files, written: Iterable[str], expected: 
 
 def _remove_leftovers(sink: DeltaSink, folder: Location, prefix: str) -> None:
     """Remove the files of attempts that died before their commit; a folder with a live file is not one of them."""
-    if not (attempts := list(folder.glob(f"{prefix}*"))):
+    attempts: list[Location] = [*folder.glob(f"{prefix}*")]
+    if not attempts:
         return
     sink.refresh()
     live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}

@@ -97,7 +97,7 @@ class FlightObserver:
     def __init__(self, home: Home, plan: LoopPlan) -> None:
         self._home, self._plan = home, plan
         self._watched = [watched for watched in home.subjects if watched.stream in plan.streams]
-        self._reader = ConcurrentReader(self._watched, home.settings.tables)
+        self._reader = ConcurrentReader(self._watched, home.settings.tables_folder)
         self.start, self.stop = self._reader.start, self._reader.stop
 
     def compare(self, fed: int, tell: Tell) -> TableFindings:
@@ -110,7 +110,7 @@ class FlightObserver:
             self._reader.unseen,
             tuple(self._reader.faults),
             tuple(check for check in checks if check.table in with_truth),
-            tuple(compare_rules(settings.tables, name, fed) for name in self._plan.streams if name in EXPECTED),
+            tuple(compare_rules(settings.tables_folder, name, fed) for name in self._plan.streams if name in EXPECTED),
             tuple(run_scenarios(self._home, tell)) if self._plan.scenarios else (),
         )
 

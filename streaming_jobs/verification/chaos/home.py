@@ -85,10 +85,10 @@ class Home:
 
     def newest_version(self, table: str) -> int:
         """The table's newest version; -1 when there is none."""
-        return max(versions(self.settings.tables / table), default=-1)
+        return max(versions(self.settings.tables_folder / table), default=-1)
 
     def newest_batch(self, table: str) -> Entry | None:
-        path = self.settings.tables / table
+        path = self.settings.tables_folder / table
         for version in reversed(versions(path)):
             entry = read_commit(path, version).entry
             if entry is not None and entry.kind == "batch":
