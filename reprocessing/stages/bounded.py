@@ -34,7 +34,7 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.platform.locations import Location, local_scratch, remove_tree, sync_location
+from streaming_jobs.platform.locations import Location, StorePath, local_scratch, remove_tree, sync_location
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
@@ -135,7 +135,9 @@ def rows_until(context: RecoveryContext, declared: DeclaredTable) -> StoredTable
 
 def compared_folder(context: RecoveryContext) -> Location:
     """The folder for tables of the pieces that a comparison reads, and for what its queries spill."""
-    return context.beside("_compared")
+    tables = context.settings.tables
+    beside = tables / "_staging" / f"{context.plan.staging}-compared"
+    return beside if isinstance(tables, StorePath) else context.beside("_compared")
 
 
 def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int:

@@ -80,11 +80,17 @@ class StorePath:
     @property
     def key(self) -> str:
         """The name in the bucket."""
-        return urlsplit(self.url).path.strip("/")
+        return self.url.removeprefix(f"{self.bucket}/")
+
+    @property
+    def bucket(self) -> str:
+        """The URL of the bucket or container."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
 
     @property
     def store(self) -> ObjectStore:
-        return _store(_root(self.url), self.options)
+        return _store(self.bucket, self.options)
 
     def exists(self) -> bool:
         """True for an object, and for a prefix with an object below it."""
@@ -191,6 +197,7 @@ def remove_tree(location: Location) -> None:
         return
     import obstore
 
+    assert "*" not in location.url, "of these tables each has a location of its own"
     keys = [found["path"] for found in _listed(location)]
     if keys:
         obstore.delete(location.store, keys)
@@ -325,14 +332,8 @@ def _status(found: Any) -> Status:
     return Status(int(found["size"]), found["last_modified"].timestamp())
 
 
-def _root(url: str) -> str:
-    """The URL of the bucket or container."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
-
-
 @cache
-def _store(root: str, options: Options) -> ObjectStore:
+def _store(bucket: str, options: Options) -> ObjectStore:
     from streaming_jobs.platform.object_store import open_store
 
-    return open_store(root, dict(options)).store
+    return open_store(bucket, dict(options)).store

@@ -5,12 +5,14 @@ publishing a content copies no data there.
 
 On a store a file is identified by its URL, and a table may list files of another one by their URLs. So a staged table
 shares the files of the table that it is staged for, and lies below it, so that its own files become files of that one
-where they are. deltalake does not rewrite a file outside of the table, so the files of a staged table that is merged
-into are copies, `copied/<path below the other table>`, and each is the same file as its original.
+where they are. Some files have to be copied for it, to `copied/<key of the original>`, and such a copy is the same file
+as its original: those of a table that is merged into, since deltalake rewrites no file outside of the table, and those
+whose keys need an escape in a URL (partition values with a space, say), since deltalake escapes these twice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ Identity: TypeAlias = tuple[int, int] | str
 
 COPIED = "copied"
 """The folder of a staged table on a store with copies of the other table's files."""
+_PLAIN = re.compile(r"[A-Za-z0-9_./=-]*")
 _AT_A_TIME = 16
 """Copies that a store makes at a time."""
 
@@ -82,8 +85,8 @@ def identities(root: Location, files: Iterable[str]) -> list[Identity]:
 def _identity(place: Location) -> Identity:
     if isinstance(place, Path):
         return (status := place.stat()).st_dev, status.st_ino
-    staged, copied, path = place.url.partition(f"/{COPIED}/")
-    return f"{staged.rpartition('/')[0]}/{path}" if copied else place.url
+    _, copied, key = place.url.partition(f"/{COPIED}/")
+    return f"{place.bucket}/{key}" if copied else place.url
 
 
 def content_of(table: Location, version: int | None = None) -> DeltaContent:
@@ -141,14 +144,15 @@ def _linked(path: Path, content: DeltaContent) -> list[AddAction | RemoveAction]
 
 def _shared(path: StorePath, content: DeltaContent, *, copied: bool) -> list[AddAction | RemoveAction]:
     """The actions that add the content's files where they lie, or copies of them."""
-    urls = [str(identity) for identity in content.identities()]
-    if not copied:
-        return [file.add(url) for url, file in zip(urls, content.files.values(), strict=True)]
-    names = [f"{COPIED}/{StorePath(url).relative_to(path.parent)}" for url in urls]
+    originals = [StorePath(str(identity), path.options) for identity in content.identities()]
+    copies = {each: f"{COPIED}/{each.key}" for each in originals if copied or not _PLAIN.fullmatch(each.key)}
 
-    def copy(place: tuple[str, str]) -> None:
-        copy_object(StorePath(place[0], path.options), path / place[1])
+    def copy(original: StorePath) -> None:
+        copy_object(original, path / copies[original])
 
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
-        list(threads.map(copy, zip(urls, names, strict=True)))
-    return [file.add(name) for name, file in zip(names, content.files.values(), strict=True)]
+        list(threads.map(copy, copies))
+    return [
+        file.add(copies.get(original, original.url))
+        for original, file in zip(originals, content.files.values(), strict=True)
+    ]
