@@ -87,7 +87,6 @@ class DeltaSink:
         self._synced = handle.version() - _OPEN_END
         self._sized: tuple[int, float] | None = None
         self._at: tuple[int, Txn | None] | None = None
-        self._alone = False
         self._read_schema()
 
     @property
@@ -154,16 +153,6 @@ class DeltaSink:
         if (log / f"{version + 1:020d}.json").is_file() or not (log / f"{version:020d}.json").is_file():
             self.handle.update_incremental()
 
-    def _look(self) -> None:
-        """`refresh` before a commit; on a store only if another program may have committed since our last commit.
-
-        A commit is refused there if another one came first, so our own commits are not looked up. One request proves
-        that the log is still the same.
-        """
-        newest = self.path / "_delta_log" / f"{self.handle.version():020d}.json"
-        if not (isinstance(newest, StorePath) and self._alone and newest.is_file()):
-            self.refresh()
-
     def commit(
         self,
         entry: LedgerEntry,
@@ -179,8 +168,10 @@ class DeltaSink:
         the last commit, CommitRefused when other commits keep coming first, CommitImpossible when the table allows no
         such commit.
         """
+        # On a store a look at the log costs requests, and the commit is refused if another one came first.
+        done = done or (self._holds if isinstance(self.path, StorePath) else self.holds)
         for _ in range(_ATTEMPTS):
-            if (done or self.holds)(entry):
+            if done(entry):
                 self.sync()
                 return None
             version = self.handle.version()
@@ -189,12 +180,11 @@ class DeltaSink:
                 if not self._written(version, entry):
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError as error:
-                self._alone = False
                 self.refresh()
                 if self.handle.version() == version:  # no other commit came first, so this was not a race
                     raise self._failed(error) from error
                 continue
-            self._at, self._alone = (self.handle.version(), entry.txn), True
+            self._at = (self.handle.version(), entry.txn)
             return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
 
@@ -215,7 +205,11 @@ class DeltaSink:
 
     def holds(self, entry: LedgerEntry) -> bool:
         """True if the table, as it is now, has the entry's batch; raises Fenced and ForeignWrite."""
-        self._look()
+        self.refresh()
+        return self._holds(entry)
+
+    def _holds(self, entry: LedgerEntry) -> bool:
+        """`holds` for the version that the handle has loaded."""
         at = self.position
         if at is not None and at.generation > entry.generation:
             raise self.fenced(at, entry)
