@@ -276,7 +276,13 @@ class SparkSettings(_Section):
     )
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
     shuffle_partitions: int = Field(
-        0, ge=0, description="partitions of a shuffle; 0: one per core; pinned by the first start of a stream"
+        0,
+        ge=0,
+        description="partitions of a shuffle; 0: one per core, of the executors that a cluster has when the session "
+        "starts; pinned by the first start of a stream",
+    )
+    reading_tasks: int = Field(
+        0, ge=0, description="tasks that read a large batch; 0: one per core that is there when the batch is planned"
     )
     extra: dict[str, str] = Field(default_factory=dict, description="any further Spark properties")
     split_sessions: bool = Field(

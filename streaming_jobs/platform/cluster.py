@@ -27,7 +27,7 @@ from uuid import uuid4
 import structlog
 
 from streaming_jobs.errors import PermanentError, TransientError
-from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.files import private_folder, scratch, write_atomic
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class Executors(Protocol):
     def count(self) -> int:
         """How many are there now."""
 
+    def cores(self) -> int:
+        """How many cores they have together."""
+
     def stopped(self) -> bool:
         """Whether the application has ended."""
 
@@ -84,6 +87,10 @@ class SparkExecutors:
     def count(self) -> int:
         """As their block managers have registered; the driver's is one more."""
         return int(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+    def cores(self) -> int:
+        """At least 2, as Spark counts; `spark.default.parallelism` replaces it."""
+        return int(self.spark.sparkContext.defaultParallelism)
 
     def stopped(self) -> bool:
         return bool(self.spark.sparkContext._jsc.sc().isStopped())
@@ -311,12 +318,40 @@ def _task(asked: Sequence[str], visible: float) -> Task:
     return prove
 
 
+# The cores
+#
+# Executors come and go. Reading tasks follow them: the driver notes the number in a file, and a query's planner, a
+# process on the driver's machine, reads it for each large batch (`BatchLimits`). The partitions of state cannot follow:
+# a stream keeps those of its first start.
+
+_CORES = "cores"
+SETTLED = 2.0
+"""Seconds without another executor, after which all that are to come at the start are taken to be there."""
+_SETTLING = 20.0
+
+
+def cores_file(settings: Settings) -> Path:
+    """The file with the number of cores of this process's session."""
+    return scratch(settings.home, "spark").folder / _CORES
+
+
+def settled_cores(executors: Executors, still: float = SETTLED, at_most: float = _SETTLING) -> int:
+    """The number of cores, once no executor has come for a while."""
+    cores, began = executors.cores(), time.monotonic()
+    since = began
+    while (now := time.monotonic()) - since < still and now - began < at_most:
+        time.sleep(min(still, 0.1))
+        if (there := executors.cores()) != cores:
+            cores, since = there, time.monotonic()
+    return cores
+
+
 # The watch
 
 
 @dataclass
 class ExecutorWatch:
-    """Tells when a session's cluster is gone; asks it every two seconds at most."""
+    """Tells when a session's cluster is gone, and notes its cores; asks it every two seconds at most."""
 
     settings: Settings
     executors: Executors
@@ -324,9 +359,11 @@ class ExecutorWatch:
     _asked: float = field(default=float("-inf"), init=False)
     _seen: float = field(init=False)
     """When there was an executor."""
+    _cores: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._seen = self.clock()
+        self._note_cores()
 
     def failure(self) -> TransientError | None:
         """The error of an application that has ended, or has had no executor for a minute."""
@@ -341,6 +378,14 @@ class ExecutorWatch:
             )
         if self.executors.count():
             self._seen = now
+            self._note_cores()
         elif now - self._seen > WITHOUT_EXECUTORS:
             return _without_executors(self.settings, now - self._seen)
         return None
+
+    def _note_cores(self) -> None:
+        cores = self.executors.cores()
+        if cores != self._cores:
+            write_atomic(cores_file(self.settings), str(cores), durable=False)
+            log.info("the cluster's cores", cores=cores)
+            self._cores = cores

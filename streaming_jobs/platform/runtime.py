@@ -179,6 +179,7 @@ class ExistingSpark:
     jvm: int | None = field(default=None, init=False)
     """The pid of its process, from `start` to an orderly end: if this driver dies, the next one waits for it."""
     _ours: SparkSession | None = field(default=None, init=False)
+    _watch: ExecutorWatch | None = field(default=None, init=False)
 
     def begin(self, name: str, inherited: Sequence[int] = ()) -> None:
         """Nothing: it runs already."""
@@ -197,7 +198,7 @@ class ExistingSpark:
         java = self._ours._jvm
         assert java is not None
         self.jvm = int(java.java.lang.ProcessHandle.current().pid())
-        _with_executors(self.settings, self._ours, str(self._ours.sparkContext.master))
+        self._watch = _with_executors(self.settings, self._ours, str(self._ours.sparkContext.master))
         return self._ours
 
     def failure(self, patience: float = 0.0) -> TransientError | None:  # noqa: ARG002 - it answers, or it does not
@@ -206,7 +207,7 @@ class ExistingSpark:
             return None
         try:
             if not self._ours._jsc.sc().isStopped():
-                return None
+                return self._watch.failure() if self._watch is not None else None
         except Exception as error:  # noqa: BLE001 - a Spark that cannot be reached runs nothing
             gone = TransientError(f"Spark does not answer: {str(error)[:200]}", "the next session repeats its batches")
             gone.__cause__ = error
@@ -251,4 +252,6 @@ def _with_executors(settings: Settings, session: SparkSession, master: str) -> E
     executors = cluster.SparkExecutors(session)
     cluster.send(session, settings, scratch(settings.home, "spark").folder)
     cluster.check(settings, executors)
+    if not settings.spark.shuffle_partitions and spark.PARTITIONS not in settings.spark.extra:
+        session.conf.set(spark.PARTITIONS, str(cluster.settled_cores(executors)))
     return cluster.ExecutorWatch(settings, executors)

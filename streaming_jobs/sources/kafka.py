@@ -80,7 +80,7 @@ class TopicReading(Reading[Planner]):
         if not spans:
             return [], None
         if (records := planner.take(spans, BLOCK)) is None:
-            return grouped(starts, ends, self.workers, planner.first), None
+            return grouped(starts, ends, self.tasks, planner.first), None
         return [RangePartition(spans)], [self.blocks.of(self.void.kept(each)) for each in records]
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:

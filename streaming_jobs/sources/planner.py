@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import ConfigurationError, OffsetsLost, UsageError
@@ -103,6 +105,7 @@ class BatchLimits:
 
     `first`: records of the first batch. `seconds` is at least the time from one batch's start to the next one's.
     `until`: partition -> offset; with the trigger available-now, batches end there instead of at the topic's end.
+    `tasks` read a large batch; 0: one per core, of the executors that a file of `platform/cluster.py` counts.
     """
 
     seconds: float
@@ -111,6 +114,14 @@ class BatchLimits:
     wait: float
     first: int = FIRST
     until: Mapping[int, int] | None = None
+    tasks: int = 0
+    cores: Path | None = None
+
+    def tasks_now(self) -> int:
+        """The number of tasks for a batch that is planned now; 0 if it is that of the start."""
+        with suppress(FileNotFoundError):
+            return self.tasks or (int(self.cores.read_text(encoding="ascii")) if self.cores is not None else 0)
+        return 0
 
 
 @dataclass

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -21,11 +23,17 @@ from streaming_jobs.platform.cluster import (
     ExecutorWatch,
     Task,
     check,
+    cores_file,
+    settled_cores,
     write_archive,
 )
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import in_this_process
+from streaming_jobs.sources.kafka import TopicReading
+from streaming_jobs.sources.planner import BatchLimits
+from streaming_jobs.sources.record_blocks import RecordBlocks
 from tests.conftest import SettingsFactory
+from tests.support.things import THINGS
 
 
 @dataclass
@@ -39,9 +47,14 @@ class Machines:
     said: dict[str, object] = field(default_factory=dict)
     """What an executor says otherwise than this Python."""
     ended: bool = False
+    having: list[int] = field(default_factory=list)
+    """The cores at each look, if they are not two on each machine."""
 
     def count(self) -> int:
         return len(self.hosts)
+
+    def cores(self) -> int:
+        return self.having.pop(0) if len(self.having) > 1 else (self.having or [2 * len(self.hosts)])[0]
 
     def stopped(self) -> bool:
         return self.ended
@@ -191,6 +204,34 @@ def test_an_application_that_has_ended_or_has_no_executor_for_a_minute_has_faile
     assert watch.failure() is None, "it asks every two seconds"
     now[0] = 68.0
     assert (gone := watch.failure()) is not None and "application has ended" in gone.found
+
+
+def test_a_batch_is_read_by_the_cores_that_are_there_when_it_is_planned(settings: SettingsFactory) -> None:
+    made = settings({"spark.master": "spark://there:7077"})
+    limits = BatchLimits(1, 1, 1, 0, cores=cores_file(made))
+    reading: TopicReading = TopicReading(
+        "kafka-s-t", {}, limits=limits, workers=3, blocks=RecordBlocks(THINGS, "all"), client=made.home
+    )
+    planner: Any = SimpleNamespace(take=lambda *_: None, first={})
+    ends = dict.fromkeys(range(100), 5)
+
+    def tasks() -> int:
+        return len(reading.split(planner, {}, ends)[0])
+
+    assert tasks() == 3, "as when the query was built"
+    now, machines = [0.0], Machines(["a"])
+    watch = ExecutorWatch(made, machines, lambda: now[0])
+    assert tasks() == 2
+    machines.hosts, now[0] = ["a", "b", "c"], 3.0
+    assert watch.failure() is None and tasks() == 6
+    machines.hosts, now[0] = [], 6.0
+    assert watch.failure() is None and tasks() == 6, "they may come back; two tasks would be too few"
+    assert replace(limits, tasks=50).tasks_now() == 50
+
+
+def test_cores_are_counted_once_no_executor_comes_any_more() -> None:
+    assert settled_cores(Machines([], having=[2, 4, 4, 6]), still=0.3) == 6
+    assert settled_cores(Machines([], having=[*range(99)]), still=0.3, at_most=0.5) < 9
 
 
 def test_executors_import_what_is_sent_and_nothing_of_it_is_compiled_there(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import SetupError, TransientError
+from streaming_jobs.platform import cluster
 from streaming_jobs.platform.runtime import (
     ExistingSpark,
     LocalSpark,
@@ -177,7 +178,8 @@ class There:
         handle = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 17))
         self._jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=handle)))
         self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=self.stopped))
-        self.conf = SimpleNamespace(isModifiable=lambda _: False)
+        self.properties: dict[str, str] = {}
+        self.conf = SimpleNamespace(isModifiable=lambda _: False, set=self.properties.__setitem__)
         self.streams = SimpleNamespace(active=self.queries)
 
     def newSession(self) -> There:
@@ -213,6 +215,29 @@ def test_executors_of_other_machines_are_asked_before_the_session_is_used(
         runtime = LocalSpark(settings({"spark.master": master}), launch=launching)
     with pytest.raises(ConnectionError, match="executors are asked"):
         runtime.start("tests")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "partitions"),
+    [
+        ({}, "6"),
+        ({"spark.shuffle_partitions": 4}, None),
+        ({"spark.extra": {"spark.sql.shuffle.partitions": "5"}}, None),
+    ],
+)
+def test_a_shuffle_has_as_many_partitions_as_the_executors_have_cores(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any], partitions: str | None
+) -> None:
+    for asked in ("send", "check"):
+        monkeypatch.setattr(cluster, asked, lambda *_: None)
+    monkeypatch.setattr(cluster, "settled_cores", lambda executors: executors.cores())
+    registered = SimpleNamespace(getExecutorMemoryStatus=lambda: SimpleNamespace(size=lambda: 3))
+    context = SimpleNamespace(
+        master="spark://there:7077", defaultParallelism=6, _jsc=SimpleNamespace(sc=lambda: registered)
+    )
+    there: Any = There(sparkContext=context)
+    ExistingSpark(settings(wanted), there).start("tests")
+    assert there.properties.get("spark.sql.shuffle.partitions") == partitions
 
 
 @pytest.mark.parametrize(
