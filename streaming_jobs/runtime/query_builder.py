@@ -55,7 +55,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import SourceCounts, TopicReader
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.planner import FIRST, BatchLimits
+from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
@@ -283,8 +283,15 @@ class QueryBuilder:
 
     def limits_of(self, topic: str) -> BatchLimits:
         spark, until = self.settings.spark, None if self.until is None else self.until.get(topic, {})
-        cores = cores_file(self.settings) if spark.has_executors else None
-        return replace(self.limits, until=until, tasks=spark.reading_tasks, cores=cores)
+        if not spark.has_executors:
+            return replace(self.limits, until=until, tasks=spark.reading_tasks)
+        return replace(
+            self.limits,
+            until=until,
+            tasks=spark.reading_tasks,
+            cores=cores_file(self.settings),
+            driver_share=DRIVER_SHARE,
+        )
 
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""
