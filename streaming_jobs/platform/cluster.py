@@ -43,6 +43,9 @@ _ROUNDS = 5
 _LOOK_EVERY = 2.0
 _CODE = "recourse-code.zip"
 _SAME = ("pyspark",)
+_JAVA = "java.specification.version"
+_APART = 5.0
+"""Seconds that the clocks of two machines may differ without a warning."""
 NEEDED = ("pyarrow", "confluent_kafka", "numpy", "msgspec", "deltalake", "structlog", "pydantic")
 """Packages that reading a topic, judging its records and writing Parquet import on an executor."""
 
@@ -57,6 +60,10 @@ class Answer(TypedDict):
     """The minor version, such as 3.11."""
     versions: dict[str, str]
     """By package; without those that are missing."""
+    java: str
+    """The major version; empty if it is not known."""
+    clock: float
+    """Its time in seconds since 1970."""
     code: str
     """The file from which it imports `streaming_jobs`; empty if it cannot."""
     files: list[tuple[str, str]]
@@ -76,8 +83,11 @@ class Executors(Protocol):
     def stopped(self) -> bool:
         """Whether the application has ended."""
 
+    def java(self) -> str:
+        """The major version of the driver's Java."""
+
     def run(self, task: Task) -> list[Answer]:
-        """The answers of a task on each core."""
+        """The answers of a task on each core; it gets rows whose first value is the version of the executor's Java."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +105,28 @@ class SparkExecutors:
     def stopped(self) -> bool:
         return bool(self.spark.sparkContext._jsc.sc().isStopped())
 
+    def java(self) -> str:
+        jvm = self.spark._jvm
+        assert jvm is not None
+        return str(jvm.java.lang.System.getProperty(_JAVA))
+
     def run(self, task: Task) -> list[Answer]:
         """Spark offers a job's first tasks to each free executor in turn."""
-        context = self.spark.sparkContext
-        tasks = max(context.defaultParallelism, self.count())
-        return context.parallelize(range(tasks), tasks).mapPartitions(task).collect()
+        tasks = max(self.cores(), self.count())
+        asked = self.spark.range(0, tasks, 1, tasks)
+        return (
+            asked.selectExpr(f"java_method('java.lang.System', 'getProperty', '{_JAVA}')")
+            .rdd.mapPartitions(task)
+            .collect()
+        )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Executors that can run the streams, each with one answer, and what is to be looked at in them."""
+
+    answers: Sequence[Answer]
+    warnings: Sequence[str]
 
 
 # The code
@@ -171,11 +198,12 @@ def check(
     archive: str = _CODE,
     visible: float = VISIBLE,
     patience: float = WITHOUT_EXECUTORS,
-) -> None:
+) -> Checked:
     """Compare each executor's versions with the driver's, and let it read and write in the folders of tables and state.
 
     In each folder an executor reads a file of the driver, and writes one beside it that the driver reads. Raises
-    TransientError if no executor comes, PermanentError for one that cannot run the streams.
+    TransientError if no executor comes, PermanentError for one that cannot run the streams. Another major version of
+    Java, or another time, is a warning: what driver and executors exchange does not depend on them.
     """
     _await(settings, executors, patience)
     token, folders = uuid4().hex, (settings.tables, settings.state)
@@ -183,11 +211,15 @@ def check(
     try:
         for file in asked:
             file.write_text(token, encoding="utf-8")
-        seen: set[tuple[str, str]] = set()
+        seen: dict[tuple[str, str], Answer] = {}
+        warnings: dict[str, None] = {}
         for _ in range(_ROUNDS):  # executors come one after the other, and each may be busy
-            for answer in executors.run(_task([str(file) for file in asked], visible)):
-                seen.add((answer["host"], answer["folder"]))
+            began = time.time()
+            answers = executors.run(_task([str(file) for file in asked], visible))
+            for answer in answers:
+                seen[answer["host"], answer["folder"]] = answer
                 _compare_versions(answer, archive)
+                warnings |= dict.fromkeys(_differences(answer, executors.java(), began, time.time()))
                 for folder, (written, reason) in zip(folders, answer["files"], strict=True):
                     _enforce(answer["host"], folder, reason or _difference(Path(written), token, visible))
             if len(seen) >= executors.count():
@@ -197,6 +229,20 @@ def check(
             for file in folder.glob(f".probe-{token}*"):
                 file.unlink(missing_ok=True)
     log.info("executors checked", executors=len(seen), hosts=sorted({host for host, _ in seen}))
+    for warning in warnings:
+        log.warning(warning)
+    return Checked(list(seen.values()), list(warnings))
+
+
+def _differences(answer: Answer, java: str, began: float, ended: float) -> Iterator[str]:
+    """What an executor has otherwise than the driver, and can have so."""
+    host = answer["host"]
+    if answer["java"] and answer["java"] != java:
+        yield f"the executor on {host} has Java {answer['java']}, the driver {java}: give both one version"
+    behind, ahead = began - answer["clock"], answer["clock"] - ended
+    if (apart := max(behind, ahead)) > _APART:
+        order = "behind" if behind > ahead else "ahead of"
+        yield f"the clock of {host} is {apart:.0f} s {order} the driver's: keep both by NTP"
 
 
 def _await(settings: Settings, executors: Executors, patience: float) -> None:
@@ -271,7 +317,7 @@ def _task(asked: Sequence[str], visible: float) -> Task:
     """What runs on executors: a function within one is sent as code, so it needs nothing but the standard library."""
     packages = (*_SAME, *NEEDED)
 
-    def prove(_: Iterable[object]) -> Iterator[Answer]:
+    def prove(rows: Iterable[object]) -> Iterator[Answer]:
         import importlib.util
         import os
         import platform
@@ -280,6 +326,8 @@ def _task(asked: Sequence[str], visible: float) -> Task:
         import uuid
         from importlib import metadata
 
+        java = "".join(str(row[0]) for row in rows)  # type: ignore[index]
+        clock = time.time()
         versions = {}
         for name in packages:
             if importlib.util.find_spec(name) is not None:
@@ -310,6 +358,8 @@ def _task(asked: Sequence[str], visible: float) -> Task:
             "folder": os.getcwd(),  # noqa: PTH109
             "python": ".".join(platform.python_version_tuple()[:2]),
             "versions": versions,
+            "java": java,
+            "clock": clock,
             "code": str(code.origin) if code is not None else "",
             "files": files,
         }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -59,6 +61,9 @@ class Machines:
     def stopped(self) -> bool:
         return self.ended
 
+    def java(self) -> str:
+        return "17"
+
     def run(self, task: Task) -> list[Answer]:
         there = self.hosts[: self.arriving.pop(0) if self.arriving else None]
         self.asked += there
@@ -66,7 +71,7 @@ class Machines:
 
     def _answers(self, host: str, task: Task) -> Iterator[Answer]:
         with self.on(host)():  # type: ignore[attr-defined]
-            for answer in task([]):
+            for answer in task([("17",)]):
                 yield {**answer, **self.said, "host": host}  # type: ignore[typeddict-item]
 
 
@@ -182,6 +187,24 @@ def test_an_executor_that_could_not_run_the_streams_is_refused_with_its_host(
     with pytest.raises(PermanentError, match=refusal):
         check(settings(), Machines(["a"], said=said), visible=0)
     assert not left(settings())
+
+
+@pytest.mark.parametrize(
+    ("said", "warnings"),
+    [
+        ({}, []),
+        ({"java": "21"}, ["the executor on a has Java 21, the driver 17: give both one version"]),
+        ({"clock": time.time() - 3600}, ["the clock of a is 36.. s behind the driver's"]),
+        ({"clock": time.time() + 3600}, ["the clock of a is 3[56].. s ahead of the driver's"]),
+    ],
+)
+def test_another_java_and_another_time_are_warnings(
+    settings: SettingsFactory, said: dict[str, object], warnings: list[str]
+) -> None:
+    checked = check(settings(), Machines(["a"], said=said), archive="", visible=0)
+    assert len(checked.warnings) == len(warnings)
+    assert all(re.match(wanted, found) for wanted, found in zip(warnings, checked.warnings, strict=True))
+    assert [answer["host"] for answer in checked.answers] == ["a"]
 
 
 def test_a_cluster_that_gives_no_executor_is_tried_again_later(settings: SettingsFactory) -> None:

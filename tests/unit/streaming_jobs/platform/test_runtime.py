@@ -185,15 +185,15 @@ class There:
     def newSession(self) -> There:
         return self
 
+    def range(self, *_: int) -> None:
+        raise ConnectionError("executors are asked")
+
 
 class NoCluster(SimpleNamespace):
-    """Refuses whatever is asked of executors."""
+    """What a cluster's context is asked for before its executors are."""
 
     def addPyFile(self, _: str) -> None:
         """Executors get it once they are there."""
-
-    def parallelize(self, *_: object) -> None:
-        raise ConnectionError("executors are asked")
 
 
 @pytest.mark.parametrize("kind", ["started", "existing"])
