@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -243,6 +245,31 @@ class ExistingSpark:
                 log.warning("a query of this session did not stop", reason=str(error)[:200])
                 stopped = False
         return stopped
+
+
+def existing_spark(settings: Settings) -> tuple[Settings, ExistingSpark | None]:
+    """The active session of this process, if there is one, and the settings with that session's master.
+
+    A session is there in a notebook, on Databricks, and in a program that calls the driver after it has made one.
+    """
+    there = _active()
+    if there is None:
+        return settings, None
+    master = str(there.sparkContext.master)
+    spark_settings = settings.spark.model_copy(update={"master": master})
+    log.info("the Spark session of this process is used", master=master)
+    settings = settings.model_copy(update={"spark": spark_settings})
+    return settings, ExistingSpark(settings, there)
+
+
+def _active() -> SparkSession | None:
+    """Without an import of PySpark, which takes long: who has a session in this process has imported it."""
+    if "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder.getOrCreate()  # the cluster's
+    module = sys.modules.get("pyspark.sql")
+    return module.SparkSession.getActiveSession() if module is not None else None
 
 
 def _with_executors(settings: Settings, session: SparkSession, master: str) -> ExecutorWatch | None:

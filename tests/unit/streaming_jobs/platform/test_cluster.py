@@ -18,7 +18,7 @@ from zipfile import ZipFile
 import pytest
 from pyspark.cloudpickle import dumps, loads
 
-from streaming_jobs.errors import PermanentError, TransientError
+from streaming_jobs.errors import ConfigurationError, PermanentError, SetupError, TransientError
 from streaming_jobs.platform.cluster import (
     NEEDED,
     Answer,
@@ -29,6 +29,7 @@ from streaming_jobs.platform.cluster import (
     settled_cores,
     write_archive,
 )
+from streaming_jobs.platform.spark import launch, profile
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import in_this_process
 from streaming_jobs.sources.kafka import TopicReading
@@ -162,6 +163,44 @@ def test_the_task_runs_where_this_project_is_not_installed(settings: SettingsFac
 )
 def test_a_local_master_has_no_other_executors(master: str, alone: bool) -> None:
     assert in_this_process(master) is alone
+
+
+IMAGE = {"spark.kubernetes.container.image": "streams:1", "spark.kubernetes.namespace": "lake"}
+K8S = {"spark.master": "k8s://https://10.0.0.1:6443"}
+
+
+@pytest.mark.parametrize(
+    ("places", "lacks"),
+    [
+        ({**K8S, "spark.driver_host": "driver"}, "spark.kubernetes.container.image"),
+        ({**K8S, "spark.extra": IMAGE}, "driver_host is empty"),
+        ({**K8S, "spark.driver_host": "driver", "spark.extra": IMAGE}, ""),
+        ({"spark.master": "yarn"}, ""),
+        ({"spark.master": "yarn", "spark.extra": {"spark.submit.deployMode": "cluster"}}, "deployMode is not client"),
+        ({"spark.master": "mesos://there:5050"}, "not a master that is supported"),
+        ({"spark.master": "k8s://"}, "not a master that is supported"),
+    ],
+)
+def test_a_master_is_refused_with_what_it_lacks(
+    settings: SettingsFactory, places: dict[str, object], lacks: str
+) -> None:
+    if lacks:
+        with pytest.raises(ConfigurationError, match=lacks):
+            settings(places)
+        return
+    properties = profile(settings(places))
+    assert properties["spark.master"] == places["spark.master"]
+    assert properties.get("spark.kubernetes.namespace") == (None if places["spark.master"] == "yarn" else "lake")
+
+
+def test_yarn_needs_the_folder_of_hadoops_configuration(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SetupError, match="spark.master is yarn, and no folder") as told:
+        launch(settings({"spark.master": "yarn"}))
+    assert "HADOOP_CONF_DIR" in told.value.next_step
 
 
 HERE = {"pyspark": metadata.version("pyspark"), **dict.fromkeys(NEEDED, "1")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from streaming_jobs.platform.runtime import (
     ExistingSpark,
     LocalSpark,
     Runtime,
+    existing_spark,
     spark_on_demand,
 )
 from streaming_jobs.settings import Settings
@@ -356,3 +358,16 @@ def test_spark_on_demand_starts_another_jvm_after_one_that_could_not_start(
             spark()
         assert runtimes[0].ends == ["kill"] and spark() is spark()
     assert (len(runtimes), runtimes[1].ends) == (2, ["stop"])
+
+
+def test_a_driver_without_a_session_in_its_process_starts_its_own(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, there = settings(), There(sparkContext=SimpleNamespace(master="spark://there:7077"))
+    session = SimpleNamespace(getActiveSession=lambda: None, builder=SimpleNamespace(getOrCreate=lambda: there))
+    monkeypatch.setitem(sys.modules, "pyspark.sql", SimpleNamespace(SparkSession=session))
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    assert existing_spark(made) == (made, None)
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "18.0")
+    found, runtime = existing_spark(made)
+    assert runtime is not None and runtime.session is there and found.spark.has_executors
