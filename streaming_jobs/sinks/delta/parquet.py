@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 from urllib.parse import unquote
@@ -22,6 +23,8 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = frozenset("\"#%'*/:=?\\{[]^\x7f")
 _JULIAN_END, _GREGORIAN_BEGIN = date(1582, 10, 4), date(1582, 10, 15)
 _LAST = datetime.max - timedelta(milliseconds=1)
+_FEW, _AT_ONCE = 2, 16
+"""Files whose footers are read one after the other; footers that are read at the same time."""
 
 
 def add_actions(
@@ -31,26 +34,32 @@ def add_actions(
 
     `bounded` are the columns that have bounds (`column_bounds.py`).
     """
-    actions, rows = [], 0
-    for path in sorted(files):
+
+    def described(path: str) -> tuple[AddAction, int] | None:
         file = table / path
         try:
             status = file.stat()
         except FileNotFoundError:
-            continue
+            return None
         metadata = pq.read_metadata(opened_for_reading(file))
-        rows += metadata.num_rows
-        actions.append(
-            AddAction(
-                path=path,
-                size=status.st_size,
-                partition_values=_partition_values(path, partition_by),
-                modification_time=int(status.st_mtime * 1000),
-                data_change=True,
-                stats=json.dumps(statistics(file, metadata, bounded)),
-            )
+        action = AddAction(
+            path=path,
+            size=status.st_size,
+            partition_values=_partition_values(path, partition_by),
+            modification_time=int(status.st_mtime * 1000),
+            data_change=True,
+            stats=json.dumps(statistics(file, metadata, bounded)),
         )
-    return actions, rows
+        return action, metadata.num_rows
+
+    paths = sorted(files)
+    if len(paths) <= _FEW:
+        found = [described(path) for path in paths]
+    else:  # each footer is a round trip or more where the table is not on a disk of this machine
+        with ThreadPoolExecutor(min(len(paths), _AT_ONCE), thread_name_prefix="footers") as pool:
+            found = list(pool.map(described, paths))
+    there = [each for each in found if each is not None]
+    return [action for action, _ in there], sum(rows for _, rows in there)
 
 
 def statistics(file: Location, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:

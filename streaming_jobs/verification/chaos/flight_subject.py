@@ -70,7 +70,8 @@ NEWEST = _with_rows_elsewhere(
 """The streams with row rules that only the kill loop runs; a quarantine commits before its table."""
 LATENESS = "5 days"
 """Lateness of airport_hours here: four days drop nothing (docs/flights.md), the shipped ten would close no window."""
-_SECONDS_A_KILL = 60
+_SECONDS_A_KILL, _SECONDS_ON_A_CLUSTER = 60, 240
+"""How long the feeder's records last for each kill: on a cluster, lost executors are replaced before the next kill."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +135,16 @@ class FlightSubject:
     """The named points of each stream."""
 
     def steps(self, plan: LoopPlan) -> tuple[Steps, Sequence[int]]:
-        faults = schedule(plan.seed, plan.kills, {stream: self.points[stream] for stream in plan.streams})
+        points = {stream: self.points[stream] for stream in plan.streams}
+        faults = schedule(plan.seed, plan.kills, points, cluster=bool(plan.master))
         return faults.phases, faults.broker_after
 
     def topics(self, _: LoopPlan) -> Mapping[str, int]:
         return {TOPIC: PARTITIONS}
 
     def feed(self, home: Home, plan: LoopPlan, steps: Steps) -> FlightFeed:
-        steady = int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2))
+        seconds = _SECONDS_ON_A_CLUSTER if plan.master else _SECONDS_A_KILL
+        steady = int(plan.rate * seconds * (plan.kills + 2))
         bursts = sum(step.burst for step in steps if isinstance(step, Phase)) * BURST
         return FlightFeed(home.settings, rate=plan.rate, records=steady + bursts)
 

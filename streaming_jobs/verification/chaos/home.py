@@ -27,6 +27,18 @@ _VALUES: Mapping[str, Any] = {
 }
 
 
+def on_cluster(base: Settings, master: str) -> dict[str, Any]:
+    """Settings of sessions whose executors write every batch; how executors are reached is the user's setting."""
+    spark = base.spark
+    return {
+        "spark.master": master,
+        "spark.driver_host": spark.driver_host or "127.0.0.1",
+        "spark.executor_python": spark.executor_python,
+        "spark.extra": {"spark.executor.memory": "512m", **_VALUES["spark.extra"], **spark.extra},
+        "stream.path": "executor",
+    }
+
+
 @dataclass(frozen=True)
 class Home:
     """Settings of one run, and the same as environment for its drivers; `fed` is the topic that the feeder writes."""
