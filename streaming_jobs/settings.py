@@ -11,6 +11,7 @@ The sections and their fields are in `settings_sections.py`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -391,6 +392,18 @@ def _nearest_setting(location: Sequence[int | str]) -> str | None:
 
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
+
+
+def flag_value(key: str, text: str) -> Any:
+    """A value as typed: JSON where it starts like a list or an object, otherwise text; as in the environment."""
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--set {key}: {error}", "lists and objects are JSON, such as --set flows='[\"my.flows\"]'"
+        ) from None
 
 
 def nested(flags: Mapping[str, Any]) -> dict[str, Any]:
