@@ -21,6 +21,7 @@ from streaming_jobs.ledger.positions import TopicOffsets, decode
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
@@ -91,6 +92,8 @@ class Recovery:
     patience: float = 30.0
     """Seconds to wait for a stream to stop, beyond the stop deadline of its settings."""
     differences: list[Difference] = field(default_factory=list)
+    leases: dict[str, WriteLease] = field(default_factory=dict)
+    """The leases of the plan's streams, while the recovery holds them."""
 
     def of(self, stream: str) -> RecoveryContext:
         return RecoveryContext(
@@ -102,6 +105,7 @@ class Recovery:
             self.events,
             self.plan,
             self.written or self._of_the_broker,
+            self.leases.get(stream),
         )
 
     @cached_property
@@ -122,6 +126,7 @@ class RecoveryContext:
     events: RecoveryEvents
     whole: RecoveryPlan
     written: WrittenTopics
+    lease: WriteLease | None = None
 
     @property
     def record(self) -> StreamRecord:
