@@ -48,6 +48,7 @@ from streaming_jobs.settings_sections import (
     QualitySettings,
     SavepointSettings,
     SparkSettings,
+    StorageSettings,
     StreamSettings,
     TableSettings,
     TopicSinkSettings,
@@ -68,6 +69,7 @@ __all__ = [
     "SettingOrigin",
     "Settings",
     "SparkSettings",
+    "StorageSettings",
     "StreamSettings",
     "TableSettings",
     "TopicSinkSettings",
@@ -128,6 +130,7 @@ class Settings(BaseSettings):
     table: TableSettings = TableSettings()
     topic_sink: TopicSinkSettings = TopicSinkSettings()
     savepoint: SavepointSettings = SavepointSettings()
+    storage: StorageSettings = StorageSettings()
     dagster: DagsterSettings = DagsterSettings()
     quality: QualitySettings = QualitySettings()
 

@@ -432,6 +432,53 @@ class SavepointSettings(_Section):
     max_mb: int = Field(10_240, ge=0, description="most MB of files that only a stream's savepoints hold; 0: no bound")
 
 
+_STORES = {"s3": "aws", "s3a": "aws", "gs": "google", "az": "azure", "abfs": "azure", "abfss": "azure"}
+"""The schemes of object stores, with the prefix of their options."""
+
+
+class StorageSettings(_Section):
+    """The object store of URLs such as `s3://bucket/state`: how it is reached. Credentials are no settings: they come
+    from the environment (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...), a
+    web identity, or the machine's role.
+    """
+
+    endpoint: str = Field("", description="http or https URL of another store than the cloud's own; empty: the cloud's")
+    region: str = Field("", description="region of S3 buckets; empty: AWS_REGION, else us-east-1")
+    allow_http: bool = Field(False, description="allow an endpoint without TLS")
+    addressing: Literal["path", "virtual"] = Field(
+        "path",
+        description="where an S3 request names the bucket: path, or host name (virtual); an endpoint then names it",
+    )
+    timeout: Span = Field(timedelta(seconds=30), description="time limit of one request")
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        if self.endpoint and not re.match(r"https?://[^/\s]+", self.endpoint):
+            raise ValueError("storage.endpoint is no URL; it begins with https:// or http://")
+        if self.endpoint.startswith("http://") and not self.allow_http:
+            raise ValueError("storage.endpoint has no TLS; set storage.allow_http = true if that is intended")
+        return self
+
+    def options(self, url: str) -> dict[str, str]:
+        """The options of the store that a URL names, for `open_store` and as deltalake's `storage_options`.
+
+        Raises ConfigurationError for a URL of no known store.
+        """
+        kind = _STORES.get(scheme := url.partition("://")[0])
+        if kind is None:
+            raise ConfigurationError(f"'{scheme}' of {url} is no object store", instead(scheme, sorted(_STORES)))
+        options = {"timeout": f"{round(self.timeout.total_seconds() * 1000)}ms"}
+        if self.allow_http:
+            options["allow_http"] = "true"
+        if self.endpoint:
+            options["google_base_url" if kind == "google" else f"{kind}_endpoint"] = self.endpoint.rstrip("/")
+        if kind == "aws":
+            options["aws_virtual_hosted_style_request"] = str(self.addressing == "virtual").lower()
+            if self.region:
+                options["aws_region"] = self.region
+        return options
+
+
 class DagsterSettings(_Section):
     """The Dagster processes that `recourse up` starts, and how sessions report to them."""
 

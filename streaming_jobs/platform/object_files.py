@@ -1,0 +1,243 @@
+"""Small objects under names, in a folder of this machine or in an object store: the seam of all state but Spark's.
+
+An object is whole or absent, and durable once a write has returned. A writer that relies on what it has read gives the
+`tag` of its read back to `replace`, which refuses if another write came between. There is no rename, no append, no
+folder and no lock: stores have none of them.
+
+A store may lose the answer to a write, and its client then repeats the request. A refusal is therefore checked: if the
+object holds exactly the written bytes, the write has succeeded. So two writers that compete for a name never write the
+same bytes: competing contents hold a nonce or a counter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.platform.files import private_folder, sync
+from streaming_jobs.platform.locks import locked
+
+
+class AlreadyThere(TransientError):
+    """An object of that name exists."""
+
+
+class Changed(TransientError):
+    """The object was written or deleted after the read whose tag was given."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The content of an object, and the tag of the write that made it."""
+
+    data: bytes
+    tag: str
+
+
+class ObjectFiles(Protocol):
+    """Objects below one root. Names have segments between slashes; a name is valid if `checked` returns it.
+
+    Each method raises TransientError if the store does not answer, and ConfigurationError if it refuses access.
+    """
+
+    def read(self, name: str) -> Found | None: ...
+
+    def create(self, name: str, data: bytes) -> str:
+        """Write an object that does not exist yet, and return its tag; raises AlreadyThere."""
+        ...
+
+    def replace(self, name: str, data: bytes, tag: str) -> str:
+        """Write the object if `tag` is still that of its content, and return the new tag; raises Changed."""
+        ...
+
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> str:
+        """Write the object whatever it holds, and return its tag.
+
+        Without `durable`, a power cut may take the content along, in a local folder only.
+        """
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove the object if it exists."""
+        ...
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of all objects in the folder `prefix` and below it, sorted; each name includes the prefix."""
+        ...
+
+    def below(self, prefix: str) -> ObjectFiles:
+        """The objects in the folder `prefix` and below it, under names without the prefix."""
+        ...
+
+    def where(self, name: str = "") -> str:
+        """The path or URL of an object, or of the root, for messages."""
+        ...
+
+
+def checked(name: str) -> str:
+    """The name of an object; raises UsageError for one that could leave its root or that a folder would hide."""
+    if not name or any(not part or part.startswith(".") or "\0" in part for part in name.split("/")):
+        raise UsageError(f"'{name}' is not the name of an object", "use segments between slashes, none empty or hidden")
+    return name
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Objects as files of a folder, for this user alone. Hidden files, such as unfinished writes, are no objects.
+
+    Writes that depend on the content hold the lock of the file's folder, for milliseconds.
+    """
+
+    root: Path
+
+    def read(self, name: str) -> Found | None:
+        return _found(self.root / checked(name))
+
+    def create(self, name: str, data: bytes) -> str:
+        path = self._path(name)
+        with _written(path, data) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                raise AlreadyThere(f"{path} exists") from None
+            tag = _tag(temporary.stat(), data)
+        sync(path.parent)
+        return tag
+
+    def replace(self, name: str, data: bytes, tag: str) -> str:
+        path = self.root / checked(name)
+        with suppress(FileNotFoundError), locked(path.parent):
+            there = _found(path)
+            if there is not None and there.tag == tag:
+                return _moved(path, data)
+        raise Changed(f"{path} has changed, or it is gone")
+
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> str:
+        path = self._path(name)
+        with locked(path.parent):
+            return _moved(path, data, durable=durable)
+
+    def delete(self, name: str) -> None:
+        path = self.root / checked(name)
+        with suppress(FileNotFoundError, NotADirectoryError), locked(path.parent):
+            path.unlink()
+            sync(path.parent)
+
+    def names(self, prefix: str = "") -> list[str]:
+        top = self.root / checked(prefix) if prefix else self.root
+        found = []
+        for folder, folders, files in os.walk(top):
+            folders[:] = [each for each in folders if not each.startswith(".")]
+            inside = Path(folder).relative_to(self.root)
+            found += [(inside / each).as_posix() for each in files if not each.startswith(".")]
+        return sorted(found)
+
+    def below(self, prefix: str) -> LocalFiles:
+        return LocalFiles(self.root / checked(prefix))
+
+    def where(self, name: str = "") -> str:
+        return str(self.root / name)
+
+    def _path(self, name: str) -> Path:
+        path = self.root / checked(name)
+        private_folder(path.parent)
+        return path
+
+
+def _found(path: Path) -> Found | None:
+    try:
+        with path.open("rb") as file:
+            data = file.read()
+            return Found(data, _tag(os.fstat(file.fileno()), data))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+
+
+def _tag(status: os.stat_result, data: bytes) -> str:
+    """Inode and time of change tell writes of the same bytes apart; alone they could repeat within a clock tick."""
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{hashlib.blake2b(data, digest_size=12).hexdigest()}"
+
+
+def _moved(path: Path, data: bytes, *, durable: bool = True) -> str:
+    with _written(path, data, durable=durable) as temporary:
+        tag = _tag(temporary.stat(), data)
+        temporary.replace(path)
+    if durable:
+        sync(path.parent)
+    return tag
+
+
+@contextmanager
+def _written(path: Path, data: bytes, *, durable: bool = True) -> Iterator[Path]:
+    """A hidden file beside `path` with the data (mode 0600); it is removed at the end if it still has that name."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class MemoryFiles:
+    """Objects in the memory of this process, for tests; `below` shares them."""
+
+    root: str = ""
+    _objects: dict[str, Found] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def read(self, name: str) -> Found | None:
+        return self._objects.get(self._key(name))
+
+    def create(self, name: str, data: bytes) -> str:
+        with self._lock:
+            if self._key(name) in self._objects:
+                raise AlreadyThere(f"{self.where(name)} exists")
+            return self._write(name, data)
+
+    def replace(self, name: str, data: bytes, tag: str) -> str:
+        with self._lock:
+            there = self._objects.get(self._key(name))
+            if there is None or there.tag != tag:
+                raise Changed(f"{self.where(name)} has changed, or it is gone")
+            return self._write(name, data)
+
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> str:  # noqa: ARG002 - memory never is
+        with self._lock:
+            return self._write(name, data)
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            self._objects.pop(self._key(name), None)
+
+    def names(self, prefix: str = "") -> list[str]:
+        start = f"{self._key(prefix)}/" if prefix else self.root
+        return sorted(key.removeprefix(self.root) for key in list(self._objects) if key.startswith(start))
+
+    def below(self, prefix: str) -> MemoryFiles:
+        return MemoryFiles(f"{self._key(prefix)}/", self._objects, self._lock)
+
+    def where(self, name: str = "") -> str:
+        return f"memory:{self.root}{name}"
+
+    def _key(self, name: str) -> str:
+        return self.root + checked(name)
+
+    def _write(self, name: str, data: bytes) -> str:
+        tag = uuid.uuid4().hex
+        self._objects[self._key(name)] = Found(data, tag)
+        return tag
