@@ -22,6 +22,7 @@ from streaming_jobs.platform.locations import Location
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
@@ -92,6 +93,8 @@ class Recovery:
     patience: float = 30.0
     """Seconds to wait for a stream to stop, beyond the stop deadline of its settings."""
     differences: list[Difference] = field(default_factory=list)
+    leases: dict[str, WriteLease] = field(default_factory=dict)
+    """The leases of the plan's streams, while the recovery holds them."""
 
     def of(self, stream: str) -> RecoveryContext:
         return RecoveryContext(
@@ -103,6 +106,7 @@ class Recovery:
             self.events,
             self.plan,
             self.written or self._of_the_broker,
+            self.leases.get(stream),
         )
 
     @cached_property
@@ -123,6 +127,7 @@ class RecoveryContext:
     events: RecoveryEvents
     whole: RecoveryPlan
     written: WrittenTopics
+    lease: WriteLease | None = None
 
     @property
     def record(self) -> StreamRecord:

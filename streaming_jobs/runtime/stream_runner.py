@@ -390,7 +390,7 @@ class StreamRunner:
     def _start(self, spark: SparkSession) -> None:
         snapshot = self.preflight()
         assert self.trigger is not None
-        hooks = QueryHooks(self.trigger, self.stop.requested, self._built, self.batch_done)
+        hooks = QueryHooks(self.trigger, self.stop.requested, self._built, self.batch_done, self.lease)
         launched = self.queries.launch(spark, self.stream, snapshot, hooks)
         assert self.pipeline is not None
         self.query = launched.query

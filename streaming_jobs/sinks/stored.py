@@ -22,13 +22,19 @@ from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.locations import Location
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import DeadLetterSink, Upkeep
+from streaming_jobs.sinks.base import DeadLetterSink, Upkeep, WriteLease
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
+
+
+def fence_entry(stream: str, table: str, generation: int, lease: WriteLease) -> LedgerEntry:
+    """The entry of the commit that takes a table into the epoch of a lease."""
+    return LedgerEntry("upkeep", stream, table, generation, -1, note=f"fence of epoch {lease.epoch}")
+
 
 # The end of a table's log as a power cut leaves it: truncated commits, and what relies on them.
 
@@ -241,6 +247,18 @@ class StoredTable(DeadLetterSink, Protocol):
         `unread` gives the versions that streams that read the table still need.
         """
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of its newest commit that carries one, as of the last refresh or commit; 0 if there is none."""
+
+    def under(self, lease: WriteLease, generation: int) -> None:
+        """Write under this lease from now on: commits that move the table carry its epoch, later epochs refuse them.
+
+        The lease's epoch is made greater than the table's, if it is not: leases were lost, or came from a copy. If an
+        earlier holder may still run, a commit without rows takes the table into the lease's epoch: an upkeep entry,
+        which leaves the position as it is. Raises Fenced and LeaseLost.
+        """
+
     def append(self, rows: pa.Table, entry: LedgerEntry) -> int | None:
         """Add rows once; the new version, or None if the table has the entry's batch. Raises as `holds` does."""
 
@@ -250,8 +268,8 @@ class StoredTable(DeadLetterSink, Protocol):
     def holds(self, entry: LedgerEntry) -> bool:
         """True if the table, as it is now, has the entry's position.
 
-        Raises Fenced for a table of a newer generation, ForeignWrite if somebody else has changed rows since it was
-        opened.
+        Raises Fenced for a table of a newer generation or a later epoch than the lease's, LeaseLost if the lease has
+        run out, ForeignWrite if somebody else has changed rows since it was opened.
         """
 
     def mark(self, entry: LedgerEntry) -> int | None:

@@ -9,6 +9,9 @@ The contract of every kind of lease (`Lease`, `Leases`; tests/unit/streaming_job
 - `unlock` releases the lease for the JVM too, because its query of this stream has ended; `lock_again` takes it back,
   unless another process has taken it or it was released; on a lease that is still held it changes nothing but `since`;
 - this process recorded as the JVM (Spark that was there before) holds nothing after `release`;
+- each acquisition, also by `lock_again`, has an epoch greater than all before it (`epoch`). Commits carry the epoch, so
+  that tables refuse a driver that believes in a lease which another driver has taken over (`sinks/base.py`). `exceed`
+  makes the epoch greater than that of a table, unless another process holds the lease;
 - the lease of one stream is independent of all others.
 
 Here it is an exclusive `flock` on `<state>/<stream>/lease` (`FileLease`). The descriptor is inherited by the driver's
@@ -23,13 +26,13 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.errors import LeaseBusy, LeaseLost
 from streaming_jobs.platform.locks import lock, open_lock
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
@@ -50,6 +53,8 @@ class Owner:
     jvm_started: Mark | None
     since: float
     purpose: str
+    epoch: int = 0
+    """The number of this acquisition; files of earlier versions of this package have none."""
 
     def alive(self) -> str | None:
         """The part of the owner that still runs: `driver`, `jvm`, or None."""
@@ -78,6 +83,20 @@ class Lease(Protocol):
     @property
     def inherited(self) -> tuple[int, ...]:
         """Descriptors that the JVM has to inherit (`pass_fds`), so that it holds the lease too."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the acquisition."""
+
+    @property
+    def expires(self) -> bool:
+        """True if the lease ends by time, so that an earlier holder may still run."""
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease has run out, or another process has it. Reads no file."""
+
+    def exceed(self, epoch: int) -> None:
+        """Make the epoch greater than this one; raises LeaseLost if another process holds the lease."""
 
     def record_jvm(self, pid: int) -> None:
         """Name the JVM in the lease."""
@@ -111,11 +130,34 @@ class FileLease:
     path: Path
     descriptor: int
     owner: Owner
+    _unlocked: bool = False
 
     @property
     def inherited(self) -> tuple[int, ...]:
         """The open file: the lock belongs to all who have it open."""
         return (self.descriptor,)
+
+    @property
+    def epoch(self) -> int:
+        return self.owner.epoch
+
+    @property
+    def expires(self) -> bool:
+        """False: the lock ends with the processes that hold it."""
+        return False
+
+    def check(self) -> None:
+        """The lock is held until it is released."""
+
+    def exceed(self, epoch: int) -> None:
+        """Write a greater epoch; raises LeaseLost if the file names another holder: its lock was not exclusive."""
+        if (written := _read(self.descriptor)) is None or not self._is_ours(written):
+            raise LeaseLost(
+                f"the lease of stream {self.stream} names another holder, although this process has locked it",
+                "keep the state folder on a file system whose locks all machines see, or set lease.kind = 'expiring'",
+            )
+        self.owner = replace(self.owner, epoch=epoch + 1)
+        _write(self.descriptor, self.owner)
 
     def record_jvm(self, pid: int) -> None:
         self.owner = replace(self.owner, jvm=pid, jvm_started=mark(pid))
@@ -127,6 +169,7 @@ class FileLease:
         with suppress(OSError):  # a full disk; the next taker then waits until the JVM has ended
             _write(self.descriptor, self.owner)
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        self._unlocked = True
 
     def lock_again(self) -> bool:
         """Take the lease back after `unlock`, for the JVM too; False while another process holds it.
@@ -142,7 +185,8 @@ class FileLease:
         if written is not None and not self._is_ours(written) and written.jvm_alive():
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             return False
-        self.owner = replace(self.owner, since=time.time())
+        epoch = max(self.epoch, written.epoch if written is not None else 0) + self._unlocked
+        self.owner, self._unlocked = replace(self.owner, since=time.time(), epoch=epoch), False
         _write(self.descriptor, self.owner)
         return True
 
@@ -198,7 +242,9 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
             if time.monotonic() > deadline:
                 raise busy(stream, _read(descriptor))
             time.sleep(0.05)
-        owner = Owner(os.getpid(), mark(), None, None, time.time(), purpose)
+        previous = _read(descriptor)
+        epoch = 1 if previous is None else previous.epoch + 1
+        owner = Owner(os.getpid(), mark(), None, None, time.time(), purpose, epoch)
         _write(descriptor, owner)
     except BaseException:
         os.close(descriptor)
@@ -240,6 +286,11 @@ def busy(stream: str, owner: Owner | None) -> LeaseBusy:
     return LeaseBusy(f"stream {stream} is held by {words}", f"stop it first: {commands.stop(stream)}")
 
 
+def owner_of(fields: Mapping[str, Any]) -> Owner:
+    """The owner that a lease names; fields of later versions of this package are left out. Raises TypeError."""
+    return Owner(**{name: value for name, value in fields.items() if name in Owner.__dataclass_fields__})
+
+
 def _named(descriptor: int) -> Owner | None:
     """The owner of a lease that is held; it may be writing its name at this very moment."""
     deadline = time.monotonic() + 1.0
@@ -251,8 +302,8 @@ def _named(descriptor: int) -> Owner | None:
 def _read(descriptor: int) -> Owner | None:
     text = os.pread(descriptor, 4096, 0)
     try:
-        return Owner(**json.loads(text))
-    except (ValueError, TypeError):  # empty, or being written
+        return owner_of(json.loads(text))
+    except (ValueError, TypeError, AttributeError):  # empty, or being written
         return None
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from streaming_jobs.errors import TransientError
+from streaming_jobs.errors import LeaseLost, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.processes.identity import mark
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, ledger_file
@@ -160,7 +160,13 @@ class MemoryQueries:
             files=BatchFiles(
                 folder.checkpoint(1), ledger_file(self.settings, stream.name), DriverPathAttempts(folder.attempt)
             ),
-            hooks=BatchHooks(hooks.stop, lambda: None, hooks.report, lambda _: None),
+            hooks=BatchHooks(
+                hooks.stop,
+                lambda: None,
+                hooks.report,
+                lambda _: None,
+                check_lease=hooks.lease.check if hooks.lease is not None else lambda: None,
+            ),
             code=loaded_code(stream, self.settings.flows),
             settings=self.settings.for_stream(stream.name),
             traits=PlanTraits(stateful=False, multiplies=False),
@@ -188,6 +194,10 @@ class MemoryLeases:
 
     held: dict[str, MemoryLease] = field(default_factory=dict)
     """stream -> the newest lease that was taken and not unlocked"""
+    epochs: dict[str, int] = field(default_factory=dict)
+    """stream -> the epoch of the newest lease"""
+    expires: bool = False
+    """True for leases after which the holder before may still run."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> MemoryLease:
@@ -204,8 +214,9 @@ class MemoryLeases:
         """Give the stream to a lease if nobody holds it; returns True if it was given."""
         with self._one_at_a_time:
             free = self.held.get(lease.stream) is lease or self.holder(lease.stream) is None
-            if free:
+            if free and self.held.get(lease.stream) is not lease:
                 self.held[lease.stream] = lease
+                lease.exceed(self.epochs.get(lease.stream, 0))
             return free
 
     def holder(self, stream: str) -> Owner | None:
@@ -222,6 +233,26 @@ class MemoryLease:
     owner: Owner
     leases: MemoryLeases
     released: bool = False
+    lost: bool = False
+    """True once it has run out; a test sets it."""
+
+    @property
+    def epoch(self) -> int:
+        return self.owner.epoch
+
+    @property
+    def expires(self) -> bool:
+        return self.leases.expires
+
+    def check(self) -> None:
+        if self.lost:
+            raise LeaseLost(f"the lease of stream {self.stream} has run out", "end this driver")
+
+    def exceed(self, epoch: int) -> None:
+        if self.leases.held.get(self.stream) is not self:
+            raise LeaseLost(f"the lease of stream {self.stream} is another driver's", "end this driver")
+        self.owner = replace(self.owner, epoch=epoch + 1)
+        self.leases.epochs[self.stream] = epoch + 1
 
     @property
     def inherited(self) -> tuple[int, ...]:

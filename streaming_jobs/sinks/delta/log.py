@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry, epoch_id
 from streaming_jobs.platform.delta_log import actions, commit_file, names_on_disk, read_commit, versions_in_log
 from streaming_jobs.platform.files import sync_files
 from streaming_jobs.platform.locations import Location
@@ -56,20 +56,25 @@ STREAM_PROPERTY = "recourse.stream"
 """The property of a table that names the stream it belongs to."""
 
 
-def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties:
+def noted(entry: LedgerEntry, *, retries: int | None = None, epoch: int = 0) -> CommitProperties:
     """Properties of a commit that leaves the stream's position as it is; `retries` None: deltalake's default."""
-    from deltalake import CommitProperties  # who only reads the log does without
-
-    return CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=retries)
+    return _properties(entry, {epoch_id(entry.stream): epoch}, retries)
 
 
-def moving(entry: LedgerEntry, app: str) -> CommitProperties:
+def moving(entry: LedgerEntry, app: str, epoch: int = 0) -> CommitProperties:
     """Properties of a commit that moves the table to the entry's position; no retry: no commit may come between."""
-    from deltalake import CommitProperties, Transaction
+    return _properties(entry, {app: entry.txn.version, epoch_id(entry.stream): epoch}, 0)
 
-    transaction = Transaction(app, entry.txn.version, int(time.time() * 1000))
+
+def _properties(entry: LedgerEntry, versions: Mapping[str, int], retries: int | None) -> CommitProperties:
+    """The entry, and the transactions: appId -> version; 0 is none."""
+    from deltalake import CommitProperties, Transaction  # who only reads the log does without
+
+    now = int(time.time() * 1000)
     return CommitProperties(
-        custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0, app_transactions=[transaction]
+        custom_metadata={"userMetadata": entry.encode()},
+        max_commit_retries=retries,
+        app_transactions=[Transaction(app, version, now) for app, version in versions.items() if version] or None,
     )
 
 

@@ -1,9 +1,10 @@
 """The maintenance that keeps a table fast and its disk use bounded: compaction, removal of unlisted files, a short log.
 
-All of it runs in the stream's driver between two batches, so nothing else writes the table meanwhile. Its commits
-change no rows and say so in their ledger entry. The batch is committed by then, so no failure here ends the stream: if
-another writer's commit comes first, the disk is full or the log is damaged, the task is put off with a warning and
-tried again later. The part of the log that preflight reads stays: the stream's newest entry and all later commits.
+All of it runs in the stream's driver between two batches, so nothing else writes the table meanwhile; a driver whose
+lease another driver has taken over deletes nothing (`DeltaSink.check_epoch`). The commits of upkeep change no rows and
+say so in their ledger entry. The batch is committed by then, so no failure here ends the stream: if another writer's
+commit comes first, the disk is full or the log is damaged, the task is put off with a warning and tried again later.
+The part of the log that preflight reads stays: the stream's newest entry and all later commits.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ class TableMaintenance:
     def _compact(self, size: int) -> int:
         began = time.monotonic()
         self.sink.refresh()
+        self.sink.check_epoch()
         metrics = self.sink.handle.optimize.compact(
             target_size=size,
             writer_properties=column_bounds.writer_properties(self.sink.schema, "ZSTD"),
@@ -182,6 +184,7 @@ class TableMaintenance:
             needed=0 if place is None else place.version,
         )
         if gone:
+            self.sink.check_epoch()
             self._sync_checkpoints()
         self._kept.keep(gone, first)
         for file in gone:
@@ -216,6 +219,7 @@ class TableMaintenance:
         if isinstance(self.sink.path, StorePath) and gone:
             saved = retained.names(self.sink.path)  # after the choice: `retained.py` says why
             gone = [file for file in gone if file.name not in saved]
+        self.sink.check_epoch()
         for file in gone:
             file.path.unlink(missing_ok=True)
         orphan_files.remove_empty_folders(self.sink.path, before=now - retention.total_seconds())
@@ -283,6 +287,7 @@ def forget(sink: DeltaSink, retention: timedelta, generation: int) -> int:
     before = (datetime.now(UTC) - retention).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
     sink.refresh()
+    sink.check_epoch()
     figures = sink.handle.delete(
         f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
         commit_properties=noted(entry, retries=0),

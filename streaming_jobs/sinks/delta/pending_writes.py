@@ -216,6 +216,7 @@ def _spark_commit(
             break
     if (now := sink.position) is not None and now.generation > entry.generation:
         raise sink.fenced(now, entry)
+    sink.check_epoch()
     raise LedgerConflict(
         f"delta-spark left table {sink.name} at {now} when it should have written {entry.txn}",
         "look for a second driver with another state folder on the same tables",

@@ -3,6 +3,7 @@
 Every commit goes through `DeltaSink.commit`, which is the one place where exactly once is decided:
 refresh the table, compare its transaction version with the batch's, commit with no retries, and after a refusal
 start again. A version of a newer generation raises Fenced; the batch's version means that it is committed already.
+The epoch of the driver's lease, if it has one, is a second transaction: a later epoch in the table raises Fenced too.
 
 Batches use the methods of `sinks/base.py`, all other code the methods of `sinks/stored.py`.
 """
@@ -24,12 +25,12 @@ from pyspark.sql.types import StructField, StructType
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, PreflightRefused, RecourseError, UsageError
-from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id, epoch_id
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.locations import Location, StorePath, delta_table, files_below
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, WriteLease, refuse_later_epoch
 from streaming_jobs.sinks.delta import column_bounds, dead_letters
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content, identities
 from streaming_jobs.sinks.delta.fitting import fitted
@@ -48,6 +49,7 @@ from streaming_jobs.sinks.stored import (
     Replaced,
     StoredTable,
     Unread,
+    fence_entry,
     no_readers,
     refuse_foreign,
 )
@@ -83,10 +85,12 @@ class DeltaSink:
         self.rules = NO_RULES
         self.quarantine: DeltaSink | None = None
         self.deletes_table: DeltaSink | None = None
+        self.lease: WriteLease | None = None
         self._known = handle.version()
         self._synced = handle.version() - _OPEN_END
         self._sized: tuple[int, float] | None = None
         self._at: tuple[int, Txn | None] | None = None
+        self._epoch_at: tuple[int, int] | None = None
         self._read_schema()
 
     @property
@@ -117,6 +121,14 @@ class DeltaSink:
         if self._at is None or self._at[0] != version:
             self._at = (version, _position(self.handle, self.app_id))
         return self._at[1]
+
+    @property
+    def epoch(self) -> int:
+        """As of the last refresh; read from deltalake only after commits of others, or commits of upkeep."""
+        version = self.handle.version()
+        if self._epoch_at is None or self._epoch_at[0] != version:
+            self._epoch_at = (version, int(self.handle.transaction_version(epoch_id(self.stream)) or 0))
+        return self._epoch_at[1]
 
     @property
     def megabytes(self) -> float:
@@ -204,7 +216,7 @@ class DeltaSink:
         return classify(error)
 
     def holds(self, entry: LedgerEntry) -> bool:
-        """True if the table, as it is now, has the entry's batch; raises Fenced and ForeignWrite."""
+        """True if the table, as it is now, has the entry's batch; raises Fenced, LeaseLost and ForeignWrite."""
         self.refresh()
         return self._holds(entry)
 
@@ -213,6 +225,7 @@ class DeltaSink:
         at = self.position
         if at is not None and at.generation > entry.generation:
             raise self.fenced(at, entry)
+        self._refuse_later_epoch()
         self._refuse_foreign()
         return at is not None and at >= entry.txn
 
@@ -222,7 +235,38 @@ class DeltaSink:
         self.sync()
         if version == self._known + 1:  # with others in between, `_refuse_foreign` reads them next time
             self._known = version
+            if self.lease is not None:
+                self._epoch_at = (version, self.lease.epoch)
         return version
+
+    def check_epoch(self) -> None:
+        """Raise Fenced or LeaseLost if this driver may no longer write the table, as it is now.
+
+        Deletes of files are not conditional. So list what to delete, then call this, then delete just that: the next
+        driver adds its files after its fence, so the list has none of them.
+        """
+        if self.lease is not None:
+            self.refresh()
+            self._refuse_later_epoch()
+
+    def under(self, lease: WriteLease, generation: int) -> None:
+        self.refresh()
+        if self.epoch > lease.epoch:
+            lease.exceed(self.epoch)
+        self.lease = lease
+        while lease.expires and self.epoch < lease.epoch:
+            entry, version = fence_entry(self.stream, self.name, generation, lease), self.handle.version()
+            try:
+                self.commit_actions([], noted(entry, retries=0, epoch=lease.epoch))
+            except CommitFailedError as error:
+                self.refresh()
+                if self.handle.version() == version:
+                    raise self._failed(error) from error
+            self.check_epoch()
+        self.sync()
+
+    def _refuse_later_epoch(self) -> None:
+        refuse_later_epoch(self.name, self.epoch if self.lease is not None else 0, self.lease)
 
     def sync(self) -> None:
         """Have everything up to the handle's version on disk; adds the bytes of removed files to `removed_bytes`.
@@ -261,7 +305,7 @@ class DeltaSink:
 
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
-        return moving(entry, self.app_id)
+        return moving(entry, self.app_id, 0 if self.lease is None else self.lease.epoch)
 
     def add_columns(self, fields: Sequence[StructField], generation: int) -> None:
         """Add columns, null in all rows that are there."""

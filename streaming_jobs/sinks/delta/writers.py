@@ -257,6 +257,7 @@ def _remove_leftovers(sink: DeltaSink, folder: Location, prefix: str) -> None:
     if not attempts:
         return
     sink.refresh()
+    sink.check_epoch()
     live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}
     for attempt in attempts:
         if (folder.name, attempt.name) not in live:

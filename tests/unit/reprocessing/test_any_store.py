@@ -30,7 +30,7 @@ from reprocessing.stages.replay import border_of, kept_table, past_the_border
 from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import Fenced, ForeignWrite, UsageError
-from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.stream_sinks import sinks_of, upkeep_of
@@ -38,6 +38,7 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
+from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
@@ -164,6 +165,19 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
     commit, _ = newest(life.stored("copies").commits(), life.stream.name)
     assert commit is not None and not commit.changes_data, "no row was written again"
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
+
+
+def test_the_commits_of_a_recovery_carry_the_epoch_of_its_lease(life: Life) -> None:
+    paused = list(open_tables(life.settings, life.stream).values())
+    with take(life.settings, life.stream.name, purpose="session") as lease:
+        for table in paused:
+            table.under(lease, 1)
+    executor.apply(recovery(life, planned(life)))
+    tables = open_tables(life.settings, life.stream)
+    assert {table.epoch for table in tables.values()} == {lease.epoch + 1}
+    for table in paused:
+        with pytest.raises(Fenced):
+            table.mark(LedgerEntry("fence", life.stream.name, table.name, 9, -1))
 
 
 @IN_BOTH

@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.stages.publish import misfit
 from streaming_jobs.declare.table import DeclaredTable, is_declared_table
-from streaming_jobs.errors import Fenced, ForeignWrite, OutputMismatch, PreflightRefused
+from streaming_jobs.errors import Fenced, ForeignWrite, LeaseLost, OutputMismatch, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.locations import StorePath, delta_table, remove_tree
 from streaming_jobs.settings import Settings
@@ -26,7 +26,7 @@ from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import Content, SavedAs, StoredTable, TableStore, entries, newest
 from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.stream import DeltaTable as Declared
-from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
+from streaming_jobs.testing import MemoryDeclaration, MemoryLease, MemoryLeases, MemoryStore, MemoryTable
 from tests.conftest import SettingsFactory
 
 STREAM, TABLE = "orders", "placed"
@@ -395,3 +395,92 @@ def test_files_that_are_added_to_an_empty_table_do_not_hide_their_rows(settings:
     assert isinstance(combined, DeltaSink)
     found = DeltaTable(combined.path).to_pyarrow_table(filters=[("size", "=", 7)])
     assert found["id"].to_pylist() == [2]
+
+
+# The epochs of the stream's leases: a driver that was paused, and wakes after another one took over, writes nothing.
+
+
+def leased(table: StoredTable, leases: MemoryLeases, generation: int = 1) -> MemoryLease:
+    """A driver's lease, under which it writes the table from now on. The lease before has run out."""
+    leases.held.clear()
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    table.under(lease, generation)
+    return lease
+
+
+@pytest.mark.parametrize("wakes", ["before the check", "after the check"])
+def test_a_paused_driver_writes_nothing_after_another_one_took_the_table_over(home: Home, wakes: str) -> None:
+    leases = MemoryLeases(expires=True)
+    old, new = home.open(), home.open()
+    assert old.epoch == 0, "no lease has written the table yet"
+    leased(old, leases)
+    old.append(rows(1), entry(0))
+    if wakes == "after the check":
+        assert not old.holds(entry(1))
+    leased(new, leases)
+    with pytest.raises(Fenced, match=f"table {TABLE} is in epoch 2, the lease of this driver is of epoch 1"):
+        old.append(rows(2), entry(1))
+    new.append(rows(2), entry(1))
+    for again in (entry(1), entry(2), entry(2, kind="fence"), entry(2, kind="publish")):
+        with pytest.raises(Fenced):
+            old.append(rows(9), again)
+    with pytest.raises(Fenced):
+        old.mark(entry(0, 2, kind="fence"))
+    with pytest.raises(Fenced):
+        old.replace_rows(old.no_rows(), entry(0, 2, kind="publish"), "r-plan")
+    assert ids(home.open()) == [1, 2] and home.open().epoch == 2
+
+
+def test_the_fence_of_an_epoch_leaves_position_rows_and_newest_entry_and_is_committed_once(home: Home) -> None:
+    leases = MemoryLeases(expires=True)
+    before = home.batch(0, 1).version
+    taken = home.open()
+    lease = leased(taken, leases)
+    assert taken.version == before + 1 and taken.epoch == lease.epoch == 1
+    newest_commit, foreign = newest(taken.commits(), STREAM)
+    assert newest_commit is not None and newest_commit.entry == entry(0) and not foreign
+    fence = next(iter(taken.commits()))
+    assert fence.entry is not None and fence.entry.kind == "upkeep" and not fence.changes_data
+    assert entries(taken.commits(), 5)[0][1] == entry(0), "no ledger shows the fence"
+    restarted = home.open()
+    restarted.under(lease, 1)
+    assert restarted.version == taken.version and taken.holds(entry(0)) and not taken.holds(entry(1))
+
+
+def test_leases_that_end_with_their_process_need_no_fence_and_their_commits_carry_the_epoch(home: Home) -> None:
+    leases, before = MemoryLeases(), home.open().version
+    table, other = home.open(), home.open()
+    leased(table, leases)
+    assert table.version == before and table.epoch == 0
+    table.append(rows(1), entry(0))
+    assert table.version == before + 1 and home.open().epoch == 1
+    leased(other, leases)
+    other.append(rows(2), entry(1))
+    with pytest.raises(Fenced):
+        table.append(rows(3), entry(2))
+
+
+def test_no_commit_is_made_after_the_end_of_the_lease(home: Home) -> None:
+    table = home.open()
+    lease = leased(table, MemoryLeases(expires=True))
+    lease.lost = True
+    with pytest.raises(LeaseLost):
+        table.append(rows(1), entry(0))
+    with pytest.raises(LeaseLost):
+        table.mark(entry(0))
+    assert ids(table) == []
+
+
+def test_a_lease_whose_number_was_lost_gets_one_greater_than_the_tables(home: Home) -> None:
+    leases, table = MemoryLeases(expires=True), home.open()
+    for _ in range(5):
+        leased(table, leases)
+    anew, opened = MemoryLeases(expires=True), home.open()
+    lease = leased(opened, anew)
+    assert lease.epoch == opened.epoch == 6
+    with pytest.raises(Fenced):
+        table.append(rows(1), entry(0))
+    other = anew.acquire("other", purpose="session", wait=0)
+    anew.held.clear()
+    with pytest.raises(LeaseLost):  # another driver's lease gets no new number
+        home.open().under(other, 1)
