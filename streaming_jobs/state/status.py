@@ -226,7 +226,7 @@ def write_status(settings: Settings, status: Status) -> None:
     try:
         write_json(path, asdict(status), durable=False)
     except OSError as error:
-        if not (disk_is_full(error) and overwritten(path, json.dumps(asdict(status)))):
+        if not (disk_is_full(error) and overwritten(path, json.dumps(asdict(status)).encode())):
             raise
 
 

@@ -158,7 +158,8 @@ def test_maintenance_deletes_what_no_version_no_savepoint_and_no_staged_table_ha
     sink.replace_rows(sink.no_rows(), entry(1, 2, "publish"), "r-1")
     upkeep = sink.upkeep(TableSettings(deleted_files_max_mb=1), generation=2)
     assert upkeep.remove_unlisted() == 0
-    monkeypatch.setattr(maintenance.time, "time", lambda now=time.time() + 7200: now)
+    later = time.time() + 7200
+    monkeypatch.setattr(maintenance.time, "time", lambda: later)
     assert upkeep.remove_unlisted() == 1 and not upkeep.put_off
     again = STORE.retained(stored, kept, saved)["t"]
     assert ids(STORE.create(stored.with_tables(stored.tables / "again"), PLAIN, "s", again, None)) == [0]
