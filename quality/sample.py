@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from quality.suites import SampleKind
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.platform.delta_log import names_on_disk
-from streaming_jobs.platform.locations import Location, delta_table
+from streaming_jobs.platform.locations import Location, delta_table, opened_for_reading
 from streaming_jobs.state.provenance import Change, changes
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instead
@@ -120,7 +120,7 @@ class SampleFile:
         import pyarrow.parquet as pq
 
         with suppress(FileNotFoundError):
-            return int(pq.read_metadata(self.path).num_rows)
+            return int(pq.read_metadata(opened_for_reading(self.path)).num_rows)
         return 0
 
 

@@ -25,7 +25,7 @@ from quality.validation import MOST_ROWS, CheckOutcome, Engine, FirstFailing, Va
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.locations import Location, path_below
+from streaming_jobs.platform.locations import Location, opened_for_reading, path_below
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.provenance import Change, TableLog, batch_during, read_change
@@ -417,7 +417,7 @@ def _has(file: Location, key: Mapping[str, Any]) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        reader = pq.ParquetFile(file)
+        reader = pq.ParquetFile(opened_for_reading(file))
         names = [column for column in key if column in reader.schema_arrow.names]
         rows = reader.read(columns=names)
     except (FileNotFoundError, pa.ArrowException):

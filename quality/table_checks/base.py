@@ -117,6 +117,10 @@ class CheckedTable:
             raise UsageError(f"there is no table {name} in {folder}", instead(name, there))
         return delta_table(folder / name)
 
+    def at_version(self, version: int) -> DeltaTable:
+        """The table at another version."""
+        return delta_table(self.settings.tables / self.declared.name, version)
+
     @cached_property
     def commits(self) -> Sequence[Commit]:
         """The commits of its log up to the version, newest first, as far back as the log goes without a gap."""

@@ -264,9 +264,10 @@ class TableVersions:
         from streaming_jobs.sinks.delta.table_files import on_disk
 
         try:
-            return on_disk(self.table, path)
+            found = on_disk(self.table, path)
         except PreflightRefused:
             return None
+        return found if isinstance(found, Path) or found.is_file() else None
 
     def gone(self, start: int, end: int) -> OffsetsLost:
         """The error for a range of versions that can no longer be read."""
