@@ -104,6 +104,10 @@ _PERMANENT = re.compile(
 _FULL = re.compile(
     r"No space left on device|os error 28\b|\[Errno 28\]|Disk quota exceeded|os error 122\b|\[Errno 122\]"
 )
+_DENIED = re.compile(r"lacked the necessary privileges|HTTP error status \(40[13]|40[13] (?:Forbidden|Unauthorized)")
+_STORE = re.compile(r"Generic (?:S3|GCS|MicrosoftAzure) error")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Escape sequences of terminals, with which deltalake sets off the causes of an error."""
 _GONE = re.compile(
     r"^An error occurred while calling \S+$|Error while sending or receiving|Answer from Java side is empty"
 )
@@ -164,13 +168,20 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         return error
     if (ours := _from_a_worker(str(error))) is not None:
         return _caused(ours, error)
-    kind, text = type(error).__name__, str(error)
+    kind, text = type(error).__name__, _COLOURS.sub("", str(error))
     summary = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
     summary += f" ({where})" if where else ""
     if _FULL.search(text):
         full = f"no space is left on the device of the tables, of the state, or of Spark's scratch folder: {summary}"
         return _caused(
             TransientError(full, "free space there (`df -h`); nothing is lost, a later attempt continues"), error
+        )
+    if _DENIED.search(text) or _STORE.search(text):
+        words, check = ("refuses access", "the credentials and their rights on the bucket: list, read, write, delete")
+        if not _DENIED.search(text):
+            words, check = "did not answer", "its address, and that it runs; nothing is lost, a later attempt continues"
+        return _caused(
+            TransientError(f"the object store {words}: {' '.join(text.split())[:500]}", f"check {check}"), error
         )
     if _LOST.search(text):
         return _caused(

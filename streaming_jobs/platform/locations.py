@@ -110,12 +110,14 @@ class StorePath:
         """Raises FileNotFoundError, as every read does."""
         import obstore
 
-        return _status(obstore.head(self.store, self.key))
+        with _asked(self):
+            return _status(obstore.head(self.store, self.key))
 
     def read_bytes(self) -> bytes:
         import obstore
 
-        return bytes(obstore.get(self.store, self.key).bytes())
+        with _asked(self):
+            return bytes(obstore.get(self.store, self.key).bytes())
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
@@ -124,7 +126,8 @@ class StorePath:
         """Write the object, in place of an older one."""
         import obstore
 
-        obstore.put(self.store, self.key, data)
+        with _asked(self):
+            obstore.put(self.store, self.key, data)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; stores do not say whether there was one, so without `missing_ok` it is looked for."""
@@ -132,13 +135,15 @@ class StorePath:
 
         if not missing_ok:
             self.stat()
-        obstore.delete(self.store, self.key)
+        with _asked(self):
+            obstore.delete(self.store, self.key)
 
     def iterdir(self) -> Iterator[StorePath]:
         """The objects and prefixes one level below."""
         import obstore
 
-        found = obstore.list_with_delimiter(self.store, self.key)
+        with _asked(self):
+            found = obstore.list_with_delimiter(self.store, self.key)
         for key in (*found["common_prefixes"], *(each["path"] for each in found["objects"])):
             yield self / key.rstrip("/").rpartition("/")[2]
 
@@ -200,7 +205,8 @@ def remove_tree(location: Location) -> None:
     assert "*" not in location.url, "of these tables each has a location of its own"
     keys = [found["path"] for found in _listed(location)]
     if keys:
-        obstore.delete(location.store, keys)
+        with _asked(location):
+            obstore.delete(location.store, keys)
 
 
 def made_folder(location: Location) -> Location:
@@ -252,7 +258,8 @@ def copy_object(source: StorePath, target: StorePath) -> None:
     """Copy an object within its bucket; the store does it itself."""
     import obstore
 
-    obstore.copy(source.store, source.key, target.key)
+    with _asked(source):
+        obstore.copy(source.store, source.key, target.key)
 
 
 def opened_for_reading(location: Location) -> Path | BinaryIO:
@@ -261,7 +268,8 @@ def opened_for_reading(location: Location) -> Path | BinaryIO:
         return location
     import obstore
 
-    return cast("BinaryIO", _Reader(obstore.open_reader(location.store, location.key)))
+    with _asked(location):
+        return cast("BinaryIO", _Reader(obstore.open_reader(location.store, location.key)))
 
 
 def opened_for_writing(location: Location) -> Path | BinaryIO:
@@ -324,8 +332,17 @@ class _Writer(io.RawIOBase):
 def _listed(location: StorePath, chunk: int = 1000) -> Iterator[Any]:
     import obstore
 
-    for found in obstore.list(location.store, f"{location.key}/", chunk_size=chunk):
-        yield from found
+    with _asked(location):
+        for found in obstore.list(location.store, f"{location.key}/", chunk_size=chunk):
+            yield from found
+
+
+@contextmanager
+def _asked(location: StorePath) -> Iterator[None]:
+    from streaming_jobs.platform.object_store import asked
+
+    with asked(location.url):
+        yield
 
 
 def _status(found: Any) -> Status:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from errno import ENOENT
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import ConfigurationError, RecourseError, TransientError
@@ -174,6 +175,24 @@ def _errors(where: str) -> Iterator[None]:
         yield
     except (BaseError, FileNotFoundError, ValueError) as error:
         raise _ours(error, where) from None
+
+
+@contextmanager
+def asked(where: str) -> Iterator[None]:
+    """`_errors`, but for a missing object: that is a FileNotFoundError, as of a file."""
+    try:
+        with _errors(where):
+            try:
+                yield
+            except FileNotFoundError as error:
+                _refuse_missing(error)
+                raise _NoObject(where) from None
+    except _NoObject:
+        raise FileNotFoundError(ENOENT, "there is no such object", where) from None
+
+
+class _NoObject(Exception):
+    pass
 
 
 def _ours(error: Exception, where: str) -> RecourseError:

@@ -12,8 +12,9 @@ import pytest
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.errors import CommitImpossible, ConfigurationError, PreflightRefused
+from streaming_jobs.errors import CommitImpossible, ConfigurationError, PreflightRefused, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.locations import StorePath, files_below
 from streaming_jobs.platform.table_rows import rows as rows_of
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
@@ -181,3 +182,21 @@ def test_a_savepoint_of_a_version_whose_files_are_gone_is_refused(sink: DeltaSin
 def test_other_schemes_are_refused(settings: SettingsFactory, url: str) -> None:
     with pytest.raises(ConfigurationError, match="is on no store that is supported"):
         settings({"tables_dir": url})
+
+
+def test_a_store_that_refuses_or_does_not_answer_is_named_and_the_batch_is_written_once_later(
+    sink: DeltaSink, object_store: StoreServer
+) -> None:
+    for kind, words in (("denied", "refuses access"), ("unavailable", "did not answer")):
+        object_store.inject(Fault(kind, key="_delta_log", times=100))  # type: ignore[arg-type]
+        with pytest.raises((DeltaError, OSError)) as raised:
+            ArrowAppend(sink, made(0)).commit(entry(0))
+        error = classify(raised.value)
+        assert isinstance(error, TransientError) and words in error.found and "\x1b" not in error.found
+        object_store.clear()
+    object_store.inject(Fault("denied", "GET", key="_delta_log", times=100))
+    with pytest.raises(ConfigurationError, match="the store refuses access to s3://lake/"):
+        list(sink.commits())
+    object_store.clear()
+    assert ArrowAppend(sink, made(0)).commit(entry(0)) == 1
+    assert ids(sink) == [0]
