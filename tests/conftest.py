@@ -46,6 +46,7 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("RECOURSE_") and name not in _KEPT]:
         del os.environ[name]
     os.environ["RECOURSE_DEMO"] = "1"  # the streams of tests that name none
+    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}  # of the S3 server, as a user has them
     hypothesis_settings.register_profile("recourse", deadline=None)  # a test asserts no time that a machine can miss
     hypothesis_settings.load_profile("recourse")
 
@@ -75,11 +76,9 @@ def _object_store() -> Iterator[StoreServer]:
 
 
 @pytest.fixture
-def object_store(_object_store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> StoreServer:
-    """The S3 server of this test run; the environment has its credentials, as a user's has."""
+def object_store(_object_store: StoreServer) -> StoreServer:
+    """The S3 server of this test run."""
     _object_store.clear()
-    for key in ("access_key_id", "secret_access_key"):
-        monkeypatch.setenv(f"AWS_{key.upper()}", _object_store.options[f"aws_{key}"])
     return _object_store
 
 

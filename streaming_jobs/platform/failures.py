@@ -208,6 +208,18 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
     return _caused(TransientError(f"{kind}: {summary}", "its session's log has the whole trace"), error)
 
 
+def _of_a_store(text: str) -> TransientError | None:
+    """The error of an object store in deltalake's text; None if there is none."""
+    shown = " ".join(text.split())[:500]
+    if _DENIED.search(text):
+        check = "check the credentials and their rights on the bucket: list, read, write, delete"
+        return TransientError(f"the object store refuses access: {shown}", check)
+    if _STORE.search(text):
+        check = "check its address, and that it runs; nothing is lost, a later attempt continues"
+        return TransientError(f"the object store did not answer: {shown}", check)
+    return None
+
+
 def function_raised(function: Callable[..., object], error: Exception) -> TransientError:
     """The error for an exception that a stream's function raised when it was called with frames."""
     frames = traceback.extract_tb(error.__traceback__)

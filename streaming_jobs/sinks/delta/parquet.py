@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
+from streaming_jobs.errors import PermanentError
 from streaming_jobs.platform.locations import Location, opened_for_reading
+from streaming_jobs.text.spelling import counted
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = frozenset("\"#%'*/:=?\\{[]^\x7f")
@@ -60,6 +62,20 @@ def add_actions(
             found = list(pool.map(described, paths))
     there = [each for each in found if each is not None]
     return [action for action, _ in there], sum(rows for _, rows in there)
+
+
+def checked_actions(
+    table: Location, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str], expected: int
+) -> tuple[list[AddAction], int]:
+    """`add_actions`; raises PermanentError if the driver does not see as many rows as were written."""
+    actions, count = add_actions(table, files, partition_by, bounded)
+    if count != expected:
+        raise PermanentError(
+            f"the executors wrote {counted(expected, 'row')} for table {table.name}, and its files have {count:,} as "
+            "the driver sees them",
+            "let the driver and all executors see one file system: they share the folders of tables and of state",
+        )
+    return actions, count
 
 
 def statistics(file: Location, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:

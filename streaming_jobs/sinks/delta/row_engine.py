@@ -221,7 +221,7 @@ class RowTask:
             made = self.engine.divide(rows, with_unique=False)
             tally.add(made)
             if made.failing is None:
-                for folder, part in _partitions(made.written, self.engine.declared.partition_by, values):
+                for folder, part in partitions_of(made.written, self.engine.declared.partition_by, values):
                     files.add(folder, part.select([c for c in columns if c not in self.engine.declared.partition_by]))
                 if aside is not None and made.quarantined is not None:
                     aside.add("", self.engine.aside(made.quarantined))
@@ -343,7 +343,7 @@ class Files:
             self._writer = self._output = None
 
 
-def _partitions(rows: pa.Table, names: Sequence[str], values: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+def partitions_of(rows: pa.Table, names: Sequence[str], values: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
     """The rows by partition, in their order, each with the partition's folder; `values` are the columns of its text."""
     if not names or not rows.num_rows:
         yield from [("", rows)] if rows.num_rows else []

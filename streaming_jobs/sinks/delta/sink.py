@@ -400,7 +400,7 @@ class DeltaSink:
                     "commits of others there",
                     'set stream.committer = "auto", and keep the table free of constraints and of other features',
                 )
-            return rows.driver or self.declared.mode == "upsert", False
+            return rows.driver and not large, False
         return rows.driver and not large, self.settings.committer == "spark" or not direct
 
     def upkeep(
