@@ -28,7 +28,7 @@ _VALUES: Mapping[str, Any] = {
 
 
 def on_cluster(base: Settings, master: str) -> dict[str, Any]:
-    """Settings of sessions whose executors write every batch; how executors are reached is the user's setting."""
+    """Settings of sessions whose executors write appends; how executors are reached is the user's setting."""
     spark = base.spark
     return {
         "spark.master": master,
@@ -36,6 +36,7 @@ def on_cluster(base: Settings, master: str) -> dict[str, Any]:
         "spark.executor_python": spark.executor_python,
         "spark.extra": {"spark.executor.memory": "512m", **_VALUES["spark.extra"], **spark.extra},
         "stream.path": "executor",
+        "stream.min_commit_interval": "1 second",  # a batch is a second of each core, and all streams get their turn
     }
 
 
