@@ -176,13 +176,8 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         return _caused(
             TransientError(full, "free space there (`df -h`); nothing is lost, a later attempt continues"), error
         )
-    if _DENIED.search(text) or _STORE.search(text):
-        words, check = ("refuses access", "the credentials and their rights on the bucket: list, read, write, delete")
-        if not _DENIED.search(text):
-            words, check = "did not answer", "its address, and that it runs; nothing is lost, a later attempt continues"
-        return _caused(
-            TransientError(f"the object store {words}: {' '.join(text.split())[:500]}", f"check {check}"), error
-        )
+    if (of_store := _of_a_store(text)) is not None:
+        return _caused(of_store, error)
     if _LOST.search(text):
         return _caused(
             OffsetsLost(f"records the stream still needs are gone: {summary}", f"see `{commands.status()}`"), error

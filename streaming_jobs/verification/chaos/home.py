@@ -40,6 +40,12 @@ def on_cluster(base: Settings, master: str) -> dict[str, Any]:
     }
 
 
+def on_store(base: Settings, url: str) -> dict[str, Any]:
+    """Settings of sessions whose tables are on an object store; how it is reached is the user's setting."""
+    storage = base.storage.model_dump(mode="json", exclude_defaults=True)
+    return {"tables_dir": url, **{f"storage.{name}": value for name, value in storage.items()}}
+
+
 @dataclass(frozen=True)
 class Home:
     """Settings of one run, and the same as environment for its drivers; `fed` is the topic that the feeder writes."""
@@ -98,10 +104,10 @@ class Home:
 
     def newest_version(self, table: str) -> int:
         """The table's newest version; -1 when there is none."""
-        return max(versions(self.settings.tables_folder / table), default=-1)
+        return max(versions(self.settings.tables / table), default=-1)
 
     def newest_batch(self, table: str) -> Entry | None:
-        path = self.settings.tables_folder / table
+        path = self.settings.tables / table
         for version in reversed(versions(path)):
             entry = read_commit(path, version).entry
             if entry is not None and entry.kind == "batch":
