@@ -1,4 +1,4 @@
-"""`recourse jobs`: what is wrong or unused in the job YAML, the jobs of a target, and what two targets do differently."""
+"""`recourse jobs`: what is wrong or unused in the job YAML, the jobs of a target, and how two targets differ."""
 
 from __future__ import annotations
 
