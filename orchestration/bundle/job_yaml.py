@@ -12,11 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from orchestration.bundle import references, targets
 from orchestration.bundle.fields import (
-    Noted,
     Position,
     Problem,
     Steps,
@@ -51,6 +48,7 @@ from orchestration.bundle.model import (
     ScheduleFields,
     TaskFields,
 )
+from orchestration.bundle.notes import field_notes, job_notes, not_taken, spark_conf, spark_problems
 from orchestration.bundle.quartz import Quartz
 from orchestration.bundle.references import References
 from streaming_jobs.errors import ConfigurationError
@@ -252,13 +250,13 @@ def _resolve(source: _Source, reading: Reading) -> None:
         next_step = "write pause_status: UNPAUSED at the triggers that shall run"
         problems.append(Problem(position_of(resolved, path, start), spelled(path), found, next_step))
     presets = targets.presets_of(mode, root.presets, references.user())
-    reading.notes = list(_notes(root, resolved, (), start))
+    reading.notes = list(field_notes(root, resolved, (), start))
     jobs = []
     for key, entry in root.resources.jobs.items():
         at: Steps = ("resources", "jobs", key)
         position = position_of(resolved, at, start)
         if entry.own_tasks:
-            problems += [*_name_problems(key, position), *_spark_problems(entry, at, resolved)]
+            problems += [*_name_problems(key, position), *spark_problems(entry, at, resolved)]
             job = _job(key, entry, presets, position.file)
             if job.session is not None and not job.streams:
                 number = next(n for n, task in enumerate(entry.tasks) if task.task_key == job.session.key)
@@ -266,7 +264,7 @@ def _resolve(source: _Source, reading: Reading) -> None:
                 found, next_step = "the parameters name no streams", "add '--streams' and the streams, joined by commas"
                 problems.append(Problem(position_of(resolved, where, start), spelled(where), found, next_step))
             jobs.append(job)
-        reading.notes += _job_notes(entry, spelled(at), position)
+        reading.notes += job_notes(entry, spelled(at), position)
     if not problems:
         reading.bundle = Bundle(root.bundle.name, reading.target, tuple(jobs), source.path)
 
@@ -394,50 +392,8 @@ def _task(task: TaskFields, entry: JobFields) -> Task:
         retry_interval=task.min_retry_interval_millis / 1000,
         retry_on_timeout=task.retry_on_timeout,
         timeout_seconds=task.timeout_seconds,
-        spark_conf={key: text for key, text in _spark_conf(task, entry).items() if not _not_taken(key, text)},
+        spark_conf={key: text for key, text in spark_conf(task, entry).items() if not not_taken(key, text)},
     )
-
-
-def _spark_conf(task: TaskFields, entry: JobFields) -> dict[str, str]:
-    """The Spark properties of the cluster that the task runs on."""
-    shared = {cluster.job_cluster_key: cluster.new_cluster for cluster in entry.job_clusters}
-    cluster = task.new_cluster or shared.get(task.job_cluster_key)
-    return {key: str(value) for key, value in (getattr(cluster, "spark_conf_", None) or {}).items()}
-
-
-_DECIDED = {
-    "spark.master": "spark.master",
-    "spark.driver.memory": "spark.driver_memory_mb",
-    "spark.driver.host": "spark.driver_host",
-    "spark.driver.bindAddress": "spark.bind_address",
-    "spark.sql.shuffle.partitions": "spark.shuffle_partitions",
-}
-"""Spark properties that a setting decides here."""
-_KEPT = (
-    "spark.sql.streaming.stateStore.",
-    "spark.sql.streaming.checkpointFileManagerClass",
-    "spark.sql.extensions",
-    "spark.sql.catalog.spark_catalog",
-    "spark.sql.session.timeZone",
-)
-"""Beginnings of Spark properties on which state and tables depend."""
-
-
-def _not_taken(key: str, text: str) -> str:
-    """Why a Spark property of a cluster is not a session's; empty if it is."""
-    if key in _DECIDED:
-        return f"the setting {_DECIDED[key]} decides about it here"
-    return "it is a secret of Databricks: set spark.extra here" if "{{secrets/" in text else ""
-
-
-def _spark_problems(entry: JobFields, at: Steps, resolved: Any) -> Iterator[Problem]:
-    for number, task in enumerate(entry.tasks):
-        for key in _spark_conf(task, entry) if task.ours else ():
-            if key.startswith(_KEPT):
-                found = f"spark_conf: Recourse sets {key} itself, because state and tables depend on it"
-                where = (*at, "tasks", number)
-                position = position_of(resolved, where, Position(Path(), 0))
-                yield Problem(position, spelled(where), found, "remove it")
 
 
 def _notifications(entry: JobFields) -> Iterator[Notification]:
@@ -448,57 +404,3 @@ def _notifications(entry: JobFields) -> Iterator[Notification]:
         webhook = any(getattr(hooks, event) for _, hooks in levels)
         if emails or webhook:
             yield Notification(event, emails, webhook)
-
-
-def _notes(value: Any, written: Any, at: Steps, position: Position) -> Iterator[Problem]:
-    """The fields of a resolved bundle that mean nothing here."""
-    if isinstance(value, BaseModel):
-        kind = type(value)
-        for name in sorted(value.model_fields_set, key=list(kind.model_fields).index):
-            step, item = kind.model_fields[name].alias or name, getattr(value, name)
-            here = position_of(written, (step,), position)
-            reason = next((mark.reason for mark in kind.model_fields[name].metadata if isinstance(mark, Noted)), None)
-            if reason is not None and item is not None:
-                yield Problem(here, spelled((*at, step)), f"means nothing here: {reason}")
-            elif reason is None:
-                yield from _notes(item, written[step] if isinstance(written, Mapping) else None, (*at, step), here)
-        return
-    steps: list[Any] = (
-        [*value] if isinstance(value, Mapping) else [*range(len(value))] if isinstance(value, list) else []
-    )
-    for below in steps:
-        there = written[below] if isinstance(written, (list, Mapping)) else None
-        yield from _notes(value[below], there, (*at, below), position_of(written, (below,), position))
-
-
-_NO_FIGURE = ("STREAMING_BACKLOG_BYTES", "STREAMING_BACKLOG_FILES")
-"""Metrics of health rules for which Recourse has no figure."""
-
-
-def _job_notes(entry: JobFields, path: str, position: Position) -> Iterator[Problem]:
-    """What a job leaves undone on this machine although its fields are honoured."""
-
-    def note(below: str, text: str) -> Problem:
-        return Problem(position, f"{path}.{below}" if below else path, text)
-
-    if not entry.own_tasks:
-        yield note("", "has no task that runs here, so Dagster shows no such job")
-        return
-    ours = {task.task_key for task in entry.own_tasks}
-    for task in entry.tasks:
-        if task.task_key not in ours and task.python_wheel_task is not None:
-            reason = "is disabled" if task.disabled else f"runs on Databricks only: its package is not {PACKAGE}"
-            yield note(f"tasks.{task.task_key}", reason)
-        for before in task.depends_on:
-            if task.task_key in ours and before.task_key not in ours:
-                yield note(
-                    f"tasks.{task.task_key}", f"does not wait here for {before.task_key}, which does not run here"
-                )
-        for key, text in _spark_conf(task, entry).items() if task.task_key in ours else ():
-            if reason := _not_taken(key, text):
-                yield note(f"tasks.{task.task_key}", f"spark_conf {key} is not used here: {reason}")
-    if entry.schedule and (second := Quartz.of(entry.schedule.quartz_cron_expression).second):
-        yield note("schedule", f"starts at second 0 here, not at second {second}: Dagster's ticks are whole minutes")
-    for rule in entry.health.rules:
-        if rule.metric in _NO_FIGURE:
-            yield note("health", f"{rule.metric} is not judged here: there is no such figure; use _RECORDS or _SECONDS")

@@ -39,14 +39,24 @@ from orchestration.sessions.ownership import (
     FINGERPRINT_TAG,
     HEARTBEAT_TAG,
     SESSION_TAG,
+    TASKS_KIND,
     WORKER_TAG,
     is_running,
     job_tags,
 )
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.retention import Owned, delete_events, delete_runs
-from orchestration.sessions.runs import declare_dead, end_doubled, end_lost, runs_by_session, session_runs, tell_queued
+from orchestration.sessions.runs import (
+    declare_dead,
+    end_doubled,
+    end_lost,
+    job_runs,
+    runs_by_session,
+    session_runs,
+    tell_queued,
+)
 from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session
+from orchestration.sessions.tasks import before, retry_policy, task_assets
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
@@ -86,16 +96,41 @@ def sessions(
 
 
 def definitions(
-    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], ConfigurationError | None]
+    specs: Sequence[SessionSpec],
+    topology: Topology,
+    settings: Settings,
+    fault: Callable[[], ConfigurationError | None],
+    others: Sequence[Job] = (),
 ) -> dg.Definitions:
-    """All but the sensor of retention, which has to know what other areas define."""
+    """All but the sensor of retention, which has to know what other areas define.
+
+    `others` are the jobs without a session.
+    """
     assets = {spec.job.key: session_assets(spec) for spec in specs}
+    tasks = {job.key: task_assets(job, settings, (), _numbers(job.defaults)) for job in others}
+    for key, job in ((spec.job.key, spec.job) for spec in specs):
+        tasks[key] = task_assets(job, settings, [*assets[key].keys], _numbers(job.defaults))
     triggers = [(spec, spec.job.trigger) for spec in specs]
     running = settings.dagster.keepalive
     return dg.Definitions(
-        assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, specs)],
-        jobs=[session_job(spec, assets[spec.job.key]) for spec in specs],
-        schedules=[session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, Timed)],
+        assets=[
+            *topic_assets(topology),
+            *assets.values(),
+            *(asset for each in tasks.values() for asset in each),
+            *unassigned_assets(topology, settings, specs),
+        ],
+        jobs=[
+            *(bundle_job(spec.job, settings, [assets[spec.job.key], *tasks[spec.job.key]]) for spec in specs),
+            *(bundle_job(job, settings, tasks[job.key]) for job in others),
+        ],
+        schedules=[
+            *(session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, Timed)),
+            *(
+                job_schedule(job, job.trigger, partial(job_runs, settings=settings, job=job))
+                for job in others
+                if isinstance(job.trigger, Timed)
+            ),
+        ],
         sensors=[
             *(
                 keepalive_sensor(spec, running=running and not trigger.paused)
@@ -197,12 +232,17 @@ def table_keys(topology: Topology) -> dict[str, list[dg.AssetKey]]:
 
 def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
     job = session.job
+    task = job.session
+    assert task is not None, "the job of a session has one"
+    earlier = before(job, task, ())
+    specs = [spec for stream in session.streams for spec in table_assets(stream, session.settings, job.key)]
 
     @dg.multi_asset(
         name=f"{job.key}_session",
-        specs=[spec for stream in session.streams for spec in table_assets(stream, session.settings, job.key)],
+        specs=[spec.replace_attributes(deps=[*spec.deps, *earlier]) for spec in specs] if earlier else specs,
         can_subset=False,
         pool=f"session_{job.key}",
+        retry_policy=retry_policy(task),
         # Any: 5 and "5" are the same to the session, which says what it cannot use.
         config_schema={name: dg.Field(dg.Any, default_value=value) for name, value in _numbers(job.defaults).items()},
         description=f"Runs {', '.join(job.streams)} in one driver until it is stopped.",
@@ -214,24 +254,26 @@ def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
     return run
 
 
-def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
+def bundle_job(job: Job, settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> UnresolvedAssetJobDefinition:
     """The Dagster job of a bundle's job; its parameters are the job's configuration."""
-    job = session.job
-    tags = {**job.tags, **job_tags(session.settings, job.kind), SESSION_TAG: job.key}
+    tags = {**job.tags, **job_tags(settings, job.kind if job.session else TASKS_KIND)}
+    if job.session:
+        tags[SESSION_TAG] = job.key
     if job.timeout_seconds:
         tags["dagster/max_runtime"] = str(job.timeout_seconds)
+    config = {"ops": {asset.op.name: {"config": _numbers(job.defaults)} for asset in assets}}
     return dg.define_asset_job(
         job.key,
         # A check would wait for the end of the stream, which never ends.
-        selection=dg.AssetSelection.assets(*assets.keys).without_checks(),
-        config={"ops": {assets.op.name: {"config": _numbers(job.defaults)}}} if job.parameters else None,
-        description=job.description or f"Session of {', '.join(job.streams)}",
+        selection=dg.AssetSelection.assets(*(key for asset in assets for key in asset.keys)).without_checks(),
+        config=config if job.parameters else None,
+        description=job.description or (f"Session of {', '.join(job.streams)}" if job.session else job.name),
         tags=tags,
         metadata={
             "name": job.name,
             **VERSION,
             "file": dg.MetadataValue.path(str(job.file)),
-            "streams": ", ".join(job.streams),
+            **({"streams": ", ".join(job.streams)} if job.session else {}),
         },
     )
 

@@ -221,6 +221,7 @@ def test_what_means_nothing_here_is_noted_with_its_line(path: Path) -> None:
         "resources.jobs.nightly.tasks.check",
         "resources.jobs.orders.tasks.session",
         "resources.jobs.orders.health",
+        "resources.jobs.orders.webhook_notifications",
     } == notes.keys()
     assert notes["resources.jobs.orders.tasks[0].libraries"].position == (file, line_of(file, "libraries:"))
     assert "STREAMING_BACKLOG_BYTES is not judged here" in notes["resources.jobs.orders.health"].text
