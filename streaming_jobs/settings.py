@@ -43,6 +43,7 @@ from streaming_jobs.settings_sections import (
     BrokerSettings,
     DagsterSettings,
     KafkaSettings,
+    LeaseSettings,
     LocalPath,
     Names,
     QualitySettings,
@@ -63,6 +64,7 @@ __all__ = [
     "BrokerSettings",
     "DagsterSettings",
     "KafkaSettings",
+    "LeaseSettings",
     "Loaded",
     "QualitySettings",
     "SavepointSettings",
@@ -130,6 +132,7 @@ class Settings(BaseSettings):
     table: TableSettings = TableSettings()
     topic_sink: TopicSinkSettings = TopicSinkSettings()
     savepoint: SavepointSettings = SavepointSettings()
+    lease: LeaseSettings = LeaseSettings()
     storage: StorageSettings = StorageSettings()
     dagster: DagsterSettings = DagsterSettings()
     quality: QualitySettings = QualitySettings()
