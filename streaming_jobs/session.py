@@ -33,7 +33,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError
 from streaming_jobs.platform import entry
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.platform.runtime import LocalSpark, Runtime
+from streaming_jobs.platform.runtime import LocalSpark, Runtime, existing_spark
 from streaming_jobs.runtime import child_sessions, session_options
 from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.child_sessions import ChildSessions
@@ -415,9 +415,11 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
             log.info("all streams of this session are stopped on purpose")
             return 0
         reasons, children = supervision(options, settings, streams, selection, began, in_process=arguments is None)
+        settings, existing = existing_spark(settings)
         session = make(
             settings,
             selection.streams,
+            **({} if existing is None else {"runtime": existing}),
             trigger=options.trigger,
             answers=selection.answers,
             reasons=reasons,

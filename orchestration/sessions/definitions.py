@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import structlog
+from dagster._check import CheckError
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from orchestration.bundle.fields import location_of
-from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job
+from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job, Periodic, Timed
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
     Alert,
@@ -73,26 +75,14 @@ _FAILURE = "dagster._core.definitions.events.Failure: "
 def sessions(
     bundle: Bundle, topology: Topology, settings: Settings, command: Command = session_command
 ) -> list[SessionSpec]:
-    """One session a job; raises ConfigurationError for an unknown stream or one that two jobs run."""
-    owner: dict[str, Job] = {}
-    found = []
-    for job in bundle.jobs:
-        where = f"resources.jobs.{job.key}"
-        for name in job.streams:
-            if name not in topology.streams:
-                known = ", ".join(topology.streams) or "none"
-                raise ConfigurationError(
-                    f"{location_of(job.file, where)}: {where}: no stream is named '{name}'",
-                    f"the streams are: {known}; correct the job, or add its module to the setting `flows`",
-                )
-            if name in owner:
-                raise ConfigurationError(
-                    f"{location_of(job.file, where)}: {where}: stream {name} is run by job {owner[name].key} too",
-                    "one driver per stream: leave it to one of the two",
-                )
-            owner[name] = job
-        found.append(SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command))
-    return found
+    """One session for each job with streams; raises ConfigurationError for an unknown one or one that two jobs run."""
+    for error in bundle.stream_errors(topology.streams):
+        raise error
+    return [
+        SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command)
+        for job in bundle.jobs
+        if job.session is not None
+    ]
 
 
 def definitions(
@@ -105,7 +95,7 @@ def definitions(
     return dg.Definitions(
         assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, specs)],
         jobs=[session_job(spec, assets[spec.job.key]) for spec in specs],
-        schedules=[session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, CronSchedule)],
+        schedules=[session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, Timed)],
         sensors=[
             *(
                 keepalive_sensor(spec, running=running and not trigger.paused)
@@ -246,24 +236,44 @@ def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> Unresolved
     )
 
 
-def session_schedule(session: SessionSpec, trigger: CronSchedule) -> dg.ScheduleDefinition:
-    """The schedule of a job; a tick while a run of the job is in progress is skipped, as on Databricks."""
+def session_schedule(session: SessionSpec, trigger: CronSchedule | Periodic) -> dg.ScheduleDefinition:
+    """The schedule of a session's job."""
+    return job_schedule(session.job, trigger, partial(session_runs, session=session))
+
+
+def job_schedule(
+    job: Job, trigger: CronSchedule | Periodic, runs: Callable[[dg.DagsterInstance], Sequence[RunSeen]]
+) -> dg.ScheduleDefinition:
+    """The schedule of a job; a tick while a run of the job is in progress is skipped, or queued if the job has a queue.
+
+    Where cron cannot say the times, the schedule ticks more often and skips the rest.
+    """
 
     @dg.schedule(
-        name=f"schedule_{session.job.key}",
-        job_name=session.job.key,
+        name=f"schedule_{job.key}",
+        job_name=job.key,
         cron_schedule=trigger.cron,
         execution_timezone=trigger.timezone,
         default_status=dg.DefaultScheduleStatus["STOPPED" if trigger.paused else "RUNNING"],
-        description=f"Quartz: {trigger.quartz}",
+        description=trigger.words,
     )
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        for run in session_runs(context.instance, session):
-            if run.status in IN_PROGRESS:
+        at = _tick_of(context)
+        if at is not None and not trigger.runs_at(at):
+            return dg.SkipReason(f"not now: {trigger.words}")
+        for run in runs(context.instance):
+            if run.status in IN_PROGRESS and (run.status == "QUEUED" or not job.queue):
                 return dg.SkipReason(f"run {run.run_id[:8]} is {run.status.lower()}: a job has one run at a time")
         return dg.RunRequest()
 
     return tick
+
+
+def _tick_of(context: dg.ScheduleEvaluationContext) -> datetime | None:
+    """The tick's time; None for an evaluation that no tick asked for, which is always due."""
+    with suppress(CheckError):
+        return context.scheduled_execution_time
+    return None
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, int | float | str]:
@@ -293,7 +303,11 @@ def _topic_metadata(topic: KafkaTopic) -> dict[str, Any]:
 
 def _table_metadata(table: DeclaredTable, settings: Settings) -> Mapping[str, Any]:
     path = settings.tables / table.name
-    found: dict[str, Any] = {"dagster/table_name": table.name, "dagster/uri": path.as_uri(), **VERSION}
+    found: dict[str, Any] = {
+        "dagster/table_name": table.name,
+        "dagster/uri": path.as_uri() if isinstance(path, Path) else path.url,
+        **VERSION,
+    }
     if table.schema is not None:
         found["dagster/column_schema"] = column_schema(table.schema, table.keys)
     if table.keys:

@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
-from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from orchestration.bundle.job import Continuous, CronSchedule
+from orchestration.bundle.job import Continuous, Timed
 from orchestration.sessions.decisions import RunSeen, missed, passed, should_run
 from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made, table_key
 from orchestration.sessions.runs import runs_by_session
@@ -152,9 +151,11 @@ class HealthChecks:
         found: dict[str, Reason] = {}
         for session in self.sessions:
             trigger = session.job.trigger
-            if not isinstance(trigger, CronSchedule) or trigger.paused:
+            if not isinstance(trigger, Timed) or trigger.paused:
                 continue
-            tick = get_latest_completed_cron_tick(trigger.cron, datetime.fromtimestamp(now, UTC), trigger.timezone)
+            tick = trigger.latest(datetime.fromtimestamp(now, UTC))
+            if tick is None:
+                continue
             reason = missed(
                 by_session[session.job.key],
                 tick.timestamp(),

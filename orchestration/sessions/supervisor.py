@@ -29,7 +29,7 @@ from functools import partial
 
 import dagster as dg
 
-from orchestration.bundle.job import Continuous, CronSchedule, Job
+from orchestration.bundle.job import Continuous, Job, Timed
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, Gone
 from orchestration.sessions.ownership import (
@@ -133,7 +133,7 @@ class _SessionWatch:
             return
         if isinstance(trigger, Continuous):
             raise _LongEnough
-        if isinstance(trigger, CronSchedule) and not self.session.job.timeout_seconds:
+        if isinstance(trigger, Timed) and not self.session.job.timeout_seconds:
             raise Gone(f"it has lasted {format_duration(longest)} (dagster.max_session), and its job has no time limit")
 
     def _check_heartbeat(self) -> None:

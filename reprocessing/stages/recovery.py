@@ -18,6 +18,7 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, decode
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -144,9 +145,14 @@ class RecoveryContext:
     def staged(self) -> dict[str, StoredTable]:
         return {each.name: self.rebuilt_table(each) for each, _ in all_tables(self.stream)}
 
-    def beside(self, folder: str) -> Path:
-        """A folder beside the staging tables, which is removed with them."""
-        return staging_folder(self.settings, self.plan) / folder
+    def beside(self, folder: str) -> Location:
+        """The location of further tables beside the staging tables, which are removed with them."""
+        return staging_folder(self.settings, self.plan, folder)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder of this machine for scratch files, which is removed with the staging tables."""
+        return staging.scratch_folder(self.settings, self.plan)
 
     def rebuilt_table(self, declared: DeclaredTable, folder: str = "") -> StoredTable:
         """A staging table, or that of a folder beside them; raises PreflightRefused if it is gone."""

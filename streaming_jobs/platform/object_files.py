@@ -6,7 +6,8 @@ folder and no lock: stores have none of them.
 
 A store may lose the answer to a write, and its client then repeats the request. A refusal is therefore checked: if the
 object holds exactly the written bytes, the write has succeeded. So two writers that compete for a name never write the
-same bytes: competing contents hold a nonce or a counter.
+same bytes: competing contents hold a nonce or a counter. Nobody writes an empty object: stores have no conditional
+delete, and there an empty object is one that was deleted under its tag.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import os
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,8 +25,9 @@ from pathlib import Path
 from typing import Protocol
 
 from streaming_jobs.errors import TransientError, UsageError
-from streaming_jobs.platform.files import private_folder, sync
+from streaming_jobs.platform.files import overwritten, private_folder, sync
 from streaming_jobs.platform.locks import locked
+from streaming_jobs.platform.log_stream import disk_is_full
 
 
 class AlreadyThere(TransientError):
@@ -37,10 +40,14 @@ class Changed(TransientError):
 
 @dataclass(frozen=True)
 class Found:
-    """The content of an object, and the tag of the write that made it."""
+    """The content of an object, the tag of the write that made it, and its time, seconds since 1970.
+
+    The time is by the clock of the store, or of this machine for a folder.
+    """
 
     data: bytes
     tag: str
+    at: float
 
 
 class ObjectFiles(Protocol):
@@ -62,12 +69,17 @@ class ObjectFiles(Protocol):
     def put(self, name: str, data: bytes, *, durable: bool = True) -> str:
         """Write the object whatever it holds, and return its tag.
 
-        Without `durable`, a power cut may take the content along, in a local folder only.
+        Without `durable`, a folder's file may not survive a power cut; and on a full disk it is overwritten in the
+        blocks that it has, so that a reader may see a mixture.
         """
         ...
 
-    def delete(self, name: str) -> None:
-        """Remove the object if it exists."""
+    def delete(self, name: str, tag: str | None = None) -> None:
+        """Remove the object if it exists; with `tag`, only that content: raises Changed if there is another."""
+        ...
+
+    def folders(self, prefix: str = "") -> list[str]:
+        """The first segment, after the prefix, of the names that have further ones; sorted."""
         ...
 
     def names(self, prefix: str = "") -> list[str]:
@@ -88,6 +100,42 @@ def checked(name: str) -> str:
     if not name or any(not part or part.startswith(".") or "\0" in part for part in name.split("/")):
         raise UsageError(f"'{name}' is not the name of an object", "use segments between slashes, none empty or hidden")
     return name
+
+
+def content(data: bytes) -> bytes:
+    """What a writer gives; raises ValueError if it is empty."""
+    if not data:
+        raise ValueError("an object is not empty")
+    return data
+
+
+@dataclass(frozen=True)
+class ObjectHandle:
+    """One object, under its name; the text is its path or URL."""
+
+    files: ObjectFiles
+    name: str
+
+    def __str__(self) -> str:
+        return self.files.where(self.name)
+
+    def exists(self) -> bool:
+        return self.read() is not None
+
+    def read(self) -> Found | None:
+        return self.files.read(self.name)
+
+    def create(self, data: bytes) -> str:
+        return self.files.create(self.name, data)
+
+    def replace(self, data: bytes, tag: str) -> str:
+        return self.files.replace(self.name, data, tag)
+
+    def put(self, data: bytes, *, durable: bool = True) -> str:
+        return self.files.put(self.name, data, durable=durable)
+
+    def delete(self, tag: str | None = None) -> None:
+        self.files.delete(self.name, tag)
 
 
 @dataclass(frozen=True)
@@ -124,13 +172,28 @@ class LocalFiles:
     def put(self, name: str, data: bytes, *, durable: bool = True) -> str:
         path = self._path(name)
         with locked(path.parent):
-            return _moved(path, data, durable=durable)
+            try:
+                return _moved(path, data, durable=durable)
+            except OSError as error:
+                if durable or not (disk_is_full(error) and overwritten(path, data)):
+                    raise
+                return _tag(path.stat(), data)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, tag: str | None = None) -> None:
         path = self.root / checked(name)
         with suppress(FileNotFoundError, NotADirectoryError), locked(path.parent):
+            if tag is not None and (there := _found(path)) is not None and there.tag != tag:
+                raise Changed(f"{path} has changed")
             path.unlink()
             sync(path.parent)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        top = self.root / checked(prefix) if prefix else self.root
+        try:
+            with os.scandir(top) as inside:
+                return sorted(each.name for each in inside if each.is_dir() and not each.name.startswith("."))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def names(self, prefix: str = "") -> list[str]:
         top = self.root / checked(prefix) if prefix else self.root
@@ -156,10 +219,10 @@ class LocalFiles:
 def _found(path: Path) -> Found | None:
     try:
         with path.open("rb") as file:
-            data = file.read()
-            return Found(data, _tag(os.fstat(file.fileno()), data))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            data, status = file.read(), os.fstat(file.fileno())
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    return Found(data, _tag(status, data), status.st_mtime)
 
 
 def _tag(status: os.stat_result, data: bytes) -> str:
@@ -183,7 +246,7 @@ def _written(path: Path, data: bytes, *, durable: bool = True) -> Iterator[Path]
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.write(content(data))
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -220,9 +283,17 @@ class MemoryFiles:
         with self._lock:
             return self._write(name, data)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, tag: str | None = None) -> None:
         with self._lock:
+            there = self._objects.get(self._key(name))
+            if there is not None and tag not in (None, there.tag):
+                raise Changed(f"{self.where(name)} has changed")
             self._objects.pop(self._key(name), None)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        start = f"{self._key(prefix)}/" if prefix else self.root
+        below = (key.removeprefix(start).split("/") for key in list(self._objects) if key.startswith(start))
+        return sorted({first for first, *others in below if others})
 
     def names(self, prefix: str = "") -> list[str]:
         start = f"{self._key(prefix)}/" if prefix else self.root
@@ -239,5 +310,5 @@ class MemoryFiles:
 
     def _write(self, name: str, data: bytes) -> str:
         tag = uuid.uuid4().hex
-        self._objects[self._key(name)] = Found(data, tag)
+        self._objects[self._key(name)] = Found(content(data), tag, time.time())
         return tag

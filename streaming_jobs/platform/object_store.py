@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import ConfigurationError, RecourseError, TransientError
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, checked
+from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, checked, content
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
@@ -62,41 +62,49 @@ class StoreFiles:
     root: str = ""
 
     def read(self, name: str) -> Found | None:
-        import obstore
-
-        with _errors(self.where(name)):
-            try:
-                answer = obstore.get(self.store, self._key(name))
-                return Found(bytes(answer.bytes()), _tag(answer.meta))
-            except FileNotFoundError as error:
-                _refuse_missing(error)
-                return None
+        there = self._get(name)
+        return there if there is not None and there.data else None
 
     def create(self, name: str, data: bytes) -> str:
-        return self._write(name, data, "create")
+        return self._write(name, content(data), "create")
 
     def replace(self, name: str, data: bytes, tag: str) -> str:
-        return self._write(name, data, json.loads(tag))
+        return self._write(name, content(data), json.loads(tag))
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> str:  # noqa: ARG002 - it always is
-        return self._write(name, data, "overwrite")
+        return self._write(name, content(data), "overwrite")
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, tag: str | None = None) -> None:
         import obstore
 
+        if tag is not None:
+            try:
+                self._write(name, b"", json.loads(tag))
+            except Changed:
+                if self.read(name) is not None:
+                    raise
+            return
         with _errors(self.where(name)):
             try:
                 obstore.delete(self.store, self._key(name))
             except FileNotFoundError as error:
                 _refuse_missing(error)
 
+    def folders(self, prefix: str = "") -> list[str]:
+        import obstore
+
+        start = self._key(prefix) if prefix else self.root.rstrip("/")
+        with _errors(self.where(prefix)):
+            inside = obstore.list_with_delimiter(self.store, start or None)["common_prefixes"]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in inside)
+
     def names(self, prefix: str = "") -> list[str]:
         import obstore
 
         start = self._key(prefix) if prefix else self.root.rstrip("/")
         with _errors(self.where(prefix)):
-            paths = (each["path"] for chunk in obstore.list(self.store, start or None) for each in chunk)
-            return sorted(path.removeprefix(self.root) for path in paths)
+            every = (each for chunk in obstore.list(self.store, start or None) for each in chunk)
+            return sorted(each["path"].removeprefix(self.root) for each in every if each["size"])
 
     def below(self, prefix: str) -> StoreFiles:
         return replace(self, root=f"{self._key(prefix)}/")
@@ -106,6 +114,18 @@ class StoreFiles:
 
     def _key(self, name: str) -> str:
         return self.root + checked(name)
+
+    def _get(self, name: str) -> Found | None:
+        """The object, also an empty one."""
+        import obstore
+
+        with _errors(self.where(name)):
+            try:
+                answer = obstore.get(self.store, self._key(name))
+                return Found(bytes(answer.bytes()), _tag(answer.meta), answer.meta["last_modified"].timestamp())
+            except FileNotFoundError as error:
+                _refuse_missing(error)
+                return None
 
     def _write(self, name: str, data: bytes, mode: PutMode) -> str:
         """Write the object; a write that has happened counts, also if its answer was lost or a repetition refused."""
@@ -121,15 +141,18 @@ class StoreFiles:
                 except AlreadyExistsError:
                     raise AlreadyThere(f"{where} exists") from None
                 except PreconditionError:
-                    raise Changed(f"{where} has changed") from None
+                    raise Changed(f"{where} has changed, or it is gone") from None
                 except FileNotFoundError as error:
                     _refuse_missing(error)
                     raise Changed(f"{where} is gone") from None
         except TransientError:
-            there = self.read(name)
-            if there is None or there.data != data:
-                raise
-            return there.tag
+            there = self._get(name)
+            if there is not None and there.data == data:
+                return there.tag
+            if mode == "create" and there is not None and not there.data:  # it was deleted under its tag
+                with suppress(Changed):
+                    return self._write(name, data, json.loads(there.tag))
+            raise
 
 
 def _tag(meta: Mapping[str, object]) -> str:

@@ -19,6 +19,7 @@ import structlog
 from streaming_jobs.declare.table import Emit, emits
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
+from streaming_jobs.platform.cluster import cores_file
 from streaming_jobs.platform.failures import function_raised
 from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
@@ -54,7 +55,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import SourceCounts, TopicReader
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.planner import FIRST, BatchLimits
+from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
@@ -282,7 +283,16 @@ class QueryBuilder:
         return batch_limits(self.stream_settings, len(self.stream.sources), self.trigger, self._commit_interval)
 
     def limits_of(self, topic: str) -> BatchLimits:
-        return self.limits if self.until is None else replace(self.limits, until=self.until.get(topic, {}))
+        spark, until = self.settings.spark, None if self.until is None else self.until.get(topic, {})
+        if not spark.has_executors:
+            return replace(self.limits, until=until, tasks=spark.reading_tasks)
+        return replace(
+            self.limits,
+            until=until,
+            tasks=spark.reading_tasks,
+            cores=cores_file(self.settings),
+            driver_share=DRIVER_SHARE,
+        )
 
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""

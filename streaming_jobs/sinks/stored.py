@@ -20,6 +20,7 @@ from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Upkeep, WriteLease
 from streaming_jobs.text import commands
@@ -369,8 +370,8 @@ class TableStore(Protocol):
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
         """The folders, other than the savepoint's, with the files that it keeps of a table."""
 
-    def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
-        """The path of the table's log, as messages show it."""
+    def log_place(self, settings: Settings, declared: DeclaredTable) -> Location:
+        """The location of the table's log, as messages show it."""
 
     def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Remove half-written files that only repeat what commits say, as a power cut leaves them; yields each."""

@@ -366,7 +366,8 @@ def beyond(
         saved = savepoints.saved_as(settings, savepoint.stream, savepoint.id)
         linked[savepoint.id] = savepoints.links(saved.folder, savepoints.folders_of(settings, stream, savepoint))
     tables = {table.name for savepoint in candidates for table in savepoint.tables}
-    places = [StreamFolder.of(settings, stream.name).path, *(settings.tables / name for name in sorted(tables))]
+    folders = (settings.tables / name for name in sorted(tables))
+    places = [StreamFolder.of(settings, stream.name).path, *(each for each in folders if isinstance(each, Path))]
     elsewhere = savepoints.files_of(places, _OF_SAVEPOINTS)
     return too_large(candidates, linked, elsewhere, max_bytes, held)
 

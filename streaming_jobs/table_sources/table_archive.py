@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_jobs.errors import PermanentError, TransientError
+from streaming_jobs.platform.locations import Location, delta_table
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW, ArchivedRecords
 
@@ -54,7 +55,7 @@ class TableArchive:
     stream: str
     topic: str
     topic_id: str
-    table: Path
+    table: Location
     record: Path
 
     @property
@@ -126,11 +127,10 @@ class TableArchive:
         return total / count if count else None
 
     def _opened(self) -> DeltaTable:
-        from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
         try:
-            return DeltaTable(self.table)
+            return delta_table(self.table)
         except DeltaError as error:
             raise PermanentError(
                 f"the table of archive {self.stream} cannot be read: {str(error)[:300]}", "put it back from a copy"

@@ -442,7 +442,7 @@ class MemoryStore:
         self._retained: dict[Path, dict[str, MemoryContent]] = {}
 
     def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable | None:
-        file = settings.tables / declared.name / _FILE
+        file = settings.tables_folder / declared.name / _FILE
         if not file.exists():
             return None
         table_id = file.read_text(encoding="utf-8")
@@ -525,7 +525,7 @@ class MemoryStore:
 
     def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
         """The file that names the log."""
-        return settings.tables / declared.name / _FILE
+        return settings.tables_folder / declared.name / _FILE
 
     def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """None: no table in memory is left half written by a power cut."""
@@ -540,7 +540,7 @@ class MemoryStore:
     def _made(self, settings: Settings, declared: DeclaredTable, stream: str, first: MemoryCommit) -> MemoryTable:
         table_id = str(uuid4())
         self._logs[table_id], self._owners[table_id] = [first], stream
-        write_atomic(private_folder(settings.tables / declared.name) / _FILE, table_id)
+        write_atomic(private_folder(settings.tables_folder / declared.name) / _FILE, table_id)
         return self._opened(settings, declared, stream)
 
     def _opened(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,8 +23,9 @@ from streaming_jobs.declare.columns import DELETED_AT_COLUMN
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync_files
+from streaming_jobs.platform.locations import StorePath
 from streaming_jobs.settings import TableSettings
-from streaming_jobs.sinks.delta import column_bounds, orphan_files
+from streaming_jobs.sinks.delta import column_bounds, orphan_files, retained
 from streaming_jobs.sinks.delta.log import newest, noted
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, UnreadLog, bounded, expired, log_files
 from streaming_jobs.sinks.stored import Unread, no_readers
@@ -35,6 +37,8 @@ log = structlog.get_logger()
 
 _LOOK_EVERY = 50
 _SWEEP_EVERY = 60.0
+_SWEEP_STORE_EVERY = 900.0
+"""Seconds between listings of a table on a store, which asks for a thousand objects at a time."""
 _SWEEP_SHARE = 0.01
 _LOOK_BYTES = 4
 """Commits may remove this part (one in four) of `deleted_files_max_mb`; then unlisted files are looked for at once."""
@@ -113,7 +117,8 @@ class TableMaintenance:
             began = time.monotonic()
             self.remove_unlisted()
             ended = time.monotonic()
-            self._sweep_at = ended + max(_SWEEP_EVERY, (ended - began) / _SWEEP_SHARE)
+            every = _SWEEP_STORE_EVERY if isinstance(self.sink.path, StorePath) else _SWEEP_EVERY
+            self._sweep_at = ended + max(every, (ended - began) / _SWEEP_SHARE)
         self.shorten_log()
 
     def compaction_size(self) -> int | None:
@@ -203,7 +208,17 @@ class TableMaintenance:
         live = self.sink.handle.get_add_actions()["path"].to_pylist()
         kept = self._kept_for_readers()
         files = [file for file in orphan_files.find(self.sink.path, live) if file.name not in kept]
-        gone = orphan_files.due(files, now=now, retention=retention, max_bytes=self.settings.deleted_files_max_mb << 20)
+        stored = isinstance(self.sink.path, StorePath)
+        gone = orphan_files.due(
+            files,
+            now=now,
+            retention=max(retention, orphan_files.AT_LEAST_ON_STORES) if stored else retention,
+            max_bytes=self.settings.deleted_files_max_mb << 20,
+            at_least=orphan_files.AT_LEAST_ON_STORES if stored else orphan_files.AT_LEAST,
+        )
+        if isinstance(self.sink.path, StorePath) and gone:
+            saved = retained.names(self.sink.path)  # after the choice: `retained.py` says why
+            gone = [file for file in gone if file.name not in saved]
         self.sink.check_epoch()
         for file in gone:
             file.path.unlink(missing_ok=True)
@@ -237,7 +252,8 @@ class TableMaintenance:
     def _sync_checkpoints(self) -> None:
         """Have the log's checkpoints on disk before the commits that they replace are deleted."""
         log = self.sink.path / "_delta_log"
-        sync_files((file.path for file in log_files(log) if file.kind == "checkpoint"), log)
+        if isinstance(log, Path):
+            sync_files((Path(str(file.path)) for file in log_files(log) if file.kind == "checkpoint"), log)
 
     def forget(self, retention: timedelta) -> int:
         """Remove remembered deletes older than `retention`; returns their number."""

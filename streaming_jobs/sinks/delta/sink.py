@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -29,10 +28,11 @@ from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, Prefl
 from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id, epoch_id
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify
+from streaming_jobs.platform.locations import Location, StorePath, delta_table, files_below
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, WriteLease, refuse_later_epoch
 from streaming_jobs.sinks.delta import column_bounds, dead_letters
-from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content
+from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content, identities
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, newest, noted, sync_commits, walk
@@ -74,7 +74,7 @@ _DIRECT_WRITER_FEATURES = {
 class DeltaSink:
     """One open table of one stream. Not for two threads at once."""
 
-    def __init__(self, path: Path, declared: DeclaredTable, stream: str, handle: DeltaTable) -> None:
+    def __init__(self, path: Location, declared: DeclaredTable, stream: str, handle: DeltaTable) -> None:
         self.path = path
         self.declared = declared
         self.stream = stream
@@ -162,7 +162,7 @@ class DeltaSink:
         version must still be in the log: otherwise the log is another one, or was cleaned up after later commits.
         """
         log, version = self.path / "_delta_log", self.handle.version()
-        if (log / f"{version + 1:020d}.json").exists() or not (log / f"{version:020d}.json").exists():
+        if (log / f"{version + 1:020d}.json").is_file() or not (log / f"{version:020d}.json").is_file():
             self.handle.update_incremental()
 
     def commit(
@@ -180,23 +180,32 @@ class DeltaSink:
         the last commit, CommitRefused when other commits keep coming first, CommitImpossible when the table allows no
         such commit.
         """
+        # On a store a look at the log costs requests, and the commit is refused if another one came first.
+        done = done or (self._holds if isinstance(self.path, StorePath) else self.holds)
         for _ in range(_ATTEMPTS):
-            if (done or self.holds)(entry):
+            if done(entry):
                 self.sync()
                 return None
             version = self.handle.version()
             try:
                 write(self.handle, self.properties(entry))
-                self.refresh()
-                if self.position is None or self.position < entry.txn:
+                if not self._written(version, entry):
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError as error:
                 self.refresh()
                 if self.handle.version() == version:  # no other commit came first, so this was not a race
                     raise self._failed(error) from error
                 continue
+            self._at = (self.handle.version(), entry.txn)
             return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
+
+    def _written(self, before: int, entry: LedgerEntry) -> bool:
+        """True if the write has made its commit; on a store the handle says so, since no other commit came first."""
+        if isinstance(self.path, StorePath):
+            return self.handle.version() > before
+        self.refresh()
+        return self.position is not None and self.position >= entry.txn
 
     def _failed(self, error: CommitFailedError) -> RecourseError:
         if "append-only" in str(error):
@@ -209,6 +218,10 @@ class DeltaSink:
     def holds(self, entry: LedgerEntry) -> bool:
         """True if the table, as it is now, has the entry's batch; raises Fenced, LeaseLost and ForeignWrite."""
         self.refresh()
+        return self._holds(entry)
+
+    def _holds(self, entry: LedgerEntry) -> bool:
+        """`holds` for the version that the handle has loaded."""
         at = self.position
         if at is not None and at.generation > entry.generation:
             raise self.fenced(at, entry)
@@ -288,7 +301,7 @@ class DeltaSink:
             partition_by=list(self.declared.partition_by) or None,
             commit_properties=properties,
         )
-        self.refresh()
+        self.handle.update_incremental() if isinstance(self.path, StorePath) else self.refresh()
 
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
@@ -380,6 +393,14 @@ class DeltaSink:
         """
         large = self.declared.mode == "upsert" and self.megabytes > self.settings.direct_merge_max_mb
         direct = self.direct and (self.quarantine is None or self.quarantine.direct)
+        if isinstance(self.path, StorePath):
+            if self.settings.committer == "spark" or not direct:
+                raise CommitImpossible(
+                    f"table {self.name} is on an object store and would need delta-spark to commit, which overwrites "
+                    "commits of others there",
+                    'set stream.committer = "auto", and keep the table free of constraints and of other features',
+                )
+            return rows.driver or self.declared.mode == "upsert", False
         return rows.driver and not large, self.settings.committer == "spark" or not direct
 
     def upkeep(
@@ -422,14 +443,19 @@ class DeltaSink:
     def complete(self, version: int) -> bool:
         """True if the files of a version are all there."""
         try:
-            for path in table_files(self.path, version):
+            files = table_files(self.path, version)
+            if isinstance(self.path, StorePath):
+                return set(identities(self.path, files)) <= {
+                    f"{self.path}/{name}" for name, _ in files_below(self.path)
+                }
+            for path in files:
                 on_disk(self.path, path)
         except PreflightRefused:
             return False
         return True
 
     def readable(self, version: int | None = None) -> DeltaTable:
-        return DeltaTable(self.path, version=version)
+        return delta_table(self.path, version)
 
     def size(self) -> tuple[int, int]:
         """The number of its files, and their total bytes."""
@@ -464,7 +490,7 @@ def open_sink(settings: Settings, declared: DeclaredTable, stream: str) -> Delta
     """The table if it exists, even if another program created it."""
     path = settings.tables / declared.name
     try:
-        return DeltaSink(path, declared, stream, DeltaTable(path))
+        return DeltaSink(path, declared, stream, delta_table(path))
     except TableNotFoundError:
         return None
 

@@ -15,12 +15,10 @@ pass and written out before the primary table commits. All five write the same l
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -32,6 +30,7 @@ from pyspark.sql.types import DoubleType, FloatType
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.errors import PermanentError, RuleBroken
 from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.platform.locations import Location, remove_tree
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.fitting import has_place
 from streaming_jobs.sinks.delta.parquet import add_actions
@@ -148,7 +147,7 @@ class Preparation:
         except RuleBroken:
             for written in (files, aside):
                 if written is not None:
-                    shutil.rmtree(written.folder, ignore_errors=True)
+                    remove_tree(written.folder)
             raise
         before: list[PendingWrite] = []
         if tally.aside:
@@ -252,16 +251,17 @@ def _append_of(sink: DeltaSink, files: Files, written: Iterable[str], expected: 
     return ParquetAppend(sink, actions, count)
 
 
-def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
+def _remove_leftovers(sink: DeltaSink, folder: Location, prefix: str) -> None:
     """Remove the files of attempts that died before their commit; a folder with a live file is not one of them."""
-    if not (attempts := list(folder.glob(f"{prefix}*"))):
+    attempts: list[Location] = [*folder.glob(f"{prefix}*")]
+    if not attempts:
         return
     sink.refresh()
     sink.check_epoch()
     live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}
     for attempt in attempts:
         if (folder.name, attempt.name) not in live:
-            shutil.rmtree(attempt, ignore_errors=True)  # a writer may outlive its killed JVM by moments
+            remove_tree(attempt)  # a writer may outlive its killed JVM by moments
 
 
 def _tallied(told: pa.Table) -> tuple[TaskTally, Divided]:

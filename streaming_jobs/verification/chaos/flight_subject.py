@@ -70,7 +70,8 @@ NEWEST = _with_rows_elsewhere(
 """The streams with row rules that only the kill loop runs; a quarantine commits before its table."""
 LATENESS = "5 days"
 """Lateness of airport_hours here: four days drop nothing (docs/flights.md), the shipped ten would close no window."""
-_SECONDS_A_KILL = 60
+_SECONDS_A_KILL, _SECONDS_ON_A_CLUSTER = 60, 240
+"""How long the feeder's records last for each kill: on a cluster, lost executors are replaced before the next kill."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class FlightObserver:
     def __init__(self, home: Home, plan: LoopPlan) -> None:
         self._home, self._plan = home, plan
         self._watched = [watched for watched in home.subjects if watched.stream in plan.streams]
-        self._reader = ConcurrentReader(self._watched, home.settings.tables)
+        self._reader = ConcurrentReader(self._watched, home.settings.tables_folder)
         self.start, self.stop = self._reader.start, self._reader.stop
 
     def compare(self, fed: int, tell: Tell) -> TableFindings:
@@ -110,7 +111,7 @@ class FlightObserver:
             self._reader.unseen,
             tuple(self._reader.faults),
             tuple(check for check in checks if check.table in with_truth),
-            tuple(compare_rules(settings.tables, name, fed) for name in self._plan.streams if name in EXPECTED),
+            tuple(compare_rules(settings.tables_folder, name, fed) for name in self._plan.streams if name in EXPECTED),
             tuple(run_scenarios(self._home, tell)) if self._plan.scenarios else (),
         )
 
@@ -134,14 +135,16 @@ class FlightSubject:
     """The named points of each stream."""
 
     def steps(self, plan: LoopPlan) -> tuple[Steps, Sequence[int]]:
-        faults = schedule(plan.seed, plan.kills, {stream: self.points[stream] for stream in plan.streams})
+        points = {stream: self.points[stream] for stream in plan.streams}
+        faults = schedule(plan.seed, plan.kills, points, cluster=bool(plan.master))
         return faults.phases, faults.broker_after
 
     def topics(self, _: LoopPlan) -> Mapping[str, int]:
         return {TOPIC: PARTITIONS}
 
     def feed(self, home: Home, plan: LoopPlan, steps: Steps) -> FlightFeed:
-        steady = int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2))
+        seconds = _SECONDS_ON_A_CLUSTER if plan.master else _SECONDS_A_KILL
+        steady = int(plan.rate * seconds * (plan.kills + 2))
         bursts = sum(step.burst for step in steps if isinstance(step, Phase)) * BURST
         return FlightFeed(home.settings, rate=plan.rate, records=steady + bursts)
 

@@ -27,6 +27,18 @@ _VALUES: Mapping[str, Any] = {
 }
 
 
+def on_cluster(base: Settings, master: str) -> dict[str, Any]:
+    """Settings of sessions whose executors write every batch; how executors are reached is the user's setting."""
+    spark = base.spark
+    return {
+        "spark.master": master,
+        "spark.driver_host": spark.driver_host or "127.0.0.1",
+        "spark.executor_python": spark.executor_python,
+        "spark.extra": {"spark.executor.memory": "512m", **_VALUES["spark.extra"], **spark.extra},
+        "stream.path": "executor",
+    }
+
+
 @dataclass(frozen=True)
 class Home:
     """Settings of one run, and the same as environment for its drivers; `fed` is the topic that the feeder writes."""
@@ -85,10 +97,10 @@ class Home:
 
     def newest_version(self, table: str) -> int:
         """The table's newest version; -1 when there is none."""
-        return max(versions(self.settings.tables / table), default=-1)
+        return max(versions(self.settings.tables_folder / table), default=-1)
 
     def newest_batch(self, table: str) -> Entry | None:
-        path = self.settings.tables / table
+        path = self.settings.tables_folder / table
         for version in reversed(versions(path)):
             entry = read_commit(path, version).entry
             if entry is not None and entry.kind == "batch":

@@ -286,10 +286,8 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"strems.x.trigger": "continuous"}, r"strems \(flag\): no such setting"),
     ({"streams.x.triger": "continuous"}, r"streams\.x\.triger \(flag\): no such setting"),
     ({"broker.port": 70_000}, r"broker\.port \(flag\)"),
-    *(
-        ({"spark.master": master}, r"spark\.master \(flag\)")
-        for master in ("yarn", "locl[*]", "local[", "k8s://https://host:443")
-    ),
+    *(({"spark.master": master}, r"spark\.master \(flag\)") for master in ("mesos://host:5050", "locl[*]", "local[")),
+    ({"spark.master": "k8s://https://host:443"}, r"spark \(flag\)"),
     ({"topic_sink.prefix": "a b/ü!"}, "topic_sink.prefix"),
     ({"topic_sink.transaction_timeout": "2 hours"}, "above 15 minutes"),
     ({"stream.trigger": "every 0 seconds"}, "longer than 0"),

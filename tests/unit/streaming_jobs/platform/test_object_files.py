@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import stat
+import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import ConfigurationError, TransientError, UsageError
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, LocalFiles, MemoryFiles, ObjectFiles
+from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, LocalFiles, MemoryFiles, ObjectFiles
 from streaming_jobs.platform.object_store import StoreFiles, open_store
 from streaming_jobs.settings import StorageSettings
+from tests.support.power import Power
 from tests.support.store_server import Fault, StoreServer, store_server
 
 
@@ -84,7 +88,7 @@ def test_put_and_delete_ask_nothing(files: ObjectFiles) -> None:
 def test_names_are_those_in_a_folder_and_below_it(files: ObjectFiles) -> None:
     assert files.names() == []
     for name in ("a/b/2", "a/b/10", "a/1", "ab", "z"):
-        files.put(name, b"")
+        files.put(name, b"1")
     assert files.names() == ["a/1", "a/b/10", "a/b/2", "ab", "z"]
     assert files.names("a") == ["a/1", "a/b/10", "a/b/2"]
     assert files.names("absent") == []
@@ -96,12 +100,53 @@ def test_names_are_those_in_a_folder_and_below_it(files: ObjectFiles) -> None:
     assert _data(files, "a/b/3") == b"third"
     assert files.below("a").names("b") == ["b/10", "b/2", "b/3"]
     assert inside.where("3").endswith("a/b/3")
+    assert files.folders() == ["a"]
+    assert files.folders("a") == files.below("a").folders() == ["b"]
+    assert files.folders("a/b") == files.folders("absent") == []
+
+
+def test_a_delete_under_a_tag_leaves_other_content(files: ObjectFiles) -> None:
+    first = files.create("a", b"first")
+    second = files.put("a", b"second")
+    with pytest.raises(Changed):
+        files.delete("a", first)
+    assert _data(files, "a") == b"second"
+    files.delete("a", second)
     assert files.read("a") is None
+    assert files.names() == []
+    files.delete("a", second)
+    with pytest.raises(Changed):
+        files.replace("a", b"third", second)
+    third = files.create("a", b"third")
+    with pytest.raises(AlreadyThere):
+        files.create("a", b"fourth")
+    with pytest.raises(Changed):
+        files.delete("a", second)
+    files.delete("a", third)
+    files.put("a", b"fifth")
+    assert _data(files, "a") == b"fifth"
+    files.delete("absent", third)
+
+
+def test_a_read_has_the_time_of_the_write(files: ObjectFiles) -> None:
+    before = time.time()
+    files.put("a", b"1")
+    found = files.read("a")
+    assert found is not None
+    assert before - 1.1 <= found.at <= time.time() + 1, "a store's clock has seconds"
+
+
+def test_no_object_is_empty(files: ObjectFiles) -> None:
+    tag = files.create("a", b"1")
+    for use in (lambda: files.put("a", b""), lambda: files.create("b", b""), lambda: files.replace("a", b"", tag)):
+        with pytest.raises(ValueError, match="not empty"):
+            use()
+    assert files.names() == ["a"]
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "..", "a/../b", ".hidden", "a/.b", "a\0"])
 def test_a_name_cannot_leave_its_root(files: ObjectFiles, name: str) -> None:
-    for use in (files.read, files.delete, files.below, lambda name: files.put(name, b"")):
+    for use in (files.read, files.delete, files.below, lambda name: files.put(name, b"1")):
         with pytest.raises(UsageError, match="is not the name of an object"):
             use(name)
 
@@ -127,6 +172,11 @@ def test_of_writers_that_race_one_wins(files: ObjectFiles) -> None:
     tags = {key: found.tag for key in range(40) if (found := files.read(f"race/{key}")) is not None}
     replaced = _winners(40, lambda key, writer: files.replace(f"race/{key}", f"new {writer}".encode(), tags[key]))
     assert replaced == [1] * 40
+    tags = {key: found.tag for key in range(40) if (found := files.read(f"race/{key}")) is not None}
+    for key, tag in tags.items():
+        files.delete(f"race/{key}", tag)
+    again = _winners(40, lambda key, writer: files.create(f"race/{key}", f"{writer}".encode()))
+    assert again == [1] * 40, "also where an object was deleted under its tag"
 
 
 def test_files_are_for_their_owner_and_hidden_ones_are_no_objects(tmp_path: Path) -> None:
@@ -148,6 +198,44 @@ def test_a_tag_tells_apart_two_writes_of_the_same_bytes(tmp_path: Path) -> None:
     files.put("a", b"same")
     with pytest.raises(Changed):
         files.replace("a", b"other", first)
+
+
+def test_files_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    power = Power(tmp_path, monkeypatch)
+    files = LocalFiles(tmp_path / "root")
+    try:
+        for name in ("b/put", "c/replaced", "d/gone"):
+            files.put(name, b"before")
+        files.create("a/created", b"after")
+        files.put("b/put", b"after")
+        found = files.read("c/replaced")
+        assert found is not None
+        files.replace("c/replaced", b"after", found.tag)
+        files.delete("d/gone")
+        files.put("e/report", b"after", durable=False)
+        left = LocalFiles(power.cut(tmp_path.with_name("cut")) / "root")
+    finally:
+        power.close()
+    assert {name: _data(left, name) for name in left.names()} == {
+        "a/created": b"after",
+        "b/put": b"after",
+        "c/replaced": b"after",
+    }
+
+
+def test_on_a_full_disk_a_report_is_overwritten_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalFiles(tmp_path)
+    files.put("status", b"a longer text", durable=False)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    tag = files.put("status", b"short", durable=False)
+    assert files.read("status") == Found(b"short", tag, (tmp_path / "status").stat().st_mtime)
+    for use in (lambda: files.put("status", b"1" * 100_000, durable=False), lambda: files.put("status", b"1")):
+        with pytest.raises(OSError, match="No space"):
+            use()
 
 
 def test_writes_with_a_condition_say_so_to_the_store(server: StoreServer, store: StoreFiles) -> None:
@@ -211,7 +299,7 @@ def test_a_store_that_does_not_answer_in_time_is_transient(server: StoreServer, 
 
 
 def test_a_refused_access_names_the_object_and_the_rights(server: StoreServer, store: StoreFiles) -> None:
-    for method, use in (("PUT", lambda: store.put("a", b"")), ("GET", lambda: store.read("a"))):
+    for method, use in (("PUT", lambda: store.put("a", b"1")), ("GET", lambda: store.read("a"))):
         server.inject(Fault("denied", method=method))
         with pytest.raises(ConfigurationError, match=f"the store refuses access to {store.url}/a") as error:
             use()
@@ -220,7 +308,7 @@ def test_a_refused_access_names_the_object_and_the_rights(server: StoreServer, s
 
 def test_an_unknown_bucket_is_not_an_empty_one(server: StoreServer) -> None:
     files = open_store("s3://unknown/state", server.options)
-    for use in (lambda: files.read("a"), lambda: files.put("a", b""), files.names):
+    for use in (lambda: files.read("a"), lambda: files.put("a", b"1"), files.names, files.folders):
         with pytest.raises(ConfigurationError, match="bucket that does not exist"):
             use()
 
