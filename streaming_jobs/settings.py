@@ -45,6 +45,7 @@ from streaming_jobs.settings_sections import (
     BrokerSettings,
     DagsterSettings,
     KafkaSettings,
+    LeaseSettings,
     LocalPath,
     Names,
     QualitySettings,
@@ -66,6 +67,7 @@ __all__ = [
     "BrokerSettings",
     "DagsterSettings",
     "KafkaSettings",
+    "LeaseSettings",
     "Loaded",
     "QualitySettings",
     "SavepointSettings",
@@ -135,6 +137,7 @@ class Settings(BaseSettings):
     table: TableSettings = TableSettings()
     topic_sink: TopicSinkSettings = TopicSinkSettings()
     savepoint: SavepointSettings = SavepointSettings()
+    lease: LeaseSettings = LeaseSettings()
     storage: StorageSettings = StorageSettings()
     dagster: DagsterSettings = DagsterSettings()
     quality: QualitySettings = QualitySettings()

@@ -49,6 +49,12 @@ def _positive(value: timedelta) -> timedelta:
     return value
 
 
+def _long_enough(ttl: timedelta) -> timedelta:
+    if ttl < timedelta(seconds=2):
+        raise ValueError("a lease lasts 2 seconds at least: its renewals, four per ttl, must not miss it")
+    return ttl
+
+
 Span = Annotated[Duration, AfterValidator(_positive)]
 """A duration that is not 0."""
 
@@ -454,6 +460,20 @@ class TopicSinkSettings(_Section):
     transaction_timeout: TransactionTimeout = Field(
         timedelta(seconds=60),
         description="time limit of one batch's transaction, after which the producer is replaced; 15 minutes at most",
+    )
+
+
+class LeaseSettings(_Section):
+    """The lease by which a stream has one driver at a time (docs/fencing.md). Stop all streams before a change."""
+
+    kind: Literal["file", "expiring"] = Field(
+        "file",
+        description="file: a lock in the state folder, free when its driver and JVM have ended; expiring: renewed "
+        "every ttl / 4, for a state folder whose locks not all machines see",
+    )
+    ttl: Annotated[Duration, AfterValidator(_long_enough)] = Field(
+        timedelta(seconds=20),
+        description="time after its last renewal at which an expiring lease ends; others take it after 1.25 ttl",
     )
 
 

@@ -12,6 +12,7 @@ import structlog
 from streaming_jobs.errors import (
     FunctionFailed,
     FunctionRaised,
+    LeaseLost,
     OffsetsLost,
     PermanentError,
     PreflightRefused,
@@ -273,6 +274,15 @@ class StreamRunner:
     def gave_up(self) -> bool:
         """True if the quick tries are used up and the next one is minutes away."""
         return self.retries.gave_up
+
+    @property
+    def has_lease(self) -> bool:
+        """False once the stream's lease has ended, by time or by another holder: its files are not this session's."""
+        try:
+            self.lease.check()
+        except LeaseLost:
+            return False
+        return True
 
     @property
     def in_batch(self) -> bool:

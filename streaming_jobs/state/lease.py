@@ -14,10 +14,11 @@ The contract of every kind of lease (`Lease`, `Leases`; tests/unit/streaming_job
   makes the epoch greater than that of a table, unless another process holds the lease;
 - the lease of one stream is independent of all others.
 
-Here it is an exclusive `flock` on `<state>/<stream>/lease` (`FileLease`). The descriptor is inherited by the driver's
-JVM, which runs on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the
-JVM is not our child (spark-submit starts Python, not the other way round), the lease names the JVM's pid and the
-next taker waits until that process has ended. `streaming_jobs.testing` has leases in memory.
+`FileLease` is an exclusive `flock` on `<state>/<stream>/lease`. The descriptor is inherited by the driver's JVM, which
+runs on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the JVM is not
+our child (spark-submit starts Python, not the other way round), the lease names the JVM's pid and the next taker waits
+until that process has ended. Leases that several machines take expire (`store_lease.py`). `streaming_jobs.testing` has
+leases in memory.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from streaming_jobs.errors import LeaseBusy, LeaseLost
 from streaming_jobs.platform.locks import lock, open_lock
-from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
+from streaming_jobs.platform.object_files import LocalFiles
+from streaming_jobs.platform.processes.identity import Mark, is_alive, machine, mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
@@ -55,9 +59,19 @@ class Owner:
     purpose: str
     epoch: int = 0
     """The number of this acquisition; files of earlier versions of this package have none."""
+    host: str = ""
+    machine: str = ""
+    """The machine and its namespace of pids (`processes/identity.py`)."""
+
+    @property
+    def here(self) -> bool:
+        """True if the owner's pids mean processes that this one sees."""
+        return bool(self.machine) and self.machine == machine()
 
     def alive(self) -> str | None:
-        """The part of the owner that still runs: `driver`, `jvm`, or None."""
+        """The part of the owner that still runs: `driver`, `jvm`, or None; `driver` for an owner on another machine."""
+        if self.machine and not self.here:
+            return "driver"
         if is_alive(self.pid, self.pid_started):
             return "driver"
         return "jvm" if self.jvm_alive() else None
@@ -67,6 +81,12 @@ class Owner:
         if self.jvm is None or self.jvm_started is None or self.jvm == os.getpid():
             return False
         return is_alive(self.jvm, self.jvm_started)
+
+
+def this_process(purpose: str, epoch: int) -> Owner:
+    """This process as the owner of a lease."""
+    pid = os.getpid()
+    return Owner(pid, mark(), None, None, time.time(), purpose, epoch, socket.gethostname(), machine())
 
 
 class Lease(Protocol):
@@ -216,24 +236,13 @@ class FileLeases:
     settings: Settings
 
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> FileLease:
-        return acquire(self.settings, stream, purpose=purpose, wait=wait)
+        return _acquire(self.settings, stream, purpose, wait)
 
     def holder(self, stream: str) -> Owner | None:
-        return holder(self.settings, stream)
+        return _holder(self.settings, stream)
 
 
-@contextmanager
-def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Iterator[FileLease]:
-    """Hold the stream's lease; raises LeaseBusy when it is not free within `wait` seconds."""
-    lease = acquire(settings, stream, purpose=purpose, wait=wait)
-    try:
-        yield lease
-    finally:
-        lease.release()
-
-
-def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> FileLease:
-    """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
+def _acquire(settings: Settings, stream: str, purpose: str, wait: float) -> FileLease:
     path = StreamFolder.of(settings, stream).make().lease
     deadline = time.monotonic() + wait
     descriptor = open_lock(path)
@@ -243,8 +252,7 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
                 raise busy(stream, _read(descriptor))
             time.sleep(0.05)
         previous = _read(descriptor)
-        epoch = 1 if previous is None else previous.epoch + 1
-        owner = Owner(os.getpid(), mark(), None, None, time.time(), purpose, epoch)
+        owner = this_process(purpose, 1 if previous is None else previous.epoch + 1)
         _write(descriptor, owner)
     except BaseException:
         os.close(descriptor)
@@ -252,8 +260,7 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
     return FileLease(stream, path, descriptor, owner)
 
 
-def holder(settings: Settings, stream: str) -> Owner | None:
-    """The holder of the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
+def _holder(settings: Settings, stream: str) -> Owner | None:
     path = StreamFolder.of(settings, stream).lease
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -281,6 +288,8 @@ def busy(stream: str, owner: Owner | None) -> LeaseBusy:
     words = "another process"
     if owner is not None:
         what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
+        if not owner.here and owner.host:
+            what += f" on {owner.host}"
         since = time.strftime("%H:%M:%S", time.localtime(owner.since))
         words = f"{what} ({owner.purpose}, since {since})"
     return LeaseBusy(f"stream {stream} is held by {words}", f"stop it first: {commands.stop(stream)}")
@@ -311,3 +320,41 @@ def _write(descriptor: int, owner: Owner) -> None:
     data = json.dumps(asdict(owner)).encode()
     os.pwrite(descriptor, data, 0)
     os.ftruncate(descriptor, len(data))
+
+
+# The leases that the settings ask for.
+
+
+def leases_of(settings: Settings) -> Leases:
+    """The leases of the streams in the settings' state folder."""
+    if settings.lease.kind == "file":
+        return FileLeases(settings)
+    return _expiring(settings.state, settings.lease.ttl.total_seconds())
+
+
+@cache
+def _expiring(state: Path, ttl: float) -> Leases:
+    """One object per process, since it learns by looking how long a lease has not been renewed."""
+    from streaming_jobs.state.store_lease import StoreLeases  # it uses this module
+
+    return StoreLeases(LocalFiles(state), ttl)
+
+
+@contextmanager
+def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Iterator[Lease]:
+    """Hold the stream's lease; raises LeaseBusy when it is not free within `wait` seconds."""
+    lease = acquire(settings, stream, purpose=purpose, wait=wait)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Lease:
+    """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
+    return leases_of(settings).acquire(stream, purpose=purpose, wait=wait)
+
+
+def holder(settings: Settings, stream: str) -> Owner | None:
+    """The holder of the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
+    return leases_of(settings).holder(stream)

@@ -10,7 +10,6 @@ needs more of them subclasses `MemoryQueries` and `MemoryQuery`.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.stream_queries import LaunchedQuery, Preflight, QueryHooks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import SinkSet
-from streaming_jobs.state.lease import Owner, busy
+from streaming_jobs.state.lease import Owner, busy, this_process
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing.tables import MemoryTable
@@ -203,7 +202,7 @@ class MemoryLeases:
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> MemoryLease:
         """Take the stream's lease; raises LeaseBusy after `wait` seconds."""
         deadline = time.monotonic() + wait
-        lease = MemoryLease(stream, Owner(os.getpid(), mark(), None, None, time.time(), purpose), self)
+        lease = MemoryLease(stream, this_process(purpose, 0), self)
         while not self.taken_by(lease):
             if time.monotonic() > deadline:
                 raise busy(stream, self.holder(stream))

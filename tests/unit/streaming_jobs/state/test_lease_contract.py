@@ -1,25 +1,33 @@
-"""The contract of a lease, kept by `flock` and in memory: one driver per stream, also when its JVM outlives it."""
+"""The contract of a lease: one driver per stream, also when its JVM outlives it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from streaming_jobs.errors import LeaseBusy, LeaseLost
-from streaming_jobs.state.lease import FileLeases, Lease, Leases
+from streaming_jobs.platform.object_files import MemoryFiles
+from streaming_jobs.state.lease import FileLeases, Lease, Leases, leases_of
+from streaming_jobs.state.store_lease import StoreLeases
 from streaming_jobs.testing import MemoryLeases
 from tests.conftest import SettingsFactory
 
 STREAM = "orders"
 
 
-@pytest.fixture(params=["flock", "memory"])
+@pytest.fixture(params=["flock", "memory", "expiring", "expiring in memory"])
 def leases(request: pytest.FixtureRequest, settings: SettingsFactory) -> Leases:
-    return MemoryLeases() if request.param == "memory" else FileLeases(settings())
+    kinds: dict[str, Callable[[], Leases]] = {
+        "flock": lambda: FileLeases(settings()),
+        "memory": MemoryLeases,
+        "expiring": lambda: leases_of(settings({"lease.kind": "expiring"})),
+        "expiring in memory": lambda: StoreLeases(MemoryFiles()),
+    }
+    return kinds[request.param]()
 
 
 @pytest.fixture
