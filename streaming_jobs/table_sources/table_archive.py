@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_jobs.errors import PermanentError, TransientError
+from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW, ArchivedRecords
 
@@ -55,7 +56,7 @@ class TableArchive:
     topic: str
     topic_id: str
     table: Path
-    record: Path
+    record: ObjectHandle
 
     @property
     def name(self) -> str:
