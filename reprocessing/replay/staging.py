@@ -63,7 +63,7 @@ def fill(
     generation; if that restarts, state begins empty at `starts` too. `plan` is named by the tables' entries.
     """
     made_folder(target.tables)  # also where the replay makes the tables: `sync_all` comes before it
-    begun = replace(record, generations=(*record.generations, opened), tables=(), accepted=())
+    begun = replace(record, generations=(*record.generations, opened), tables=(), accepted=(), tag=None)
     if savepoint is None or opened.restarts:
         topics = tuple(replace(topic, start=starts.get(topic.name, topic.start)) for topic in record.topics)
         begun = replace(begun, topics=topics, state_fingerprint={})

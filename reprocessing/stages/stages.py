@@ -472,6 +472,7 @@ class SwitchGeneration(OfOneStream):
                 tables=record.tables,
                 topics=record.topics if self.plan.discards_state else replayed.topics,
                 accepted=record.accepted,
+                tag=record.tag,
             ),
         )
         return {"generation": number}

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.platform.files import overwritten, private_folder, sync
-from streaming_jobs.platform.locks import locked
+from streaming_jobs.platform.locks import lock
 from streaming_jobs.platform.log_stream import disk_is_full
 
 
@@ -36,6 +36,13 @@ class AlreadyThere(TransientError):
 
 class Changed(TransientError):
     """The object was written or deleted after the read whose tag was given."""
+
+
+class Unreadable(PermissionError):
+    """A file that this user may not read, though perhaps remove: it has a tag and a time, as in `Found`."""
+
+    tag: str
+    at: float
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,13 @@ class Found:
 class ObjectFiles(Protocol):
     """Objects below one root. Names have segments between slashes; a name is valid if `checked` returns it.
 
-    Each method raises TransientError if the store does not answer, and ConfigurationError if it refuses access.
+    Each method raises TransientError if the store does not answer, and ConfigurationError if it refuses access; in a
+    folder, an OSError.
     """
 
-    def read(self, name: str) -> Found | None: ...
+    def read(self, name: str) -> Found | None:
+        """The object, if there is one; raises Unreadable for another user's file."""
+        ...
 
     def create(self, name: str, data: bytes) -> str:
         """Write an object that does not exist yet, and return its tag; raises AlreadyThere."""
@@ -96,9 +106,11 @@ class ObjectFiles(Protocol):
 
 
 def checked(name: str) -> str:
-    """The name of an object; raises UsageError for one that could leave its root or that a folder would hide."""
-    if not name or any(not part or part.startswith(".") or "\0" in part for part in name.split("/")):
-        raise UsageError(f"'{name}' is not the name of an object", "use segments between slashes, none empty or hidden")
+    """The name of an object; raises UsageError for one that could leave its root."""
+    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise UsageError(
+            f"'{name}' is not the name of an object", "use segments between slashes, none empty, '.' or '..'"
+        )
     return name
 
 
@@ -138,9 +150,13 @@ class ObjectHandle:
         self.files.delete(self.name, tag)
 
 
+_UNFINISHED = ".tmp~"
+"""Ends the name of a file that is being written."""
+
+
 @dataclass(frozen=True)
 class LocalFiles:
-    """Objects as files of a folder, for this user alone. Hidden files, such as unfinished writes, are no objects.
+    """Objects as files of a folder, for this user alone. Unfinished writes (`_UNFINISHED`) are no objects.
 
     Writes that depend on the content hold the lock of the file's folder, for milliseconds.
     """
@@ -148,7 +164,14 @@ class LocalFiles:
     root: Path
 
     def read(self, name: str) -> Found | None:
-        return _found(self.root / checked(name))
+        path = self.root / checked(name)
+        try:
+            return _found(path)
+        except PermissionError as error:
+            refused = Unreadable(error.errno, error.strerror, str(path))
+            status = path.stat()
+            refused.tag, refused.at = _tag(status), status.st_mtime
+            raise refused from error
 
     def create(self, name: str, data: bytes) -> str:
         path = self._path(name)
@@ -163,15 +186,14 @@ class LocalFiles:
 
     def replace(self, name: str, data: bytes, tag: str) -> str:
         path = self.root / checked(name)
-        with suppress(FileNotFoundError), locked(path.parent):
-            there = _found(path)
-            if there is not None and there.tag == tag:
+        with suppress(FileNotFoundError, NotADirectoryError), _locked(path.parent):
+            if tag in _tags(path):
                 return _moved(path, data)
         raise Changed(f"{path} has changed, or it is gone")
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> str:
         path = self._path(name)
-        with locked(path.parent):
+        with _locked(path.parent):
             try:
                 return _moved(path, data, durable=durable)
             except OSError as error:
@@ -181,8 +203,8 @@ class LocalFiles:
 
     def delete(self, name: str, tag: str | None = None) -> None:
         path = self.root / checked(name)
-        with suppress(FileNotFoundError, NotADirectoryError), locked(path.parent):
-            if tag is not None and (there := _found(path)) is not None and there.tag != tag:
+        with suppress(FileNotFoundError, NotADirectoryError), _locked(path.parent):
+            if tag is not None and tag not in _tags(path):
                 raise Changed(f"{path} has changed")
             path.unlink()
             sync(path.parent)
@@ -191,17 +213,16 @@ class LocalFiles:
         top = self.root / checked(prefix) if prefix else self.root
         try:
             with os.scandir(top) as inside:
-                return sorted(each.name for each in inside if each.is_dir() and not each.name.startswith("."))
+                return sorted(each.name for each in inside if each.is_dir())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def names(self, prefix: str = "") -> list[str]:
         top = self.root / checked(prefix) if prefix else self.root
         found = []
-        for folder, folders, files in os.walk(top):
-            folders[:] = [each for each in folders if not each.startswith(".")]
+        for folder, _, files in os.walk(top):
             inside = Path(folder).relative_to(self.root)
-            found += [(inside / each).as_posix() for each in files if not each.startswith(".")]
+            found += [(inside / each).as_posix() for each in files if not each.endswith(_UNFINISHED)]
         return sorted(found)
 
     def below(self, prefix: str) -> LocalFiles:
@@ -225,9 +246,30 @@ def _found(path: Path) -> Found | None:
     return Found(data, _tag(status, data), status.st_mtime)
 
 
-def _tag(status: os.stat_result, data: bytes) -> str:
-    """Inode and time of change tell writes of the same bytes apart; alone they could repeat within a clock tick."""
-    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{hashlib.blake2b(data, digest_size=12).hexdigest()}"
+def _tag(status: os.stat_result, data: bytes | None = None) -> str:
+    """Inode and time tell writes of the same bytes apart; alone, as for an unreadable file, they could repeat soon."""
+    content = "" if data is None else hashlib.blake2b(data, digest_size=12).hexdigest()
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{content}"
+
+
+def _tags(path: Path) -> tuple[str, ...]:
+    """The tags of a file; raises FileNotFoundError without one."""
+    status = path.stat()
+    try:
+        return (_tag(status), _tag(status, path.read_bytes()))
+    except PermissionError:
+        return (_tag(status),)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; raises FileNotFoundError or NotADirectoryError if there is none."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _moved(path: Path, data: bytes, *, durable: bool = True) -> str:
@@ -242,7 +284,7 @@ def _moved(path: Path, data: bytes, *, durable: bool = True) -> str:
 @contextmanager
 def _written(path: Path, data: bytes, *, durable: bool = True) -> Iterator[Path]:
     """A hidden file beside `path` with the data (mode 0600); it is removed at the end if it still has that name."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -299,7 +299,7 @@ class QueryBuilder:
         name = self.stream.name
         record = snapshot.record or stream_record.first(name)
         if snapshot.record is None:
-            stream_record.save(self.settings, record)
+            record = stream_record.save(self.settings, record)
         sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
         starts = self._starts(record, snapshot)
         frames = {

@@ -216,11 +216,12 @@ def _due(settings: Settings, stream: str, status: Status | None) -> Due | None:
     if (request := START.request(settings, stream)) is not None:
         return Due(f"a request: {request.who}", request.since)
     try:
-        record, path = stream_record.load(settings, stream), StreamFolder.of(settings, stream).record
+        record = stream_record.load(settings, stream)
         if record is None or status is None or record.generation <= status.generation:
             return None
-        return Due(record.generations[-1].reason, path.stat().st_mtime)
-    except (PreflightRefused, FileNotFoundError):  # the next start says what is wrong with the record
+        written = StreamFolder.of(settings, stream).record.read()
+        return None if written is None else Due(record.generations[-1].reason, written.at)
+    except PreflightRefused:  # the next start says what is wrong with the record
         return None
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 
 from streaming_jobs.errors import PermanentError, TransientError
 from streaming_jobs.platform.locations import Location, delta_table
+from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW, ArchivedRecords
 
@@ -56,7 +56,7 @@ class TableArchive:
     topic: str
     topic_id: str
     table: Location
-    record: Path
+    record: ObjectHandle
 
     @property
     def name(self) -> str:

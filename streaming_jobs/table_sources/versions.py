@@ -39,6 +39,7 @@ from streaming_jobs.platform.delta_log import (
     versions_in_log,
 )
 from streaming_jobs.platform.locations import Location, opened_for_reading
+from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class TableVersions:
 
     table: Location
     writer: str | None = None
-    records: tuple[Path, ...] = ()
+    records: tuple[ObjectHandle, ...] = ()
 
     @property
     def name(self) -> str:
@@ -337,7 +338,7 @@ class TableVersions:
     def _accepts(self, number: int) -> bool:
         from streaming_jobs.state import stream_record
 
-        each = (stream_record.read(path) for path in self.records)
+        each = (stream_record.read(handle) for handle in self.records)
         return any(record is not None and number in record.accepts(self.name) for record in each)
 
     def _added(self, add: Mapping[str, Any]) -> DataFile:

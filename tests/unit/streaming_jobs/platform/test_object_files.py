@@ -74,6 +74,7 @@ def test_an_object_is_replaced_only_under_the_tag_of_its_content(files: ObjectFi
 
 
 def test_put_and_delete_ask_nothing(files: ObjectFiles) -> None:
+    files.put("a", b"first")
     files.delete("below/a")
     files.put("below/a", b"first")
     tag = files.put("below/a", b"second", durable=False)
@@ -144,7 +145,7 @@ def test_no_object_is_empty(files: ObjectFiles) -> None:
     assert files.names() == ["a"]
 
 
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "..", "a/../b", ".hidden", "a/.b", "a\0"])
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a\0"])
 def test_a_name_cannot_leave_its_root(files: ObjectFiles, name: str) -> None:
     for use in (files.read, files.delete, files.below, lambda name: files.put(name, b"1")):
         with pytest.raises(UsageError, match="is not the name of an object"):
@@ -179,17 +180,28 @@ def test_of_writers_that_race_one_wins(files: ObjectFiles) -> None:
     assert again == [1] * 40, "also where an object was deleted under its tag"
 
 
-def test_files_are_for_their_owner_and_hidden_ones_are_no_objects(tmp_path: Path) -> None:
+def test_files_are_for_their_owner_and_unfinished_ones_are_no_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = LocalFiles(tmp_path / "root")
     files.create("a/b", b"1")
     files.replace("a/b", b"2", files.put("a/b", b"2"))
     assert [path.name for path in (tmp_path / "root" / "a").iterdir()] == ["b"], "no temporary file is left"
     assert stat.S_IMODE((tmp_path / "root" / "a" / "b").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "root" / "a").stat().st_mode) == 0o700
-    (tmp_path / "root" / "a" / ".b.unfinished").touch()
-    (tmp_path / "root" / ".hidden").mkdir()
-    (tmp_path / "root" / ".hidden" / "c").touch()
-    assert files.names() == ["a/b"]
+    files.put("a/.hidden", b"1")
+    mkstemp = tempfile.mkstemp
+    unfinished = []
+
+    def killed(**options: str) -> tuple[int, str]:
+        unfinished.append(mkstemp(**options)[1])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tempfile, "mkstemp", killed)
+        files.put("a/b", b"3")
+    assert [Path(each).parent.name for each in unfinished] == ["a"]
+    assert files.names() == ["a/.hidden", "a/b"]
 
 
 def test_a_tag_tells_apart_two_writes_of_the_same_bytes(tmp_path: Path) -> None:
