@@ -27,7 +27,8 @@ from uuid import uuid4
 import structlog
 
 from streaming_jobs.errors import PermanentError, TransientError
-from streaming_jobs.platform.files import private_folder, scratch, write_atomic
+from streaming_jobs.platform.files import scratch, write_atomic
+from streaming_jobs.platform.locations import Location, Options, StorePath, made_folder
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _SAME = ("pyspark",)
 _JAVA = "java.specification.version"
 _APART = 5.0
 """Seconds that the clocks of two machines may differ without a warning."""
-NEEDED = ("pyarrow", "confluent_kafka", "numpy", "msgspec", "deltalake", "structlog", "pydantic")
+NEEDED = ("pyarrow", "confluent_kafka", "numpy", "msgspec", "deltalake", "obstore", "structlog", "pydantic")
 """Packages that reading a topic, judging its records and writing Parquet import on an executor."""
 
 
@@ -206,22 +207,23 @@ def check(
     Java, or another time, is a warning: what driver and executors exchange does not depend on them.
     """
     _await(settings, executors, patience)
-    token, folders = uuid4().hex, [each for each in (settings.tables, settings.state) if isinstance(each, Path)]
-    asked = [private_folder(folder) / f".probe-{token}" for folder in folders]
+    token, folders = uuid4().hex, (settings.tables, settings.state)
+    asked = [made_folder(folder) / f".probe-{token}" for folder in folders]
     try:
         for file in asked:
-            file.write_text(token, encoding="utf-8")
+            file.write_bytes(token.encode())
         seen: dict[tuple[str, str], Answer] = {}
         warnings: dict[str, None] = {}
         for _ in range(_ROUNDS):  # executors come one after the other, and each may be busy
             began = time.time()
-            answers = executors.run(_task([str(file) for file in asked], visible))
+            answers = executors.run(_task([(str(file), file_options(file)) for file in asked], visible))
             for answer in answers:
                 seen[answer["host"], answer["folder"]] = answer
                 _compare_versions(answer, archive)
                 warnings |= dict.fromkeys(_differences(answer, executors.java(), began, time.time()))
                 for folder, (written, reason) in zip(folders, answer["files"], strict=True):
-                    _enforce(answer["host"], folder, reason or _difference(Path(written), token, visible))
+                    file = folder / written.rpartition("/")[2]
+                    _enforce(answer["host"], folder, reason or _difference(file, token, visible))
             if len(seen) >= executors.count():
                 break
     finally:
@@ -243,6 +245,10 @@ def _differences(answer: Answer, java: str, began: float, ended: float) -> Itera
     if (apart := max(behind, ahead)) > _APART:
         order = "behind" if behind > ahead else "ahead of"
         yield f"the clock of {host} is {apart:.0f} s {order} the driver's: keep both by NTP"
+
+
+def file_options(file: Location) -> Options:
+    return file.options if isinstance(file, StorePath) else ()
 
 
 def _await(settings: Settings, executors: Executors, patience: float) -> None:
@@ -289,21 +295,21 @@ def _compare_versions(answer: Answer, archive: str) -> None:
         )
 
 
-def _enforce(host: str, folder: Path, reason: str) -> None:
+def _enforce(host: str, folder: Location, reason: str) -> None:
     if reason:
         raise PermanentError(
-            f"the executor on {host} does not share the folder {folder} with the driver: {reason}",
-            "set tables_dir and state_dir to folders that all machines have at the same path and may write, "
-            "or spark.master to local[*]",
+            f"the executor on {host} does not share {folder} with the driver: {reason}",
+            "set tables_dir and state_dir to folders that all machines have at the same path and may write, or "
+            "tables_dir to a store for which all have credentials, or spark.master to local[*]",
         )
 
 
-def _difference(file: Path, token: str, visible: float) -> str:
+def _difference(file: Location, token: str, visible: float) -> str:
     """The reason why the file of an executor is not what the driver sees; empty if it is."""
     until = time.monotonic() + visible
     while True:
         try:
-            if file.read_text(encoding="utf-8") == token:
+            if file.read_bytes() == token.encode():
                 return ""
             reason = "the driver reads something else than the executor wrote"
         except OSError as error:
@@ -313,8 +319,11 @@ def _difference(file: Path, token: str, visible: float) -> str:
         time.sleep(0.1)
 
 
-def _task(asked: Sequence[str], visible: float) -> Task:
-    """What runs on executors: a function within one is sent as code, so it needs nothing but the standard library."""
+def _task(asked: Sequence[tuple[str, Options]], visible: float) -> Task:
+    """What runs on executors: a function within one is sent as code, so it needs nothing but the standard library.
+
+    For a store it needs the driver's archive too; an executor without that is refused anyway.
+    """
     packages = (*_SAME, *NEEDED)
 
     def prove(rows: Iterable[object]) -> Iterator[Answer]:
@@ -338,17 +347,23 @@ def _task(asked: Sequence[str], visible: float) -> Task:
         code = importlib.util.find_spec("streaming_jobs")
         files = []
         until = time.monotonic() + visible
-        for path in asked:
+        for path, options in asked:
             written, reason = f"{path}-{uuid.uuid4().hex}", "none"
             while reason:
                 try:
+                    if "://" in path:
+                        from streaming_jobs.platform.locations import StorePath
+
+                        StorePath(written, options).write_bytes(StorePath(path, options).read_bytes())
+                        reason = ""
+                        break
                     with open(path, encoding="utf-8") as file:  # noqa: PTH123 - nothing but the standard library
                         text = file.read()
                     with open(written, "w", encoding="utf-8") as file:  # noqa: PTH123
                         file.write(text)
                     reason = ""
-                except OSError as error:
-                    reason = f"{path}: {error.strerror}"
+                except Exception as error:  # noqa: BLE001 - it is the answer, whatever it is
+                    reason = f"{path}: {getattr(error, 'strerror', None) or error}"
                     if time.monotonic() > until:
                         break
                     time.sleep(0.1)

@@ -25,6 +25,8 @@ from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.platform import class_data, cluster, java, ports
 from streaming_jobs.platform.broker import bootstrap_servers, running
 from streaming_jobs.platform.jars import JarSet, cache, examine, locked
+from streaming_jobs.platform.locations import StorePath
+from streaming_jobs.platform.object_store import LYING, broken_promises, open_store
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
@@ -63,6 +65,7 @@ def checks(settings: Settings) -> list[DoctorCheck]:
         check_cluster(settings) if settings.kafka.bootstrap_servers else check_broker(settings),
         check_ui_port(settings),
         check_folder("home", settings.home, _ROOM_MB),
+        *([check_store(settings.tables)] if isinstance(settings.tables, StorePath) else []),
         check_folder("jar cache", cache(settings), _JAR_ROOM_MB),
     ]
 
@@ -93,6 +96,19 @@ def executor_checks(
         DoctorCheck("executors", True, found),
         *(DoctorCheck("executors", None, warning, "docs/cluster.md") for warning in checked.warnings),
     ]
+
+
+def check_store(tables: StorePath) -> DoctorCheck:
+    """The store of the tables: it keeps the conditions that commits rest on."""
+    try:
+        broken = broken_promises(open_store(tables.url, dict(tables.options), retry_for=_ASK))
+    except RecourseError as error:
+        return DoctorCheck("tables", False, error.found, error.next_step)
+    if broken:
+        return DoctorCheck("tables", False, f"{tables}: {'; '.join(broken)}", LYING)
+    return DoctorCheck(
+        "tables", True, f"{tables}: creates once, replaces under the right tag alone, lists what is written"
+    )
 
 
 def check_python() -> DoctorCheck:

@@ -29,6 +29,7 @@ from streaming_jobs.platform.cluster import (
     settled_cores,
     write_archive,
 )
+from streaming_jobs.platform.locations import files_below
 from streaming_jobs.platform.spark import launch, profile
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import in_this_process
@@ -36,6 +37,7 @@ from streaming_jobs.sources.kafka import TopicReading
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import RecordBlocks
 from tests.conftest import SettingsFactory
+from tests.support.store_server import Fault, StoreServer
 from tests.support.things import THINGS
 
 
@@ -110,9 +112,7 @@ def test_executors_that_share_both_folders_leave_nothing_there_and_one_that_is_n
 @pytest.mark.parametrize("name", ["tables", "state"])
 def test_a_folder_that_one_executor_does_not_have_is_named_with_its_host(settings: SettingsFactory, name: str) -> None:
     folder: Path = getattr(settings(), name)
-    with pytest.raises(
-        PermanentError, match=f"executor on b does not share the folder {folder} .*No such file"
-    ) as told:
+    with pytest.raises(PermanentError, match=f"executor on b does not share {folder} .*No such file") as told:
         check(settings(), Machines(["a", "b"], hidden(folder, "b")), archive="", visible=0)
     assert "tables_dir and state_dir" in told.value.next_step and not left(settings())
 
@@ -323,3 +323,21 @@ def test_executors_import_what_is_sent_and_nothing_of_it_is_compiled_there(tmp_p
     names = ZipFile(archive).namelist()
     assert "my_flows/values.json" in names and "my_flows/.env" not in names
     assert [name for name in names if name.endswith(".py")] == ["my_flows/template.py"]
+
+
+def test_executors_prove_that_they_reach_the_store_of_the_tables(
+    settings: SettingsFactory, tables_on_a_store: dict[str, Any], object_store: StoreServer
+) -> None:
+    stored = settings(tables_on_a_store)
+    check(stored, Machines(["a", "b"]), archive="", visible=0)
+    assert not list(files_below(stored.tables)) and not list(stored.state.iterdir())
+
+    @contextmanager
+    def without_rights() -> Iterator[None]:
+        object_store.inject(Fault("denied", "GET", key="probe", times=100))
+        yield
+        object_store.clear()
+
+    with pytest.raises(PermanentError, match=f"on a does not share {stored.tables} .*refuses access") as told:
+        check(stored, Machines(["a"], lambda _: without_rights), archive="", visible=0)
+    assert "a store for which all have credentials" in told.value.next_step
