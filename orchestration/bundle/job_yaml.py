@@ -137,6 +137,14 @@ def read(path: Path, target: str = "") -> Reading:
     return reading
 
 
+def files_of(path: Path) -> list[Path]:
+    """A bundle's file and those that it includes; raises ConfigurationError where it cannot be read."""
+    source = _Source.of(path)
+    if source.problems:
+        raise source.problems[0].error()
+    return [path, *_included(source.tree, source.head, path, [])]
+
+
 def target_names(path: Path) -> list[str]:
     """The targets of a bundle, or the one of a bundle without any."""
     return list(_Source.of(path).head.targets) or [""]

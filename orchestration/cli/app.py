@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestration.cli import (
+    bundle,
     chaos,
     config,
     demo,
@@ -95,4 +96,5 @@ app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
 app.add_typer(quality.app, name="quality")
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(bundle.app, name="bundle")
 app.add_typer(config.app, name="config")

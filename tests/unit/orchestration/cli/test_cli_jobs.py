@@ -109,3 +109,10 @@ def test_a_target_can_set_every_setting_of_a_stream(monkeypatch: pytest.MonkeyPa
         assert name in Settings.load(flags).streams[STREAM].model_fields_set
     flags = session_options.flags(session_options.parse(["--set", 'flows=["a.b"]']))
     assert Settings.load(flags).flows == ["a.b"]
+
+
+def test_a_bundle_is_exported_and_its_files_are_printed(bundle: Path, run: Run) -> None:
+    code, data, said = run("bundle", "export", "out", "--home", "/Volumes/a")
+    assert (code, data) == (0, "out/databricks.yml\n")
+    assert "no pyproject.toml above the bundle" in said
+    assert "there is no such wheel" in run.said("bundle", "export", "out", "--wheel", "none.whl")
