@@ -233,7 +233,7 @@ def test_no_streams_without_a_configuration_unless_the_demonstration_was_chosen_
     assert load({"flows": ["mine"]}).settings.flows == ["mine"]
 
 
-@pytest.mark.parametrize("key", ["home", "state_dir", "tables_dir"])
+@pytest.mark.parametrize("key", ["home", "state_dir"])
 @pytest.mark.parametrize("address", ["s3://bucket/tables", "abfss://c@a.dfs.core.windows.net/t", "file:/t"])
 def test_an_address_in_place_of_a_folder_is_refused(key: str, address: str, file: Path) -> None:
     file.write_text(f'{key} = "{address}"\n')

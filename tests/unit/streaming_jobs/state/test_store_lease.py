@@ -225,7 +225,7 @@ def test_a_suspended_machine_whose_clock_stood_still_believes_in_its_lease_and_t
         suspended.check()
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"epoch": 7}', '{"epoch": "x"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"epoch": 7}', '{"epoch": "x"}'])
 def test_a_lease_that_says_nothing_is_free_after_a_while_and_its_epoch_counts(text: str) -> None:
     files = MemoryFiles()
     files.put(NAME, text.encode())
@@ -233,6 +233,12 @@ def test_a_lease_that_says_nothing_is_free_after_a_while_and_its_epoch_counts(te
     with pytest.raises(LeaseBusy):
         taken(leases)
     assert taken(leases, wait=10).epoch == (8 if "7" in text else 1)
+
+
+def test_an_empty_file_of_a_power_cut_is_no_obstacle(home: Settings) -> None:
+    FileLeases(home).acquire(STREAM, purpose="session", wait=0).release()
+    (home.state / NAME).write_bytes(b"")
+    assert taken(machine(LocalFiles(home.state))[0], wait=10).epoch == 1
 
 
 def test_after_a_change_of_the_kind_of_leases_epochs_go_on(home: Settings) -> None:
