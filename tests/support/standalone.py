@@ -67,7 +67,8 @@ class StandaloneCluster:
 
     def kill_worker(self, index: int) -> None:
         """kill -9 of a worker with its executors and their Python, as a machine that is lost."""
-        for process in [*psutil.Process(self.workers[index].pid).children(recursive=True), self.workers[index]]:
+        worker = psutil.Process(self.workers[index].pid)
+        for process in [*worker.children(recursive=True), worker]:
             try:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
