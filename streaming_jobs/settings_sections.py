@@ -49,6 +49,12 @@ def _positive(value: timedelta) -> timedelta:
     return value
 
 
+def _long_enough(ttl: timedelta) -> timedelta:
+    if ttl < timedelta(seconds=2):
+        raise ValueError("a lease lasts 2 seconds at least: its renewals, four per ttl, must not miss it")
+    return ttl
+
+
 Span = Annotated[Duration, AfterValidator(_positive)]
 """A duration that is not 0."""
 
@@ -80,16 +86,34 @@ def is_remote(path: Any) -> bool:
 
 def _on_this_machine(value: Any) -> Any:
     if is_remote(value):
-        raise ValueError(
-            f"'{value}' is an address; it has to be a folder of this machine: object stores are not supported"
-        )
+        raise ValueError(f"'{value}' is an address; it has to be a folder that this machine sees")
     return value
+
+
+SCHEMES = ("s3", "gs", "abfss")
+"""The schemes of stores that tables can be on: S3, Google Cloud Storage, Azure."""
+
+
+def _of_tables(value: Any) -> Any:
+    if not is_remote(value):
+        return value
+    scheme, _, rest = str(value).partition("://")
+    if scheme not in SCHEMES or not rest or rest.startswith("/"):
+        raise ValueError(f"'{value}' is on no store that is supported: {', '.join(f'{s}://...' for s in SCHEMES)}")
+    return str(value).rstrip("/")
 
 
 LocalPath = Annotated[
     Path, BeforeValidator(_on_this_machine), AfterValidator(lambda path: path.expanduser().absolute())
 ]
 """A folder of this machine; absolute."""
+
+TablesLocation = Annotated[
+    str | Path,
+    BeforeValidator(_of_tables),
+    AfterValidator(lambda value: value if is_remote(value) else Path(value).expanduser().absolute()),
+]
+"""A folder, absolute, or the URL of a prefix of an object store."""
 
 _MASTER = re.compile(
     r"local(\[(\*|\d+)(,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://\S+|yarn|"
@@ -439,6 +463,20 @@ class TopicSinkSettings(_Section):
     )
 
 
+class LeaseSettings(_Section):
+    """The lease by which a stream has one driver at a time (docs/fencing.md). Stop all streams before a change."""
+
+    kind: Literal["file", "expiring"] = Field(
+        "file",
+        description="file: a lock in the state folder, free when its driver and JVM have ended; expiring: renewed "
+        "every ttl / 4, for a state folder whose locks not all machines see",
+    )
+    ttl: Annotated[Duration, AfterValidator(_long_enough)] = Field(
+        timedelta(seconds=20),
+        description="time after its last renewal at which an expiring lease ends; others take it after 1.25 ttl",
+    )
+
+
 class SavepointSettings(_Section):
     """Savepoints that a stream's driver takes periodically. Those of a person or a recovery stay until dropped."""
 
@@ -460,6 +498,53 @@ class SavepointSettings(_Section):
         2, ge=0, description="number of checkpoints of earlier generations that are kept, the newest first"
     )
     max_mb: int = Field(10_240, ge=0, description="most MB of files that only a stream's savepoints hold; 0: no bound")
+
+
+_STORES = {"s3": "aws", "s3a": "aws", "gs": "google", "az": "azure", "abfs": "azure", "abfss": "azure"}
+"""The schemes of object stores, with the prefix of their options."""
+
+
+class StorageSettings(_Section):
+    """The object store of URLs such as `s3://bucket/state`: how it is reached. Credentials are no settings: they come
+    from the environment (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...), a
+    web identity, or the machine's role.
+    """
+
+    endpoint: str = Field("", description="http or https URL of another store than the cloud's own; empty: the cloud's")
+    region: str = Field("", description="region of S3 buckets; empty: AWS_REGION, else us-east-1")
+    allow_http: bool = Field(False, description="allow an endpoint without TLS")
+    addressing: Literal["path", "virtual"] = Field(
+        "path",
+        description="where an S3 request names the bucket: path, or host name (virtual); an endpoint then names it",
+    )
+    timeout: Span = Field(timedelta(seconds=30), description="time limit of one request")
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        if self.endpoint and not re.match(r"https?://[^/\s]+", self.endpoint):
+            raise ValueError("storage.endpoint is no URL; it begins with https:// or http://")
+        if self.endpoint.startswith("http://") and not self.allow_http:
+            raise ValueError("storage.endpoint has no TLS; set storage.allow_http = true if that is intended")
+        return self
+
+    def options(self, url: str) -> dict[str, str]:
+        """The options of the store that a URL names, for `open_store` and as deltalake's `storage_options`.
+
+        Raises ConfigurationError for a URL of no known store.
+        """
+        kind = _STORES.get(scheme := url.partition("://")[0])
+        if kind is None:
+            raise ConfigurationError(f"'{scheme}' of {url} is no object store", instead(scheme, sorted(_STORES)))
+        options = {"timeout": f"{round(self.timeout.total_seconds() * 1000)}ms"}
+        if self.allow_http:
+            options["allow_http"] = "true"
+        if self.endpoint:
+            options["google_base_url" if kind == "google" else f"{kind}_endpoint"] = self.endpoint.rstrip("/")
+        if kind == "aws":
+            options["aws_virtual_hosted_style_request"] = str(self.addressing == "virtual").lower()
+            if self.region:
+                options["aws_region"] = self.region
+        return options
 
 
 class DagsterSettings(_Section):

@@ -15,6 +15,7 @@ from orchestration.cli import (
     describe,
     doctor,
     history,
+    jobs,
     preview,
     quality,
     recover,
@@ -93,4 +94,5 @@ app.add_typer(slices.app, name="slices")
 app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
 app.add_typer(quality.app, name="quality")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(config.app, name="config")

@@ -1,7 +1,7 @@
-"""The journal of a recovery: one line per step, on disk before the next begins.
+"""The journal of a recovery: one line per step, durable before the next begins.
 
 `<state>/recoveries/<plan>/journal.jsonl`. A stage is begun, then done; a kill leaves a stage begun, and each stage may
-be run again from its beginning. A line that a kill cut off is ignored.
+be run again from its beginning. A line that a kill of an earlier version cut off is ignored.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from reprocessing.plan.plan_file import folder
+from reprocessing.plan.plan_file import plan_object
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform import json_lines
-from streaming_jobs.platform.files import private_folder, sync
+from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.text import commands
 
@@ -60,23 +59,21 @@ class Line:
 class Journal:
     """The journal of one plan; with `stream`, of the stages of one of its streams."""
 
-    path: Path
+    handle: ObjectHandle
     stream: str | None = None
 
     def lines(self) -> list[Line]:
         """All complete lines of the plan, oldest first."""
-        return [Line(**value) for value in json_lines.read(self.path)]
+        return [Line(**value) for value in json_lines.read(self.handle)]
 
     def write(
         self, stage: str, state: State, findings: Mapping[str, Any] | None = None, *, stream: str | None = None
     ) -> None:
-        """Add a line; it is on disk when this returns."""
+        """Add a line; it is durable when this returns. Raises TransientError if another process adds one meanwhile."""
         line = {"stage": stage, "state": state, "at": round(time.time(), 3), "found": dict(findings or {})}
         if (stream := stream or self.stream) is not None:
             line["stream"] = stream
-        private_folder(self.path.parent)
-        json_lines.append(self.path, [line])
-        sync(self.path.parent)  # a driver before may have been killed between making the file and syncing its folder
+        json_lines.add(self.handle, line, attempts=1)  # one process works on a plan: the other line would be unknown
 
     def done(self, stage: str, stream: str | None = None) -> Mapping[str, Any] | None:
         """The findings of a stage of a stream that is done; None if it is not."""
@@ -90,11 +87,11 @@ class Journal:
         return [line for line in self.lines() if line.is_of(stage) and line.stream in streams]
 
     def of(self, stream: str) -> Journal:
-        return Journal(self.path, stream)
+        return Journal(self.handle, stream)
 
     @property
     def outcome(self) -> PlanOutcome:
-        plan = Journal(self.path)
+        plan = Journal(self.handle)
         if plan.done("abort") is not None:
             return "aborted"
         if plan.begun("abort"):
@@ -111,7 +108,7 @@ class Journal:
 
 
 def journal_of(settings: Settings, plan: str) -> Journal:
-    return Journal(folder(settings, plan) / "journal.jsonl")
+    return Journal(plan_object(settings, plan, "journal.jsonl"))
 
 
 class RecoveryUnderWay(PreflightRefused):

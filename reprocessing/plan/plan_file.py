@@ -10,8 +10,9 @@ import hashlib
 import json
 import re
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +22,39 @@ import msgspec
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, UsageError
-from streaming_jobs.platform.files import private_folder, remove_files, sync, write_json
+from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locations import Location, StorePath
 from streaming_jobs.platform.locks import locked
+from streaming_jobs.platform.object_files import AlreadyThere, ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.records import json_bytes, record_bytes
+from streaming_jobs.state.stream_folder import state_files
 from streaming_jobs.text import commands
 
 _FORMAT = 2
-_ABOUT = "about.json"
+_PLAN, _ABOUT = "plan.json", "about.json"
 _HOUR = 3600.0
 _ID = re.compile(r"[a-z][a-z0-9_]*-\d{4,}")
 
 
 def folder(settings: Settings, plan: str) -> Path:
-    """A plan's folder; raises UsageError for a name that no plan has."""
+    """The folder of a plan's files that are no objects; raises UsageError for a name that no plan has."""
     stream_of(plan)
     return settings.state / "recoveries" / plan
+
+
+def plan_object(settings: Settings, plan: str, name: str) -> ObjectHandle:
+    """An object of a plan; raises UsageError for a name that no plan has."""
+    stream_of(plan)
+    return ObjectHandle(_plans(settings), f"{plan}/{name}")
+
+
+def _plans(settings: Settings) -> ObjectFiles:
+    return state_files(settings).below("recoveries")
+
+
+def _ids(settings: Settings) -> list[str]:
+    return [name for name in _plans(settings).folders() if _ID.fullmatch(name)]
 
 
 def stream_of(plan: str) -> str:
@@ -53,45 +72,51 @@ def only_operator(settings: Settings, plan: str) -> Iterator[None]:
         yield
 
 
-def staging_folder(settings: Settings, plan: StreamRecoveryPlan) -> Path:
-    """The folder of the staging tables of a plan's stream: beside the tables, on the same file system."""
-    return settings.tables / "_staging" / plan.staging
+def staging_folder(settings: Settings, plan: StreamRecoveryPlan, part: str = "") -> Location:
+    """The location of the staging tables of a plan's stream, or of a part of them.
+
+    In folders they are beside the tables, on the same file system. On a store each is below the table that it is
+    staged for, so that a publish moves no file.
+    """
+    tables = settings.tables
+    if isinstance(tables, Path):
+        return tables / "_staging" / plan.staging / part
+    return StorePath(f"{tables}/*/staged-{plan.staging}{part and f'-{part}'}", tables.options)
 
 
 def next_id(settings: Settings, stream: str) -> str:
-    """A name that no plan has yet; its folder is made, so that two planners never get the same."""
-    root = private_folder(settings.state / "recoveries")
+    """A name that no plan has yet, reserved by its first object, so that two planners never get the same."""
     checked_name("stream", stream)
-    taken = [int(p.name.rpartition("-")[2]) for p in root.glob(f"{stream}-*") if _ID.fullmatch(p.name)]
+    taken = [int(name.rpartition("-")[2]) for name in _ids(settings) if stream_of(name) == stream]
     number = max(taken, default=0) + 1
     while True:
-        try:
-            (root / f"{stream}-{number:04d}").mkdir(mode=0o700)
-            return f"{stream}-{number:04d}"
-        except FileExistsError:
-            number += 1
+        name = f"{stream}-{number:04d}"
+        reserved = {"streams": [stream], "undoes": None, "id": uuid.uuid4().hex}
+        with suppress(AlreadyThere):
+            plan_object(settings, name, _ABOUT).create(json_bytes(reserved))
+            return name
+        number += 1
 
 
-def save(settings: Settings, plan: RecoveryPlan) -> Path:
-    """Write the plan; it is on disk when this returns."""
-    path = private_folder(folder(settings, plan.id)) / "plan.json"
+def save(settings: Settings, plan: RecoveryPlan) -> ObjectHandle:
+    """Write the plan; it is durable when this returns."""
     # First, so that a plan never lacks it.
-    write_json(path.with_name(_ABOUT), {"streams": list(plan.names), "undoes": plan.undoes})
-    write_json(path, {"format": _FORMAT, **asdict(plan)})
-    sync(path.parent.parent)
-    return path
+    plan_object(settings, plan.id, _ABOUT).put(json_bytes({"streams": list(plan.names), "undoes": plan.undoes}))
+    handle = plan_object(settings, plan.id, _PLAN)
+    handle.put(record_bytes(asdict(plan), _FORMAT))
+    return handle
 
 
 def load(settings: Settings, name: str) -> RecoveryPlan:
     """The plan of that name; raises UsageError if there is none or its file was changed by hand."""
-    path = folder(settings, name) / "plan.json"
+    handle = plan_object(settings, name, _PLAN)
+    if (found := handle.read()) is None:
+        raise UsageError(f"there is no plan {name}", f"see `{commands.plans()}`")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(found.data)
         if value.pop("format") != _FORMAT:
-            raise UsageError(f"{path} was written by another version", "use the version that wrote it, or plan anew")
+            raise UsageError(f"{handle} was written by another version", "use the version that wrote it, or plan anew")
         plan = msgspec.convert(value, RecoveryPlan, str_keys=True)
-    except FileNotFoundError:
-        raise UsageError(f"there is no plan {name}", f"see `{commands.plans()}`") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"plan {name} cannot be read: {error}", "make a new plan") from error
     if plan != sealed(plan) or plan.id != name:
@@ -101,24 +126,27 @@ def load(settings: Settings, name: str) -> RecoveryPlan:
 
 def names(settings: Settings) -> list[str]:
     """All plans, oldest first."""
-    paths = [p for p in (settings.state / "recoveries").glob("*/plan.json") if _ID.fullmatch(p.parent.name)]
-    return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
+    times = {name: found.at for name in _ids(settings) if (found := plan_object(settings, name, _PLAN).read())}
+    return sorted(times, key=lambda name: times[name])
 
 
 def forget(settings: Settings, plan: str) -> None:
-    """Remove plan.json, and with it the plan; on disk when this returns. The plan's other files stay for now.
+    """Remove plan.json, and with it the plan, durably. The plan's other files stay for now.
 
     A plan without its journal would look as if it was never applied, so plan.json is the first to go.
     """
-    for _ in remove_files(folder(settings, plan) / "plan.json"):
-        pass
+    plan_object(settings, plan, _PLAN).delete()
 
 
 def unfinished(settings: Settings) -> list[str]:
-    """Folders without a plan that are an hour old: their making, or their removal, was killed."""
-    folders = [p for p in (settings.state / "recoveries").glob("*") if _ID.fullmatch(p.name)]
-    old = time.time() - _HOUR
-    return [p.name for p in folders if not (p / "plan.json").exists() and p.stat().st_mtime < old]
+    """Names without a plan that were reserved an hour ago: the making of the plan, or its removal, was killed."""
+    old, without = time.time() - _HOUR, []
+    for name in _ids(settings):
+        if not plan_object(settings, name, _PLAN).exists():
+            reserved = plan_object(settings, name, _ABOUT).read()
+            if reserved is None or reserved.at < old:
+                without.append(name)
+    return without
 
 
 def names_of(settings: Settings, stream: str) -> list[str]:
@@ -138,7 +166,8 @@ def sealed(plan: RecoveryPlan) -> RecoveryPlan:
 def _about(settings: Settings, name: str) -> dict[str, Any]:
     """The streams of a plan, and the plan that it undoes; if its file does not say so, the stream in its name."""
     try:
-        about = json.loads((folder(settings, name) / _ABOUT).read_text(encoding="utf-8"))
+        found = plan_object(settings, name, _ABOUT).read()
+        about = json.loads(found.data if found is not None else "")
     except (OSError, ValueError):
         about = None
     if isinstance(about, dict) and isinstance(about.get("streams"), list) and "undoes" in about:

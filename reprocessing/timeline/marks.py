@@ -7,7 +7,6 @@ the stream reports it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from reprocessing.plan import plan_file
 from reprocessing.plan.journal import NOT_CONFIRMED, Line, journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.platform import json_lines
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.status import read_status
@@ -26,8 +26,6 @@ from streaming_jobs.text.spelling import counted, instant_words
 MarkKind = Literal["deploy", "code", "session", "recovery", "savepoint"]
 KINDS: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery", "savepoint")
 
-_TAIL = 1 << 20
-"""Bytes at the end of the file of deploys that are read."""
 _HASH = 8
 
 
@@ -60,18 +58,10 @@ def events_of(settings: Settings, stream: str) -> list[Mark]:
 
 
 def _deploys(settings: Settings, stream: str) -> Iterator[Mark]:
-    path = StreamFolder.of(settings, stream).deploys
-    try:
-        with path.open("rb") as file:
-            file.seek(max(path.stat().st_size - _TAIL, 0))
-            texts = file.read().decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return
-    for text in texts:
+    for value in json_lines.read(StreamFolder.of(settings, stream).deploys):
         try:
-            value = json.loads(text)
             at, to, before = float(value["at"]), _version(value["to"]), _version(value.get("from"))
-        except (ValueError, KeyError, TypeError, AttributeError):  # empty, or cut off
+        except (ValueError, KeyError, TypeError, AttributeError):  # written by hand
             continue
         by = value.get("by")
         change = f"{_short(before)} -> {_short(to)}" if before else _short(to)

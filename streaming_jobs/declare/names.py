@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
 def checked_name(kind: str, name: str) -> str:
     """Return `name` if it can be a folder and an identifier; raises UsageError otherwise."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise UsageError(
             f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
         )

@@ -8,6 +8,11 @@ transaction identifier (appId, version) of Delta's protocol, section "Transactio
 
 The version only grows: a driver of an older generation reads a newer one and stops. `sinks/delta/log.py` reads the
 entries of a table back.
+
+A second transaction identifier separates two drivers of the same generation. Its version is the epoch of the lease
+under which the commit was made (`state/lease.py`):
+
+    appId   = recourse-epoch:<stream>                version = epoch; a table without it is in epoch 0
 """
 
 from __future__ import annotations
@@ -50,6 +55,11 @@ class Txn:
 def app_id(stream: str, table: str) -> str:
     """The transaction appId of a stream's sink."""
     return f"recourse:{stream}:{table}"
+
+
+def epoch_id(stream: str) -> str:
+    """The transaction appId of the epochs of a stream's leases, the same in all of its tables."""
+    return f"recourse-epoch:{stream}"
 
 
 class CodeVersion(NamedTuple):

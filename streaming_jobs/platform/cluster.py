@@ -206,7 +206,7 @@ def check(
     Java, or another time, is a warning: what driver and executors exchange does not depend on them.
     """
     _await(settings, executors, patience)
-    token, folders = uuid4().hex, (settings.tables, settings.state)
+    token, folders = uuid4().hex, [each for each in (settings.tables, settings.state) if isinstance(each, Path)]
     asked = [private_folder(folder) / f".probe-{token}" for folder in folders]
     try:
         for file in asked:

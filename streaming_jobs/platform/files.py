@@ -51,12 +51,11 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=False), durable=durable)
 
 
-def overwritten(path: Path, text: str) -> bool:
+def overwritten(path: Path, data: bytes) -> bool:
     """Overwrite a file in the blocks that it has, which takes no space; False if there is no file, or it is too small.
 
-    A reader may see a mixture of the two texts for a moment, and a kill may leave one.
+    A reader may see a mixture of the two contents for a moment, and a kill may leave one.
     """
-    data = text.encode()
     try:
         descriptor = os.open(path, os.O_WRONLY)
     except FileNotFoundError:

@@ -14,9 +14,10 @@ from typing import Any
 
 import structlog
 
-from streaming_jobs.platform.files import write_json
+from streaming_jobs.errors import TransientError
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.records import json_bytes
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import KafkaTopic, Stream
 
@@ -39,16 +40,17 @@ def note(stream: Stream, settings: Settings) -> None:
     """Write the parts of a stream that starts; without them a deploy says only that the code has changed."""
     code = loaded_code(stream, settings.flows)
     try:
-        path = StreamFolder.of(settings, stream.name).make().declaration
-        write_json(path, {"code": code.hash, "parts": parts_of(stream, settings)}, durable=False)
-    except OSError as error:  # a full disk stops no stream
+        value = {"code": code.hash, "parts": parts_of(stream, settings)}
+        StreamFolder.of(settings, stream.name).declaration.put(json_bytes(value), durable=False)
+    except (OSError, TransientError) as error:  # a full disk stops no stream
         log.warning("the parts of the code could not be written", stream=stream.name, reason=str(error))
 
 
 def noted(settings: Settings, stream: str, code: str) -> Parts | None:
     """The parts that the session with this code has written; None without parts, or if other code wrote them."""
     try:
-        value = json.loads(StreamFolder.of(settings, stream).declaration.read_text(encoding="utf-8"))
+        found = StreamFolder.of(settings, stream).declaration.read()
+        value = json.loads(found.data if found is not None else "")
         return dict(value["parts"]) if value["code"] == code else None
     except (OSError, ValueError, KeyError, TypeError):  # never written, or truncated
         return None

@@ -11,11 +11,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.platform.files import write_json
+from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.runtime.spark_plan import analysed, definitions, parts, streaming_nodes
+from streaming_jobs.state.records import json_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,21 +27,21 @@ _NAMED = re.compile(r".* AS (.+)#(\d+)L?(?:-T\d+ms)?")
 _PLACE = re.compile(r"(?:cast\()?_source#\d+\.(partition|offset)(?: as (?:int|bigint)\))?")
 
 
-def note(path: Path, code: str, outputs: Mapping[str, DataFrame], sources: Iterable[DataFrame]) -> None:
+def note(handle: ObjectHandle, code: str, outputs: Mapping[str, DataFrame], sources: Iterable[DataFrame]) -> None:
     """Note the plans of a code version, by table, in the stream's file; nothing is written if it has them already."""
     read = [analysed(frame) for frame in sources]
     made = {table: output_of(analysed(frame), read) for table, frame in outputs.items()}
-    write(path, {code: made})
+    write(handle, {code: made})
 
 
-def adopt(path: Path, other: Path) -> None:
+def adopt(handle: ObjectHandle, other: ObjectHandle) -> None:
     """Take over the plans in another file: the replay of a recovery has become the stream."""
-    write(path, _read(other))
+    write(handle, _read(other))
 
 
-def nodes(path: Path, codes: Iterable[str]) -> set[str]:
+def nodes(handle: ObjectHandle, codes: Iterable[str]) -> set[str]:
     """The nodes in the output plans of these versions of the code, as far as a session has noted them."""
-    known = _read(path)
+    known = _read(handle)
     return {node for code in codes for output in known.get(code, {}).values() for node in output["nodes"]}
 
 
@@ -77,19 +77,20 @@ def _places(plan: str) -> dict[str, str]:
     return columns
 
 
-def write(path: Path, made: Mapping[str, Any]) -> None:
+def write(handle: ObjectHandle, made: Mapping[str, Any]) -> None:
     """Add the plans of code versions, by version and table, to a stream's file of them."""
-    known = _read(path)
+    known = _read(handle)
     if all(known.get(code) == output for code, output in made.items()):
         return
     merged = {**{code: output for code, output in known.items() if code not in made}, **made}
     newest = dict(list(merged.items())[-_MOST_CODES:])
-    write_json(path, {"format": _FORMAT, "code": newest})
+    handle.put(json_bytes({"format": _FORMAT, "code": newest}))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(handle: ObjectHandle) -> dict[str, Any]:
+    found = handle.read()
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # each start writes it again
+        value = json.loads(found.data if found is not None else "")
+    except ValueError:  # each start writes it again
         return {}
     return dict(value.get("code", {})) if value.get("format") == _FORMAT else {}

@@ -49,7 +49,7 @@ from streaming_jobs.runtime.stream_sinks import (
     upkeep_of,
 )
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.sinks.base import SinkSet, WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import SourceCounts, TopicReader
@@ -256,6 +256,7 @@ class QueryBuilder:
     archives: Archives | None = None
     until: TopicOffsets | None = None
     topic_sinks: TopicSinks = field(default_factory=KafkaTopicSinks)
+    lease: WriteLease | None = None
 
     @property
     def stream_settings(self) -> StreamSettings:
@@ -298,7 +299,7 @@ class QueryBuilder:
         name = self.stream.name
         record = snapshot.record or stream_record.first(name)
         if snapshot.record is None:
-            stream_record.save(self.settings, record)
+            record = stream_record.save(self.settings, record)
         sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
         starts = self._starts(record, snapshot)
         frames = {
@@ -309,8 +310,12 @@ class QueryBuilder:
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, snapshot, starts, outputs)
         check_topics(self.stream, outputs)
+        self._check_lease()  # opening the topics fences every other driver
         topics = self.topic_sinks.open(self.settings, self.stream, record.generation, self.connection)
         tables = make_tables(self.settings, self.stream, outputs, record.generation)
+        if self.lease is not None:
+            for table in tables.values():
+                table.under(self.lease, record.generation)
         roles = {declared.name: role for declared, role in all_tables(self.stream)}
         record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
         if record != snapshot.record:
@@ -519,6 +524,7 @@ class QueryBuilder:
             ),
             hooks=BatchHooks(
                 stop=self.stop,
+                check_lease=self._check_lease,
                 before_commit=lambda: self.before_commit(record),
                 report=self.report,
                 between=keeper.after,
@@ -535,6 +541,10 @@ class QueryBuilder:
             pause=Pause(self.stream_settings.longest_wait) if self.trigger == "continuous" else None,
             ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
+
+    def _check_lease(self) -> None:
+        if self.lease is not None:
+            self.lease.check()
 
     def _first_read(
         self, sources: Sequence[KafkaSource | TableSource]

@@ -67,7 +67,7 @@ class Space:
 def disk_space(settings: Settings) -> Space:
     """The disk with the least free space, of home, state and tables; the bound is `quality.free_disk_mb`."""
     bound = settings.quality.free_disk_mb
-    folders = (settings.home, settings.state, settings.tables)
+    folders = [each for each in (settings.home, settings.state, settings.tables) if isinstance(each, Path)]
     free, folder = min((shutil.disk_usage(_existing(each)).free // 2**20, str(each)) for each in folders)
     text = f"{free:,} MB are free on the disk of {folder}; yellow below {bound:,}, red below {bound // _RED:,}"
     return Space("green" if free >= bound else "yellow" if free >= bound // _RED else "red", text)
@@ -216,11 +216,12 @@ def _due(settings: Settings, stream: str, status: Status | None) -> Due | None:
     if (request := START.request(settings, stream)) is not None:
         return Due(f"a request: {request.who}", request.since)
     try:
-        record, path = stream_record.load(settings, stream), StreamFolder.of(settings, stream).record
+        record = stream_record.load(settings, stream)
         if record is None or status is None or record.generation <= status.generation:
             return None
-        return Due(record.generations[-1].reason, path.stat().st_mtime)
-    except (PreflightRefused, FileNotFoundError):  # the next start says what is wrong with the record
+        written = StreamFolder.of(settings, stream).record.read()
+        return None if written is None else Due(record.generations[-1].reason, written.at)
+    except PreflightRefused:  # the next start says what is wrong with the record
         return None
 
 

@@ -1,40 +1,54 @@
-"""Records in the state folder: small files of one JSON object with the number of their format, whole or absent."""
+"""Records in the state folder: small objects of JSON with the number of their format, whole or absent."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from streaming_jobs.errors import PreflightRefused, RecourseError
-from streaming_jobs.platform.files import write_json
+from streaming_jobs.platform.object_files import Found, ObjectHandle
 
 _FORMAT = 1
 _Record = TypeVar("_Record")
 
 
 def read_record(
-    path: Path,
+    handle: ObjectHandle,
     build: Callable[[dict[str, Any]], _Record],
     damaged: Callable[[Exception], RecourseError],
     newer: type[RecourseError] = PreflightRefused,
 ) -> _Record | None:
-    """The record that `build` makes of the object in a file, or None if there is no file.
+    """The record that `build` makes of an object's JSON, or None if there is no object.
 
     Raises `newer` for a record of a newer version, and the error `damaged` for one that cannot be read.
     """
+    found = handle.read()
+    return None if found is None else parsed_record(handle, found, build, damaged, newer)
+
+
+def parsed_record(
+    handle: ObjectHandle,
+    found: Found,
+    build: Callable[[dict[str, Any]], _Record],
+    damaged: Callable[[Exception], RecourseError],
+    newer: type[RecourseError] = PreflightRefused,
+) -> _Record:
+    """The record in an object that was read; raises as `read_record` does."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(found.data)
         if value.pop("format") != _FORMAT:
-            raise newer(f"{path} was written by a newer version", "use the newer recourse-streams")
+            raise newer(f"{handle} was written by a newer version", "use the newer recourse-streams")
         return build(value)
-    except FileNotFoundError:
-        return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(error) from error
 
 
-def write_record(path: Path, value: Mapping[str, Any]) -> None:
-    """Write the record into an existing folder; it is on disk when this returns."""
-    write_json(path, {"format": _FORMAT, **value})
+def record_bytes(value: Mapping[str, Any], form: int = _FORMAT) -> bytes:
+    """A record as the content of its object."""
+    return json_bytes({"format": form, **value})
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON value as the content of an object."""
+    return json.dumps(value, indent=1).encode()

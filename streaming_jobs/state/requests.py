@@ -1,4 +1,4 @@
-"""Requests to stop and to start a stream: small files by which any process asks the session that runs the stream.
+"""Requests to stop and to start a stream: small objects by which any process asks the session that runs the stream.
 
     <state>/<stream>/stop     its session stops it at a batch border
     <state>/<stream>/start    whoever runs it, or would, starts it once more
@@ -13,21 +13,22 @@ starts a session, also after an operator's stop or after a failure that it has g
 file. A stop request is stronger: while there is one, nobody starts the stream.
 
 A request states what shall be, so that nothing is lost if whoever made it is killed, and making it twice has one
-effect. The file holds JSON: `who` made the request, in words, and `plan` for a recovery. In plain text, written by
-hand or by an earlier version, the text is `who`.
+effect. The file holds JSON: `who` made the request, in words, `plan` for a recovery, and an `id`, so that a repetition
+differs. In plain text, written by hand or by an earlier version, the text is `who`.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import time
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from streaming_jobs.platform.files import sync, write_atomic
+from streaming_jobs.platform.object_files import AlreadyThere, Changed, ObjectHandle, Unreadable
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, stream_names
 
 _RECOVERY = "stopped for recovery plan "
 """The text before the plan's id in `who`, and in a request of an earlier version."""
@@ -37,12 +38,12 @@ _RECOVERY = "stopped for recovery plan "
 class StreamRequest:
     """A request: `who` made it, in words, `since` when (seconds since 1970), and the recovery plan it is for.
 
-    `file` is the file's inode and time: a repetition of the same request is another one.
+    `tag` is that of the object: a repetition of the same request is another one.
     """
 
     who: str
     since: float
-    file: tuple[int, int] = (0, 0)
+    tag: str = ""
     plan: str | None = None
 
 
@@ -52,43 +53,42 @@ class RequestFile:
 
     name: Literal["stop", "start"]
 
-    def path(self, settings: Settings, stream: str) -> Path:
+    def handle(self, settings: Settings, stream: str) -> ObjectHandle:
         return StreamFolder.of(settings, stream).request(self.name)
 
     def asked(self, settings: Settings, stream: str) -> bool:
         """True if there is a request, also one that cannot be read."""
-        return self.path(settings, stream).exists()
+        try:
+            return self.handle(settings, stream).exists()
+        except OSError:
+            return True
 
     def request(self, settings: Settings, stream: str) -> StreamRequest | None:
         """The request, if there is one. Of another user's, which may not be read, `who` is empty."""
-        path = self.path(settings, stream)
         try:
-            try:
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    stat, text = os.fstat(file.fileno()), file.read().strip()
-            except PermissionError:
-                stat, text = path.stat(), ""
-        except FileNotFoundError:
+            found = self.handle(settings, stream).read()
+        except Unreadable as error:
+            return StreamRequest("", error.at, error.tag)
+        if found is None:
             return None
-        who, plan = _parsed(text)
-        return StreamRequest(who, stat.st_mtime, (stat.st_ino, stat.st_mtime_ns), plan)
+        who, plan = _parsed(found.data.decode(errors="replace").strip())
+        return StreamRequest(who, found.at, found.tag, plan)
 
     def requests(self, settings: Settings) -> dict[str, StreamRequest]:
-        names = [path.parent.name for path in settings.state.glob(f"*/{self.name}")]
+        names = stream_names(settings)
         return {name: pending for name in names if (pending := self.request(settings, name)) is not None}
 
     def ask(self, settings: Settings, stream: str, who: str) -> StreamRequest:
-        """Make a request in place of an older one; the file is on disk when this returns."""
-        with StreamFolder.of(settings, stream).alone():
-            return self._write(settings, stream, {"who": who})
+        """Make a request in place of an older one; it is durable when this returns."""
+        handle = self.handle(settings, stream)
+        tag = handle.put(_content(who))
+        there = handle.read()
+        return StreamRequest(who, there.at if there is not None and there.tag == tag else time.time(), tag)
 
     def clear(self, settings: Settings, stream: str, only: StreamRequest) -> None:
         """Remove the request `only`, durably: it is obeyed, or void; a newer request stays."""
-        with StreamFolder.of(settings, stream).alone():
-            if self.request(settings, stream) == only:
-                path = self.path(settings, stream)
-                path.unlink()
-                sync(path.parent)
+        with suppress(Changed):
+            self.handle(settings, stream).delete(only.tag)
 
     def for_recovery(self, settings: Settings, stream: str) -> bool:
         """True if the request is known to be of a recovery."""
@@ -100,9 +100,8 @@ class RequestFile:
 
     def ask_for(self, settings: Settings, stream: str, plan: str) -> None:
         """Make a request for a recovery; an existing request, of anybody, stays as it is."""
-        with StreamFolder.of(settings, stream).alone():
-            if not self.asked(settings, stream):
-                self._write(settings, stream, {"who": f"{_RECOVERY}{plan}", "plan": plan})
+        with suppress(AlreadyThere):
+            self.handle(settings, stream).create(_content(f"{_RECOVERY}{plan}", plan=plan))
 
     def clear_for(self, settings: Settings, stream: str, plan: str) -> None:
         """Remove the request if it is of this recovery."""
@@ -110,14 +109,12 @@ class RequestFile:
         if pending is not None and pending.plan == plan:
             self.clear(settings, stream, pending)
 
-    def _write(self, settings: Settings, stream: str, value: dict[str, str]) -> StreamRequest:
-        write_atomic(self.path(settings, stream), f"{json.dumps(value)}\n")
-        request = self.request(settings, stream)
-        assert request is not None, "the folder is locked"
-        return request
-
 
 STOP, START = RequestFile("stop"), RequestFile("start")
+
+
+def _content(who: str, **plan: str) -> bytes:
+    return f"{json.dumps({'who': who, **plan, 'id': uuid.uuid4().hex})}\n".encode()
 
 
 def _parsed(text: str) -> tuple[str, str | None]:

@@ -25,14 +25,15 @@ import numpy.typing as npt
 import structlog
 
 from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
-from streaming_jobs.platform.files import private_folder, remove_files
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.locks import locked
+from streaming_jobs.platform.object_files import ObjectFiles, ObjectHandle
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.sinks.tables import stores
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.records import read_record, write_record
+from streaming_jobs.state.records import read_record, record_bytes
 from streaming_jobs.state.savepoints import AGING, Files, Reason, Savepoint
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, state_files
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
@@ -72,12 +73,13 @@ def _checked_name(name: str) -> str:
 
 def named(settings: Settings) -> list[NamedSavepoint]:
     """All of them, oldest first; raises PreflightRefused for a damaged file."""
-    found = (_load_name(path) for path in _names(settings).glob("[!.]*.json"))
+    names = (name.removesuffix(".json") for name in _names(settings).names() if name.endswith(".json"))
+    found = (_load_name(_handle(settings, name)) for name in names if _NAME.fullmatch(name))
     return sorted((each for each in found if each is not None), key=lambda each: (each.taken_at, each.name))
 
 
 def find_named(settings: Settings, name: str) -> NamedSavepoint | None:
-    return _load_name(_name_file(settings, name)) if _NAME.fullmatch(name) else None
+    return _load_name(_handle(settings, name)) if _NAME.fullmatch(name) else None
 
 
 def of_stream(settings: Settings, stream: str) -> dict[str, NamedSavepoint]:
@@ -93,7 +95,7 @@ def _held(settings: Settings, stream: str) -> set[str]:
 
 def remove_name(settings: Settings, name: str) -> None:
     """Remove a name; on disk when this returns. Its savepoints are no longer retained."""
-    list(remove_files(_name_file(settings, name)))
+    _handle(settings, name).delete()
 
 
 @contextmanager
@@ -104,21 +106,21 @@ def only_one(settings: Settings, wait: float = 60.0) -> Iterator[None]:
         yield
 
 
-def _names(settings: Settings) -> Path:
-    return settings.state / "_savepoints"
+def _names(settings: Settings) -> ObjectFiles:
+    return state_files(settings).below("_savepoints")
 
 
-def _name_file(settings: Settings, name: str) -> Path:
-    return _names(settings) / f"{name}.json"
+def _handle(settings: Settings, name: str) -> ObjectHandle:
+    return ObjectHandle(_names(settings), f"{name}.json")
 
 
-def _load_name(path: Path) -> NamedSavepoint | None:
+def _load_name(handle: ObjectHandle) -> NamedSavepoint | None:
     def damaged(error: Exception) -> PreflightRefused:
         return PreflightRefused(
-            f"{path} cannot be read: {error}", "put it back from a copy, or remove it: the name is then gone"
+            f"{handle} cannot be read: {error}", "put it back from a copy, or remove it: the name is then gone"
         )
 
-    return read_record(path, lambda value: NamedSavepoint(**value), damaged, newer=UsageError)
+    return read_record(handle, lambda value: NamedSavepoint(**value), damaged, newer=UsageError)
 
 
 # Savepoints of several streams at once: taken under one name, and dropped as one.
@@ -189,8 +191,7 @@ def take_named(
                     remove_name(settings, old.name)
             until = now + keep.total_seconds() if keep else None
             made = NamedSavepoint(name, note, now, until, {saved.stream: saved.id for saved in taken})
-            private_folder(_names(settings))
-            write_record(_name_file(settings, name), asdict(made))
+            _handle(settings, name).put(record_bytes(asdict(made)))
             return made
     raise TransientError("recoveries came between the savepoints of the streams", "try again when they are over")
 
@@ -366,7 +367,8 @@ def beyond(
         saved = savepoints.saved_as(settings, savepoint.stream, savepoint.id)
         linked[savepoint.id] = savepoints.links(saved.folder, savepoints.folders_of(settings, stream, savepoint))
     tables = {table.name for savepoint in candidates for table in savepoint.tables}
-    places = [StreamFolder.of(settings, stream.name).path, *(settings.tables / name for name in sorted(tables))]
+    folders = (settings.tables / name for name in sorted(tables))
+    places = [StreamFolder.of(settings, stream.name).path, *(each for each in folders if isinstance(each, Path))]
     elsewhere = savepoints.files_of(places, _OF_SAVEPOINTS)
     return too_large(candidates, linked, elsewhere, max_bytes, held)
 

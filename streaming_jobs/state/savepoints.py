@@ -27,11 +27,12 @@ from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import NO_CODE, CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, decode
 from streaming_jobs.platform.files import private_folder, sync
+from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTable, TableStore
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of, stores
 from streaming_jobs.state.checkpoint import cut
-from streaming_jobs.state.records import read_record, write_record
+from streaming_jobs.state.records import read_record, record_bytes
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -172,12 +173,14 @@ def take(
 
 def savepoints(settings: Settings, stream: str) -> list[Savepoint]:
     """All savepoints of a stream, oldest first."""
-    loaded = (_load(path) for path in folder(settings, stream).glob("g*-b*/savepoint.json"))
+    of_stream = StreamFolder.of(settings, stream)
+    names = (name for name in of_stream.files.folders("savepoints") if _NAME.fullmatch(name))
+    loaded = (_load(of_stream.savepoint(name)) for name in names)
     return sorted((s for s in loaded if s is not None), key=lambda savepoint: savepoint.txn)
 
 
 def find(settings: Settings, stream: str, name: str) -> Savepoint | None:
-    return _load(folder(settings, stream) / name / "savepoint.json") if _NAME.fullmatch(name) else None
+    return _load(StreamFolder.of(settings, stream).savepoint(name)) if _NAME.fullmatch(name) else None
 
 
 def contents_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> dict[str, Content]:
@@ -199,7 +202,7 @@ def drop(settings: Settings, stream: Stream, name: str) -> None:
 
 def forget(settings: Settings, stream: str, name: str) -> None:
     """Remove savepoint.json, so that there is no savepoint; its files stay for now."""
-    (folder(settings, stream) / name / "savepoint.json").unlink(missing_ok=True)
+    StreamFolder.of(settings, stream).savepoint(name).delete()
 
 
 def drop_outdated(settings: Settings, stream: Stream, record: StreamRecord, batch: int) -> None:
@@ -224,9 +227,11 @@ def keep_for_recovery(settings: Settings, savepoint: Savepoint) -> None:
 
 
 def keep_for(settings: Settings, savepoint: Savepoint, reason: Reason, note: str) -> Savepoint:
-    """Give an existing savepoint another reason to be retained."""
-    kept = replace(savepoint, reason=reason, note=note)
-    _write(settings, kept)
+    """Give an existing savepoint another reason to be retained; raises FileNotFoundError if it is dropped meanwhile."""
+    kept, handle = replace(savepoint, reason=reason, note=note), _handle(settings, savepoint)
+    if (there := handle.read()) is None:
+        raise FileNotFoundError(f"{handle} is gone")
+    handle.replace(record_bytes(asdict(kept)), there.tag)
     return kept
 
 
@@ -323,8 +328,11 @@ def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, re
 
 
 def _write(settings: Settings, savepoint: Savepoint) -> None:
-    path = folder(settings, savepoint.stream) / savepoint.id / "savepoint.json"
-    write_record(path, asdict(savepoint))
+    _handle(settings, savepoint).put(record_bytes(asdict(savepoint)))
+
+
+def _handle(settings: Settings, savepoint: Savepoint) -> ObjectHandle:
+    return StreamFolder.of(settings, savepoint.stream).savepoint(savepoint.id)
 
 
 def _retained(
@@ -339,15 +347,15 @@ def _retained(
     return tuple(done[bound.name] for bound in record.tables)
 
 
-def _load(path: Path) -> Savepoint | None:
+def _load(handle: ObjectHandle) -> Savepoint | None:
     def damaged(error: Exception) -> PreflightRefused:
         return PreflightRefused(
-            f"{path} cannot be read: {error}",
+            f"{handle} cannot be read: {error}",
             "use the version of recourse-streams that wrote it; if the file is damaged, remove its folder: that "
             "savepoint is lost then",
         )
 
-    return read_record(path, _savepoint, damaged, newer=UsageError)
+    return read_record(handle, _savepoint, damaged, newer=UsageError)
 
 
 def _savepoint(value: dict[str, Any]) -> Savepoint:

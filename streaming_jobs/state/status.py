@@ -18,12 +18,11 @@ import structlog
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.failures import ErrorReport
-from streaming_jobs.platform.files import overwritten, write_json
-from streaming_jobs.platform.log_stream import disk_is_full
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.ledger_file import LedgerFile
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.records import json_bytes
+from streaming_jobs.state.stream_folder import StreamFolder, stream_names
 
 # The totals of a stream over all its sessions: records, rows, dead letters, late records.
 #
@@ -219,27 +218,27 @@ class Status:
 def write_status(settings: Settings, status: Status) -> None:
     """Replace the stream's status file; a power cut may lose it.
 
-    If the disk is full, the file is overwritten in the blocks that it has, so that a failure for lack of space is
-    recorded; raises OSError if it does not fit there either.
+    If the disk is full, the file is overwritten in the blocks that it has, without white space if need be, so that a
+    failure for lack of space is recorded; raises OSError if it does not fit there either.
     """
-    path = StreamFolder.of(settings, status.stream).make().status
+    handle, value = StreamFolder.of(settings, status.stream).status, asdict(status)
     try:
-        write_json(path, asdict(status), durable=False)
-    except OSError as error:
-        if not (disk_is_full(error) and overwritten(path, json.dumps(asdict(status)))):
-            raise
+        handle.put(json_bytes(value), durable=False)
+    except OSError:
+        handle.put(json.dumps(value).encode(), durable=False)
 
 
 def streams_with_status(settings: Settings) -> list[str]:
     """The names of all streams that have ever run in this home."""
-    return sorted(path.parent.name for path in settings.state.glob("*/status.json"))
+    return [name for name in stream_names(settings) if StreamFolder.of(settings, name).status.exists()]
 
 
 def read_status(settings: Settings, stream: str) -> Status | None:
     """The newest status, or None if the stream has never run here."""
+    found = StreamFolder.of(settings, stream).status.read()
     try:
-        value: dict[str, Any] = json.loads(StreamFolder.of(settings, stream).status.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        value: dict[str, Any] = json.loads(found.data if found is not None else "")
+    except ValueError:
         return None
     known = {f.name for f in fields(Status)}
     status = Status(**{key: item for key, item in value.items() if key in known})

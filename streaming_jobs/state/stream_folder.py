@@ -2,75 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from streaming_jobs.declare.names import checked_name
+from streaming_jobs.declare.names import checked_name, is_name
 from streaming_jobs.platform.files import private_folder
-from streaming_jobs.platform.locks import locked
+from streaming_jobs.platform.object_files import LocalFiles, ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 
 
+def state_files(settings: Settings) -> ObjectFiles:
+    """All objects of the streams' state."""
+    return LocalFiles(settings.state)
+
+
+def stream_names(settings: Settings) -> list[str]:
+    """The names of all streams that may have state here, and of folders beside theirs."""
+    return [name for name in state_files(settings).folders() if is_name(name)]
+
+
 @dataclass(frozen=True)
 class StreamFolder:
-    """The paths below one stream's folder; only `make` creates anything."""
+    """The objects of one stream, and the paths of what cannot be an object; only `make` creates anything."""
 
     path: Path
+    files: ObjectFiles
 
     @classmethod
     def of(cls, settings: Settings, stream: str) -> StreamFolder:
         """The folder of a stream; raises UsageError for a name that no stream may have."""
-        return cls(settings.state / checked_name("stream", stream))
+        return cls.below(settings, checked_name("stream", stream))
+
+    @classmethod
+    def below(cls, settings: Settings, folder: str) -> StreamFolder:
+        """A folder of the state, such as that of a replay."""
+        return cls(settings.state / folder, state_files(settings).below(folder))
 
     def make(self) -> StreamFolder:
         """The folder, made for this user alone if it was not there."""
         private_folder(self.path)
         return self
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the folder's lock, for milliseconds: no other process writes or removes a request within the block.
-
-        The folder is made if it was not there.
-        """
-        with locked(private_folder(self.path)):
-            yield
-
     def checkpoint(self, generation: int) -> Checkpoint:
         return Checkpoint(self.path / f"g{generation:04d}")
 
     @property
-    def record(self) -> Path:
+    def record(self) -> ObjectHandle:
         """The record: topics and tables that the stream is bound to, and its generations (`stream_record.py`)."""
-        return self.path / "stream.json"
+        return ObjectHandle(self.files, "stream.json")
 
     @property
-    def status(self) -> Path:
+    def status(self) -> ObjectHandle:
         """The report of the running stream (`status.py`)."""
-        return self.path / "status.json"
+        return ObjectHandle(self.files, "status.json")
 
     @property
-    def sessions(self) -> Path:
+    def sessions(self) -> ObjectHandle:
         """Starts and ends of the stream in its sessions (`stream_history.py`)."""
-        return self.path / "sessions.jsonl"
+        return ObjectHandle(self.files, "sessions.jsonl")
 
     @property
-    def deploys(self) -> Path:
+    def deploys(self) -> ObjectHandle:
         """The deploys of other code (`stream_history.py`)."""
-        return self.path / "deploys.jsonl"
+        return ObjectHandle(self.files, "deploys.jsonl")
 
-    def request(self, name: Literal["stop", "start"]) -> Path:
+    def request(self, name: Literal["stop", "start"]) -> ObjectHandle:
         """The request to stop, or to start, also once more (`requests.py`)."""
-        return self.path / name
+        return ObjectHandle(self.files, name)
 
     @property
-    def declaration(self) -> Path:
+    def declaration(self) -> ObjectHandle:
         """The parts of the code and the settings that the running session has (`runtime/declaration.py`)."""
-        return self.path / "declaration.json"
+        return ObjectHandle(self.files, "declaration.json")
 
     @property
     def lease(self) -> Path:
@@ -87,15 +92,19 @@ class StreamFolder:
         """The folder of the savepoints (`savepoints.py`)."""
         return self.path / "savepoints"
 
+    def savepoint(self, name: str) -> ObjectHandle:
+        """What makes a folder a savepoint."""
+        return ObjectHandle(self.files, f"savepoints/{name}/savepoint.json")
+
     @property
     def attempt(self) -> Path:
         """The last batch that took the driver path (`runtime/batch_hooks.py`)."""
         return self.path / "attempt"
 
     @property
-    def output_plans(self) -> Path:
+    def output_plans(self) -> ObjectHandle:
         """The output plans of each code version (`runtime/output_plans.py`)."""
-        return self.path / "outputs.json"
+        return ObjectHandle(self.files, "outputs.json")
 
     @property
     def slices(self) -> Path:

@@ -5,8 +5,8 @@
 
 `at` in seconds since 1970, `from` and `to` the hashes of the code. A deploy is written before the start that it is
 about, so that none is missing, and once, even if it is repeated after a kill. The events of sessions are for people who
-look back: nothing depends on them, so a full disk stops no stream, and a power cut may lose the last ones. A session
-that was killed leaves its start without an end.
+look back: nothing depends on them, so a full disk stops no stream. A session that was killed leaves its start without
+an end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Literal
 
 import structlog
 
+from streaming_jobs.errors import RecourseError
 from streaming_jobs.platform import json_lines
-from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -39,11 +39,11 @@ class Deploy:
 
 
 def record_deploy(settings: Settings, stream: str, before: str, after: str, by: str) -> None:
-    """Append a deploy, on disk when this returns; a repetition of the newest deploy changes nothing."""
+    """Append a deploy, durable when this returns; a repetition of the newest deploy changes nothing."""
     last = deploys(settings, stream)[-1:]
     if not last or (last[0].before, last[0].after) != (before, after):
         line = {"at": round(time.time(), 3), "from": before, "to": after, "by": by}
-        json_lines.append(StreamFolder.of(settings, stream).make().deploys, [line])
+        json_lines.add(StreamFolder.of(settings, stream).deploys, line)
 
 
 def deploys(settings: Settings, stream: str) -> list[Deploy]:
@@ -91,12 +91,8 @@ def note_session_event(settings: Settings, status: Status, what: What, reason: s
         reason[:_REASON],
     )
     try:
-        path = StreamFolder.of(settings, status.stream).make().sessions
-        json_lines.append(path, [asdict(event)], durable=False)
-        if path.stat().st_size > LIMIT:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-            write_atomic(path, "".join(lines[len(lines) // 2 :]), durable=False)
-    except OSError as error:
+        json_lines.add(StreamFolder.of(settings, status.stream).sessions, asdict(event), limit=LIMIT)
+    except (OSError, RecourseError) as error:
         log.warning("a session event could not be written", stream=status.stream, reason=str(error))
 
 

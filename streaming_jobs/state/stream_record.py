@@ -1,7 +1,8 @@
 """A stream's record and its checkpoint generations: `<state>/<stream>/stream.json` and `g0001/`, `g0002/` ...
 
 The record has the current generation, the tables and topics that the stream is bound to, and the foreign commits that a
-person has accepted. It is replaced as a whole, and synced before anything relies on it.
+person has accepted. It is replaced as a whole, and durable before anything relies on it. Whoever holds the stream's
+lease writes it, under the tag of the record that was read: a driver that has lost the lease replaces no newer record.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import Fenced, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
+from streaming_jobs.platform.object_files import AlreadyThere, Changed, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state.checkpoint import CheckpointDamaged
 from streaming_jobs.state.lease import take
-from streaming_jobs.state.records import read_record, write_record
+from streaming_jobs.state.records import parsed_record, record_bytes
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
@@ -116,7 +117,11 @@ class CodeSince:
 
 @dataclass(frozen=True)
 class StreamRecord:
-    """The content of stream.json."""
+    """The content of stream.json.
+
+    `tag` is that of the object which the record was read from: `save` replaces this one only. "": there was none; None:
+    `save` replaces any.
+    """
 
     stream: str
     generations: tuple[Generation, ...]
@@ -126,6 +131,7 @@ class StreamRecord:
     code: tuple[CodeSince, ...] = ()
     state_fingerprint: Mapping[str, str] = field(default_factory=dict)
     void_ranges: tuple[Mapping[str, Any], ...] = ()
+    tag: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def generation(self) -> int:
@@ -167,9 +173,12 @@ def existing(settings: Settings, stream: str) -> StreamRecord:
     return record
 
 
-def read(path: Path) -> StreamRecord | None:
-    """The record in a file, or None if there is none; raises as `load` does."""
-    return read_record(path, _record, lambda error: CheckpointDamaged(f"{path} cannot be read: {error}"))
+def read(handle: ObjectHandle) -> StreamRecord | None:
+    """The record in an object, or None if there is none; raises as `load` does."""
+    if (found := handle.read()) is None:
+        return None
+    record = parsed_record(handle, found, _record, lambda error: CheckpointDamaged(f"{handle} cannot be read: {error}"))
+    return replace(record, tag=found.tag)
 
 
 def _record(value: dict[str, Any]) -> StreamRecord:
@@ -199,14 +208,28 @@ def _corrected(value: dict[str, Any]) -> CorrectedBatches:
     return CorrectedBatches(after, up_to, tuple(offsets), value["rows"], value["code"])
 
 
-def save(settings: Settings, record: StreamRecord) -> None:
-    """Write the record; it is on disk when this returns."""
+def save(settings: Settings, record: StreamRecord) -> StreamRecord:
+    """Write the record, durable when this returns, and return it with its tag.
+
+    Raises Fenced if another driver has written the record since this one was read.
+    """
     value = asdict(record)
+    del value["tag"]
     for generation in value["generations"]:
         for added in ("aborts", "corrected"):  # so that an earlier version can read a record without them
             if not generation[added]:
                 del generation[added]
-    write_record(StreamFolder.of(settings, record.stream).make().record, value)
+    handle, data = StreamFolder.of(settings, record.stream).record, record_bytes(value)
+    try:
+        if record.tag is None:
+            tag = handle.put(data)
+        else:
+            tag = handle.replace(data, record.tag) if record.tag else handle.create(data)
+    except (AlreadyThere, Changed) as error:
+        raise Fenced(
+            f"{handle} was written by another driver after this one read it", "end this process, or run it again"
+        ) from error
+    return replace(record, tag=tag)
 
 
 def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
@@ -224,7 +247,7 @@ def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
 
 def first(stream: str) -> StreamRecord:
     """The record of a stream that has never run: generation 1."""
-    return StreamRecord(stream, (Generation(1, time.time(), "first start"),))
+    return StreamRecord(stream, (Generation(1, time.time(), "first start"),), tag="")
 
 
 def accept(

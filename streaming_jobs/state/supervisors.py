@@ -11,10 +11,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from streaming_jobs.platform.files import private_folder, write_json
+from streaming_jobs.errors import TransientError
+from streaming_jobs.platform.object_files import LocalFiles, ObjectFiles
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.records import json_bytes
 
 FRESH = 60.0
 """Seconds after which a note is that of a supervisor that no longer looks."""
@@ -36,17 +37,18 @@ class Note:
 
 def note(settings: Settings, job: str, streams: Sequence[str], verdict: str, *, starts: bool) -> None:
     """Renew the note of a job; on a full disk it is missing, which must not keep its supervisor from working."""
-    with suppress(OSError):
-        path = private_folder(_folder(settings)) / f"{job}.json"
-        write_json(path, asdict(Note(job, tuple(streams), verdict, time.time(), starts)), durable=False)
+    with suppress(OSError, TransientError):
+        value = asdict(Note(job, tuple(streams), verdict, time.time(), starts))
+        _files(settings).put(f"{job}.json", json_bytes(value), durable=False)
 
 
 def notes(settings: Settings, stream: str) -> list[Note]:
     """The fresh notes of jobs with this stream."""
-    found = []
-    for path in sorted(_folder(settings).glob("*.json")):
+    found, files = [], _files(settings)
+    for name in files.names():
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            there = files.read(name)
+            value = json.loads(there.data if there is not None else "")
             starts = bool(value.get("starts", False))
             each = Note(str(value["job"]), tuple(value["streams"]), str(value["verdict"]), float(value["at"]), starts)
         except (OSError, ValueError, KeyError, TypeError):  # being replaced, or written by hand
@@ -61,5 +63,5 @@ def newest(settings: Settings, stream: str) -> Note | None:
     return max(notes(settings, stream), key=lambda each: each.at, default=None)
 
 
-def _folder(settings: Settings) -> Path:
-    return settings.home / "supervisors"
+def _files(settings: Settings) -> ObjectFiles:
+    return LocalFiles(settings.home / "supervisors")

@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.object_files import ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
-from streaming_jobs.state.records import read_record, write_record
+from streaming_jobs.state.records import parsed_record, record_bytes
+from streaming_jobs.state.stream_folder import state_files
 from streaming_jobs.text import commands
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -68,15 +68,20 @@ class TopicRecord:
 
 def load(settings: Settings, topic: str) -> TopicRecord | None:
     """The record of a topic; None if the topic never had void ranges. Raises PreflightRefused if it is damaged."""
-    path = _path(settings, topic)
+    return _load(_handle(settings, topic))[0]
+
+
+def _load(handle: ObjectHandle) -> tuple[TopicRecord | None, str]:
+    """The record, and its tag."""
 
     def damaged(error: Exception) -> PreflightRefused:
         return PreflightRefused(
-            f"{path} cannot be read ({error}): nobody knows which offsets of the topic are void",
+            f"{handle} cannot be read ({error}): nobody knows which offsets of the topic are void",
             "put it back from the newest copy of the state folder",
         )
 
-    return read_record(path, _record, damaged)
+    found = handle.read()
+    return (None, "") if found is None else (parsed_record(handle, found, _record, damaged), found.tag)
 
 
 def _record(value: dict[str, Any]) -> TopicRecord:
@@ -111,12 +116,13 @@ def declare_void(
     ranges: Iterable[VoidRange] = (),
     under_way: str | None = None,
 ) -> None:
-    """Add void ranges, and note the path of the writer's generations; on disk when this returns.
+    """Add void ranges, and note the path of the writer's generations; durable when this returns.
 
     The ranges of the same plan and generation are replaced, so it may be repeated. Without any of it, and without a
-    record, nothing is written.
+    record, nothing is written. Raises TransientError if another process writes the record at the same moment.
     """
-    added, before = list(ranges), load(settings, topic)
+    handle, added = _handle(settings, topic), list(ranges)
+    before, tag = _load(handle)
     same = before is not None and before.topic_id == topic_id
     if not added and not same and under_way is None:
         return
@@ -124,14 +130,17 @@ def declare_void(
     known = _known(before, writer) if before is not None and same else ()
     kept = [each for each in known if (each.plan, each.generation) not in of]
     record = TopicRecord(topic, topic_id, writer, tuple(path), (*kept, *added), under_way)
-    private_folder(_path(settings, topic).parent)
-    write_record(_path(settings, topic), asdict(record))
+    data = record_bytes(asdict(record))
+    if before is None:
+        handle.create(data)
+    else:
+        handle.replace(data, tag)
 
 
 def under_way_of(settings: Settings, plan: str) -> list[TopicRecord]:
     """The records of the topics to which a plan is appending."""
-    names = sorted(path.stem for path in (settings.state / "_topics").glob("*.json"))
-    records = (load(settings, name) for name in names)
+    names = (name for name in _files(settings).names() if name.endswith(".json"))
+    records = (load(settings, name.removesuffix(".json")) for name in names)
     return [record for record in records if record is not None and record.under_way == plan]
 
 
@@ -142,7 +151,11 @@ def _known(before: TopicRecord, writer: str) -> tuple[VoidRange, ...]:
     return tuple(replace(each, generation=0) for each in before.void if each.generation in (0, *before.path))
 
 
-def _path(settings: Settings, topic: str) -> Path:
+def _files(settings: Settings) -> ObjectFiles:
+    return state_files(settings).below("_topics")
+
+
+def _handle(settings: Settings, topic: str) -> ObjectHandle:
     if not _TOPIC.fullmatch(topic):
         raise UsageError(f"'{topic}' is not the name of a topic", "use letters, digits, '.', '_' and '-'")
-    return settings.state / "_topics" / f"{topic}.json"
+    return ObjectHandle(_files(settings), f"{topic}.json")

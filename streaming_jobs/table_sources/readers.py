@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -18,7 +17,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Need
 from streaming_jobs.state import stream_record
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, state_files
 
 log = structlog.get_logger()
 
@@ -39,28 +38,29 @@ class TableReaders:
         """The versions that each reader still needs now; none for a reader that has never run."""
         return [need for folder in self._folders() if (need := self._need(folder)) is not None]
 
-    def _folders(self) -> Iterator[Path]:
+    def _folders(self) -> Iterator[StreamFolder]:
         """The state folders of the readers, and of their replays."""
-        for pattern in ("*", "recoveries/*/state/*"):
-            for record in self.settings.state.glob(f"{pattern}/stream.json"):
-                if record.parent.name in self.names or self._reads(record):
-                    yield record.parent
+        files = state_files(self.settings)
+        replays = [f"recoveries/{plan}/state" for plan in files.folders("recoveries")]
+        streams = [*files.folders(), *(f"{state}/{each}" for state in replays for each in files.folders(state))]
+        for folder in (StreamFolder.below(self.settings, each) for each in streams):
+            if folder.path.name in self.names or self._reads(folder):
+                yield folder
 
-    def _reads(self, file: Path) -> bool:
+    def _reads(self, folder: StreamFolder) -> bool:
         """True if a stream that was not declared when the writer started reads the table, by its record."""
         try:
-            record = stream_record.read(file)
+            record = stream_record.read(folder.record)
         except PreflightRefused:  # no table waits for it: its needs are unknown, and its next start reports the error
             return False
         return record is not None and self.table_id in {topic.topic_id for topic in record.topics}
 
-    def _need(self, folder: Path) -> Need | None:
-        here = StreamFolder(folder)
+    def _need(self, folder: StreamFolder) -> Need | None:
         try:
-            record = stream_record.read(here.record)
+            record = stream_record.read(folder.record)
             if record is None:
                 return None
-            checkpoint = here.checkpoint(record.generation)
+            checkpoint = folder.checkpoint(record.generation)
             batch = checkpoint.last_committed if checkpoint.last_committed is not None else checkpoint.last_planned
             if batch is None:
                 start, end = record.starts.get(self.table, {}).get(0, 0), 0
@@ -69,7 +69,7 @@ class TableReaders:
                 end = checkpoint.end(batch).get(self.table, {}).get(0, 0)
         except PreflightRefused as error:  # its next start reports it; meanwhile nothing that it may need is removed
             log.warning(
-                "the position of a reader cannot be read", table=self.table, folder=folder.name, reason=str(error)
+                "the position of a reader cannot be read", table=self.table, folder=folder.path.name, reason=str(error)
             )
             return Need(0, None)
         if start:

@@ -10,10 +10,10 @@ import json
 from base64 import b85decode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.verification.offset_ranges import Span
 
 _DIGITS = 20
@@ -71,18 +71,18 @@ class LoggedCommit:
     entry: Entry | None
 
 
-def versions(table: Path) -> list[int]:
+def versions(table: Location) -> list[int]:
     """The versions whose commit files are still there, in order; none for a table that does not exist."""
     names = (table / "_delta_log").glob("*.json")
     return sorted(int(file.stem) for file in names if file.stem.isdigit() and len(file.stem) == _DIGITS)
 
 
-def commit_file(table: Path, version: int) -> Path:
+def commit_file(table: Location, version: int) -> Location:
     """The file of a version's commit in the log."""
     return table / "_delta_log" / f"{version:0{_DIGITS}d}.json"
 
 
-def read_commit(table: Path, version: int) -> LoggedCommit:
+def read_commit(table: Location, version: int) -> LoggedCommit:
     """One commit; raises FileNotFoundError when the log no longer has it, ValueError when it cannot be read."""
     operation, entry, changes = "", None, False
     txns: dict[str, int] = {}

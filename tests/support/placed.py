@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
+from streaming_jobs.platform.object_files import LocalFiles, ObjectHandle
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.sinks.delta import dead_letters
@@ -45,7 +46,7 @@ def note_state(home: Path, stream: str, accepted: Sequence[dict[str, Any]] = ())
 def note_places(home: Path, nodes: list[str]) -> None:
     """The row that the stream makes of a record."""
     made = {"fd2f87f71956": {CLEAN: {"nodes": nodes, "position": COLUMNS}}}
-    output_plans.write(home / "state" / CLEAN / "outputs.json", made)
+    output_plans.write(ObjectHandle(LocalFiles(home / "state" / CLEAN), "outputs.json"), made)
 
 
 def by_place(tables: Path, keys: tuple[str, ...] = (), **options: Any) -> StreamVerdict:

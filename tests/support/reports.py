@@ -13,6 +13,7 @@ from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, S
 from reprocessing.replay.difference import ByKey, ByTime, Difference, for_journal
 from reprocessing.report.facts import BatchRows, BatchSeries
 from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.platform.object_files import LocalFiles, ObjectHandle
 
 AT = 1_795_000_000.0
 TOPIC = "stock_movements"
@@ -103,7 +104,7 @@ def journal_of(
     until: str = "clean_up",
 ) -> Journal:
     """The journal of a plan that was carried out up to a stage."""
-    journal = Journal(folder / "journal.jsonl")
+    journal = Journal(ObjectHandle(LocalFiles(folder), "journal.jsonl"))
     latest = dict(plan.streams[0].saw.topics[0].latest)
     base = plan.streams[0].base.ends[TOPIC]
     findings: dict[str, Mapping[str, Any]] = {

@@ -79,7 +79,7 @@ class StreamOnDisk:
             tables.append(BoundTable(declared.name, table.table_id, role))
         topic = BoundTopic(self.topic, self.topic_id, dict.fromkeys(self.per_batch, 0))
         first = stream_record.first(self.stream.name)
-        self.save(replace(first, tables=tuple(tables), topics=(topic,), code=tuple(code)))
+        self.save(replace(first, tables=tuple(tables), topics=(topic,), code=tuple(code), tag=None))
         return self
 
     def ends(self, batch: int) -> TopicOffsets:

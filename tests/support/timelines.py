@@ -12,6 +12,7 @@ from typing import Any
 
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
+from tests.support.objects import path_of
 from tests.support.worlds import PRIMARY, STREAM, TOPIC, TOPIC_ID, ends
 
 MONDAY = datetime(2026, 11, 23, 0, 0, tzinfo=UTC).timestamp()
@@ -61,10 +62,10 @@ def lay_lines(path: Path, values: Iterable[dict[str, Any]]) -> None:
 def lay_sessions(settings: Settings, *events: tuple[float, str], stream: str = STREAM) -> None:
     """Write session events: (time, what)."""
     values = [{"at": at, "what": what, "pid": 4711 + place} for place, (at, what) in enumerate(events)]
-    lay_lines(StreamFolder.of(settings, stream).sessions, values)
+    lay_lines(path_of(StreamFolder.of(settings, stream).sessions), values)
 
 
 def lay_deploys(settings: Settings, *deploys: tuple[float, str, str], stream: str = STREAM) -> None:
     """Write deploys: (time, version before, version after)."""
     values = [{"at": at, "from": before, "to": after, "by": "anna"} for at, before, after in deploys]
-    lay_lines(StreamFolder.of(settings, stream).deploys, values)
+    lay_lines(path_of(StreamFolder.of(settings, stream).deploys), values)

@@ -10,13 +10,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
+
+from streaming_jobs.errors import PermanentError
+from streaming_jobs.platform.locations import Location, opened_for_reading
+from streaming_jobs.text.spelling import counted
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = frozenset("\"#%'*/:=?\\{[]^\x7f")
@@ -27,7 +30,7 @@ _FEW, _AT_ONCE = 2, 16
 
 
 def add_actions(
-    table: Path, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str]
+    table: Location, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str]
 ) -> tuple[list[AddAction], int]:
     """The `add` actions for Parquet files below the table's folder, and the number of rows in those that are there.
 
@@ -35,10 +38,12 @@ def add_actions(
     """
 
     def described(path: str) -> tuple[AddAction, int] | None:
-        if not (file := table / path).exists():
+        file = table / path
+        try:
+            status = file.stat()
+        except FileNotFoundError:
             return None
-        metadata = pq.read_metadata(file)
-        status = file.stat()
+        metadata = pq.read_metadata(opened_for_reading(file))
         action = AddAction(
             path=path,
             size=status.st_size,
@@ -59,7 +64,21 @@ def add_actions(
     return [action for action, _ in there], sum(rows for _, rows in there)
 
 
-def statistics(file: Path, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:
+def checked_actions(
+    table: Location, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str], expected: int
+) -> tuple[list[AddAction], int]:
+    """`add_actions`; raises PermanentError if the driver does not see as many rows as were written."""
+    actions, count = add_actions(table, files, partition_by, bounded)
+    if count != expected:
+        raise PermanentError(
+            f"the executors wrote {counted(expected, 'row')} for table {table.name}, and its files have {count:,} as "
+            "the driver sees them",
+            "let the driver and all executors see one file system: they share the folders of tables and of state",
+        )
+    return actions, count
+
+
+def statistics(file: Location, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:
     """The file's statistics as Delta writes them: numRecords, minValues, maxValues, nullCount."""
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
@@ -87,9 +106,9 @@ def _from_footer(metadata: pq.FileMetaData, index: int) -> tuple[int, Any, Any] 
     return nulls, min((group.min for group in valued), default=None), max((group.max for group in valued), default=None)
 
 
-def _from_rows(file: Path, name: str) -> tuple[int, Any, Any]:
+def _from_rows(file: Location, name: str) -> tuple[int, Any, Any]:
     """The same from the column itself: a file without bounds for a column that has them elsewhere hides its rows."""
-    values = pq.ParquetFile(file).read(columns=[name])[name]
+    values = pq.ParquetFile(opened_for_reading(file)).read(columns=[name])[name]
     bounds = pc.min_max(values).as_py()
     return values.null_count, bounds["min"], bounds["max"]
 

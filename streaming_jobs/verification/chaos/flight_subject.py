@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from streaming_jobs.examples.flights.feeder import CHUNK, PARTITIONS, feed, surv
 from streaming_jobs.examples.flights.streams import STREAMS as FLIGHT_STREAMS
 from streaming_jobs.examples.flights.truth import KEYS, TruthCheck, as_frame, compare, differences, truth
 from streaming_jobs.platform import table_rows
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.text.spelling import counted
@@ -323,7 +323,7 @@ EXPECTED: Mapping[str, Callable[[pd.DataFrame], Expected]] = {"flights_judged": 
 """By stream, which has a table of the same name, what its rules should have done."""
 
 
-def compare_rules(tables: Path, stream: str, records: int) -> RuleCheck:
+def compare_rules(tables: Location, stream: str, records: int) -> RuleCheck:
     """Compare a stream that has read the first `records` flights, and nothing else, with the truth; only reads."""
     expected = EXPECTED[stream](truth("flights_clean", records / dataset.TOTAL, partitions=PARTITIONS))
     texts = [f"{stream}: {text}" for text in _rows(tables / stream, expected.table)]
@@ -344,7 +344,7 @@ def compare_rules(tables: Path, stream: str, records: int) -> RuleCheck:
     return RuleCheck(stream, records, expected.good, len(expected.quarantine), expected.dropped, tuple(texts))
 
 
-def _rows(table: Path, expected: pd.DataFrame) -> list[str]:
+def _rows(table: Location, expected: pd.DataFrame) -> list[str]:
     try:
         rows = as_frame(table_rows.rows(table))
     except TableNotFoundError:
@@ -357,7 +357,7 @@ def _rows(table: Path, expected: pd.DataFrame) -> list[str]:
     return differences(expected, actual, _PLACE)
 
 
-def _of_entries(table: Path, name: str) -> Counter[str]:
+def _of_entries(table: Location, name: str) -> Counter[str]:
     """The numbers of all batches together."""
     numbers: Counter[str] = Counter()
     for version in versions(table):

@@ -40,6 +40,12 @@ def on_cluster(base: Settings, master: str) -> dict[str, Any]:
     }
 
 
+def on_store(base: Settings, url: str) -> dict[str, Any]:
+    """Settings of sessions whose tables are on an object store; how it is reached is the user's setting."""
+    storage = base.storage.model_dump(mode="json", exclude_defaults=True)
+    return {"tables_dir": url, **{f"storage.{name}": value for name, value in storage.items()}}
+
+
 @dataclass(frozen=True)
 class Home:
     """Settings of one run, and the same as environment for its drivers; `fed` is the topic that the feeder writes."""

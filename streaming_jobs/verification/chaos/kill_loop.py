@@ -20,7 +20,7 @@ from streaming_jobs.platform.broker import Broker, bootstrap_servers
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.verification.chaos.faults import Freeze, Phase, Steps
-from streaming_jobs.verification.chaos.home import Home, on_cluster
+from streaming_jobs.verification.chaos.home import Home, on_cluster, on_store
 from streaming_jobs.verification.chaos.sessions import (
     ChaosFailed,
     FreezeRunner,
@@ -46,6 +46,7 @@ class LoopPlan:
     """The parameters of a run: kills, seed, feed in records per second, records per batch, streams.
 
     `scenarios`: damage the home afterwards. `master`: a Spark cluster on this machine, instead of the driver's JVM.
+    `store`: the URL below which the tables are, instead of the home.
     """
 
     kills: int
@@ -55,6 +56,7 @@ class LoopPlan:
     streams: tuple[str, ...]
     scenarios: bool = False
     master: str = ""
+    store: str = ""
 
 
 class Feed(Protocol):
@@ -167,17 +169,26 @@ def plan_of(
     streams: tuple[str, ...] | None = None,
     scenarios: bool = False,
     master: str = "",
+    store: str = "",
 ) -> LoopPlan:
     """The plan of a run; what is left out is the subject's own.
 
     `streams`: a subset; a stream that reads the topic of another stream needs that stream in it too.
     """
     names = streams or tuple(watched.stream for watched in subject.streams)
-    return LoopPlan(kills, seed, rate or subject.rate, max_offsets or subject.max_offsets, names, scenarios, master)
+    return LoopPlan(
+        kills, seed, rate or subject.rate, max_offsets or subject.max_offsets, names, scenarios, master, store
+    )
 
 
-def home_of(subject: LoopSubject[Findings], folder: Path, base: Settings, max_offsets: int, master: str = "") -> Home:
-    changes = {**subject.settings, **(on_cluster(base, master) if master else {})}
+def home_of(
+    subject: LoopSubject[Findings], folder: Path, base: Settings, max_offsets: int, master: str = "", store: str = ""
+) -> Home:
+    changes = {
+        **subject.settings,
+        **(on_cluster(base, master) if master else {}),
+        **(on_store(base, f"{store.rstrip('/')}/{folder.name}") if store else {}),
+    }
     return Home.of(folder, base, max_offsets=max_offsets, subjects=subject.streams, fed=subject.fed, changes=changes)
 
 
@@ -194,7 +205,7 @@ def run(
     `base` has the settings for fetching jars, and for reaching executors. However it ends, no process is left but the
     workers of a cluster.
     """
-    home = home_of(subject, folder, base, plan.max_offsets, plan.master)
+    home = home_of(subject, folder, base, plan.max_offsets, plan.master, plan.store)
     steps, broker_after = subject.steps(plan) if chosen is None else (chosen, ())
     begun, tally = time.monotonic(), Tally()
     with ExitStack() as at_end:

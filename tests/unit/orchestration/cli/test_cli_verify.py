@@ -21,6 +21,7 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.verification import verification
 from streaming_jobs.verification.delta_log import commit_file, read_commit, versions
 from streaming_jobs.verification.offset_ranges import Span
@@ -74,7 +75,9 @@ class Home:
         for number in range(BATCHES):
             self.life.batch(number, code=TODAY)
         made = {"things": {"nodes": ["Project"], "position": None}}
-        output_plans.write(folder / "state" / "things" / "outputs.json", dict.fromkeys((TODAY, "other"), made))
+        output_plans.write(
+            StreamFolder.of(self.life.settings, "things").output_plans, dict.fromkeys((TODAY, "other"), made)
+        )
         self.put({})
         self.truth("")
 

@@ -22,6 +22,7 @@ from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable
 from tests.conftest import SettingsFactory
+from tests.support.objects import path_of
 from tests.support.worlds import parity, plain
 
 TOPOLOGY = Topology.of([plain, parity])
@@ -65,7 +66,7 @@ def test_the_changes_are_named_part_by_part(home: Settings) -> None:
     declaration.note(plain, home)
     assert declaration.noted(home, "plain", code(plain)) == parts
     assert declaration.noted(home, "plain", "0123456789ab") is None, "those of other code"
-    StreamFolder.of(home, "plain").declaration.write_text("{")
+    path_of(StreamFolder.of(home, "plain").declaration).write_text("{")
     assert declaration.noted(home, "plain", code(plain)) is None
 
 
@@ -115,7 +116,7 @@ def test_other_tables_and_topics_would_be_refused(home: Settings) -> None:
 def test_a_deploy_is_recorded_once_and_a_torn_line_is_no_obstacle(home: Settings) -> None:
     stream_history.record_deploy(home, "plain", "a", "b", "anna")
     stream_history.record_deploy(home, "plain", "a", "b", "anna")
-    path = StreamFolder.of(home, "plain").deploys
+    path = path_of(StreamFolder.of(home, "plain").deploys)
     with path.open("a") as file:
         file.write('{"at": 1, "fr')
     stream_history.record_deploy(home, "plain", "b", "c", "bob")

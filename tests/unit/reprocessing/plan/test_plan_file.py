@@ -21,10 +21,12 @@ from reprocessing.plan.plan import (
     moved,
 )
 from reprocessing.plan.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.platform.object_files import Found, LocalFiles, MemoryFiles, ObjectHandle
 from streaming_jobs.settings import Settings
 from tests.support.life import Life
+from tests.support.objects import path_of
 from tests.support.rewind import planned as planned_stream
 
 
@@ -214,11 +216,11 @@ def test_a_plan_remembers_the_versions_of_a_table_and_is_moved_when_one_of_them_
 
 
 def test_a_journal_line_that_a_kill_cut_off_counts_as_not_written(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "plan" / "journal.jsonl")
+    journal = Journal(ObjectHandle(LocalFiles(tmp_path), "plan/journal.jsonl"))
     assert journal.outcome == "planned"
     journal.write("take_savepoint", "begun")
     journal.write("take_savepoint", "done", {"savepoint": "x"})
-    with journal.path.open("ab") as file:
+    with path_of(journal.handle).open("ab") as file:
         file.write(b'{"stage":"fence","sta')
     assert [line.stage for line in journal.lines()] == ["take_savepoint", "take_savepoint"]
     journal.write("fence", "begun")
@@ -236,14 +238,32 @@ def test_a_journal_line_that_a_kill_cut_off_counts_as_not_written(tmp_path: Path
     assert journal.outcome == "aborted"
 
 
+def test_two_processes_cannot_both_add_the_next_line_of_a_journal(tmp_path: Path) -> None:
+    files = MemoryFiles()
+    journal = Journal(ObjectHandle(files, "journal.jsonl"))
+    journal.write("take_savepoint", "begun")
+
+    class Slow(MemoryFiles):
+        """Another process adds a line between the read and the write."""
+
+        def read(self, name: str) -> Found | None:
+            found = files.read(name)
+            journal.write("abort", "begun")
+            return found
+
+    with pytest.raises(TransientError, match="is being written by another process"):
+        Journal(ObjectHandle(Slow(_objects=files._objects), "journal.jsonl")).write("fence", "begun")
+    assert [line.stage for line in journal.lines()] == ["take_savepoint", "abort"]
+
+
 def test_a_journal_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
     """Its stages have other names, and its lines no stream if the plan has only one."""
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = Journal(ObjectHandle(LocalFiles(tmp_path), "journal.jsonl"))
     lines = [
         {"stage": stage, "state": "done", "at": 1.0, "found": {"stage": stage}}
         for stage in ("keep", "settle", "combine", "switch")
     ]
-    journal.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path_of(journal.handle).write_text("".join(json.dumps(line) + "\n" for line in lines))
     now = ("take_savepoint", "void_records", "add_later_rows", "switch_generation", "continue_generation")
     assert [journal.of("things").done(stage) for stage in now] == [
         {"stage": stage} for stage in ("keep", "settle", "combine", "switch", "switch")

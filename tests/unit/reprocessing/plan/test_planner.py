@@ -15,9 +15,9 @@ from deltalake import Field, write_deltalake
 from reprocessing.explainer import explain
 from reprocessing.plan import first_bad_row
 from reprocessing.plan.first_bad_row import before_first_bad
-from reprocessing.plan.journal import Journal
+from reprocessing.plan.journal import journal_of
 from reprocessing.plan.plan import Checks, StreamRecoveryPlan, moved
-from reprocessing.plan.plan_file import folder, load, names
+from reprocessing.plan.plan_file import load, names
 from reprocessing.plan.snapshot import PlanningSnapshot, look_for_plan
 from reprocessing.plan.targets import Target
 from streaming_jobs.catalog.topology import Topology
@@ -187,7 +187,7 @@ def test_the_first_bad_row_is_found_between_savepoints_too(life: Life) -> None:
 def published(life: Life, plan: StreamRecoveryPlan, last: int, *generations: Generation) -> Savepoint:
     """The plan was published, and batch 8 is in the newest of these generations, whose number is `last`."""
     savepoint = life.savepoint(8, "recovery")
-    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
+    journal = journal_of(life.settings, plan.id)
     journal.write("take_savepoint", "done", {"savepoint": savepoint.id})
     journal.write("clean_up", "done")
     copy(

@@ -113,6 +113,6 @@ def test_a_removal_that_was_killed_leaves_nothing_that_looks_like_a_plan(
     with pytest.raises(UsageError, match="there is no plan"):
         load(settings, plan)
     being_made = next_id(settings, "things")
-    os.utime(folder(settings, plan), (0, 0))
+    os.utime(folder(settings, plan) / "about.json", (0, 0))
     prune_plans(settings)
     assert {each.name for each in (settings.state / "recoveries").iterdir()} == {newest, being_made}

@@ -15,6 +15,7 @@ from reprocessing.plan.journal import Journal
 from reprocessing.replay.difference import for_journal
 from reprocessing.report.facts import PARTITIONS
 from reprocessing.report.page import page, sample_table
+from streaming_jobs.platform.object_files import LocalFiles, ObjectHandle
 from tests.support.reports import AT, batches_of, difference, journal_of, plan_of
 
 pytestmark = pytest.mark.slow
@@ -101,7 +102,7 @@ def test_text_of_the_data_is_no_markup(tmp_path: Path) -> None:
 
 
 def test_what_was_done_is_listed_with_attempts_that_a_kill_cut_off_and_with_errors(tmp_path: Path) -> None:
-    plan, journal = plan_of(1), Journal(tmp_path / "journal.jsonl")
+    plan, journal = plan_of(1), Journal(ObjectHandle(LocalFiles(tmp_path), "journal.jsonl"))
     for stage, state, found in (
         ("take_savepoint", "begun", {}),
         ("take_savepoint", "begun", {}),

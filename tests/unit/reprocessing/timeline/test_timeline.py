@@ -19,6 +19,7 @@ from streaming_jobs.state.ledger_file import lines_of
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CodeSince
+from tests.support.objects import path_of
 from tests.support.reports import plan_of
 from tests.support.timelines import MONDAY, NEW, OLD, lay_deploys, lay_ledger, lay_lines, lay_sessions, ledger_line
 from tests.support.worlds import PRIMARY, STREAM, Disk, record
@@ -110,7 +111,7 @@ def test_deploys_and_changes_of_code_are_marks_and_a_deployed_version_is_one_mar
 
 
 def test_a_file_of_deploys_that_is_cut_off_or_wrong_gives_the_other_ones(settings: Settings) -> None:
-    path = StreamFolder.of(settings, STREAM).make().deploys
+    path = path_of(StreamFolder.of(settings, STREAM).make().deploys)
     whole = json.dumps({"at": MONDAY, "from": None, "to": NEW})
     path.write_text(f'[1]\n{{"at": "x", "to": "y"}}\n{whole}\n{whole[:9]}')
     assert [mark.text for mark in marks_of(settings, STREAM)] == ["deploy 0a1b2c3d"]
@@ -120,7 +121,9 @@ def test_a_version_in_a_deploy_may_be_text_a_pair_or_an_object(settings: Setting
     values = [f"{NEW} (0.1.0)", [NEW, "0.1.0"], {"hash": NEW, "package": "0.1.0"}, NEW[:8]]
     stream_record.save(settings, record(code=(CodeSince(NEW, "0.1.0", 1, 40, MONDAY + 9),)))
     for to in values:
-        lay_lines(StreamFolder.of(settings, STREAM).deploys, [{"at": MONDAY, "from": None, "to": to, "by": "anna"}])
+        lay_lines(
+            path_of(StreamFolder.of(settings, STREAM).deploys), [{"at": MONDAY, "from": None, "to": to, "by": "anna"}]
+        )
         assert texts(the_day(settings)) == ["deploy 0a1b2c3d by anna"]
 
 
@@ -200,7 +203,7 @@ def test_a_recovery_is_planned_begun_published_and_finished(settings: Settings) 
 def test_a_plan_that_was_changed_by_hand_is_a_mark_that_says_so(settings: Settings) -> None:
     plan = plan_of()
     one = replace(plan.streams[0], stream=STREAM)
-    path = plan_file.save(settings, plan_file.sealed(replace(plan, id="parity-0001", streams=(one,))))
+    path = path_of(plan_file.save(settings, plan_file.sealed(replace(plan, id="parity-0001", streams=(one,)))))
     path.write_text(path.read_text().replace("inventory", "other", 1))
     (mark,) = marks_of(settings, STREAM)
     assert mark.what == "unreadable" and "parity-0001" in mark.text

@@ -17,6 +17,7 @@ from streaming_jobs.catalog.archive import COLUMNS, archive_of, columns, is_arch
 from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
+from streaming_jobs.platform.object_files import MemoryFiles, ObjectHandle
 from streaming_jobs.preflight.doctor import archive_checks, check
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW
@@ -135,7 +136,7 @@ def test_it_covers_nothing_if_what_it_has_is_not_known(keeper: Keeper, damage: s
     elif damage == "foreign":
         DeltaTable(table).delete("offset = 4")
     else:
-        made.record.unlink()
+        made.record.delete()
     assert made.bounds() == {}
 
 
@@ -220,7 +221,7 @@ def test_the_declaration_is_a_stream_that_refuses_nothing() -> None:
         archive_of(TOPIC, Topology.of([KEEPER, archive(TOPIC, name="second")]).streams.values())
 
 
-ARCHIVE = TableArchive("a", "things", "x", Path("/nowhere"), Path("/nowhere"))
+ARCHIVE = TableArchive("a", "things", "x", Path("/nowhere"), ObjectHandle(MemoryFiles(), "none"))
 KAFKA = OffsetBounds({0: 100, 1: 100}, {0: 200, 1: 200})
 
 

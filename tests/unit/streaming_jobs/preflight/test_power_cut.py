@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import executor
-from reprocessing.plan.journal import Journal, Line
+from reprocessing.plan.journal import Journal, Line, journal_of
 from reprocessing.plan.plan import Checks, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
 from reprocessing.plan.snapshot import planning_snapshot
@@ -117,7 +117,7 @@ def test_what_a_recovery_has_journaled_as_done_survives_a_power_cut(
     assert life.rows() == RIGHT
     assert [(line.stage, line.state) for line, _ in cuts if line.state == "done"][-1] == ("clean_up", "done")
     for line, settings in cuts:
-        lines = Journal(settings.state / "recoveries" / plan / "journal.jsonl").lines()
+        lines = journal_of(settings, plan).lines()
         assert lines and lines[-1] == line, f"the journal itself lost {line.stage} {line.state}"
         whole(settings)
         done = {one.stage for one in lines if one.state == "done"}

@@ -20,20 +20,21 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_history import session_events
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryQuery, MemoryRuntime
+from tests.support.objects import path_of
 from tests.support.sessions import Queries, session_of, state
 from tests.support.worlds import parity, plain
 
 
 def unwritable(home: Settings, stream: str) -> None:
     """From now on the stream's status cannot be written."""
-    path = StreamFolder.of(home, stream).status
+    path = path_of(StreamFolder.of(home, stream).status)
     if path.is_file():
         path.unlink()
         path.mkdir()
 
 
 def writable(home: Settings, stream: str) -> None:
-    StreamFolder.of(home, stream).status.rmdir()
+    path_of(StreamFolder.of(home, stream).status).rmdir()
 
 
 def test_a_table_that_cannot_be_read_fails_its_stream_alone(home: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +14,7 @@ from streaming_jobs.runtime.stream_restarts import RestartReasons, StreamRestart
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.requests import START, STOP, RequestFile
 from tests.conftest import SettingsFactory
+from tests.support.objects import path_of
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def test_who_asks_and_for_which_plan_is_in_the_file(home: Settings) -> None:
     assert by_hand is not None and (by_hand.who, by_hand.plan) == ('asked by "me"', None)
     assert not STOP.for_recovery(home, "count")
     STOP.ask_for(home, "total", "total-0001")
-    assert json.loads(STOP.path(home, "total").read_text())["plan"] == "total-0001"
+    assert json.loads(path_of(STOP.handle(home, "total")).read_text())["plan"] == "total-0001"
     pending = STOP.request(home, "total")
     assert pending is not None and pending.who == "stopped for recovery plan total-0001"
     assert STOP.for_recovery(home, "total")
@@ -43,7 +45,7 @@ def test_who_asks_and_for_which_plan_is_in_the_file(home: Settings) -> None:
     ],
 )
 def test_a_file_that_is_no_json_names_who(home: Settings, text: str, who: str, plan: str | None) -> None:
-    path = START.path(home, "count")
+    path = path_of(START.handle(home, "count"))
     path.parent.mkdir(parents=True)
     path.write_text(text)
     pending = START.request(home, "count")
@@ -84,8 +86,12 @@ def test_the_request_of_another_user_holds_although_it_cannot_be_read(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refused)
         seen = request_file.request(home, "plain")
-    assert seen is not None and (seen.who, seen.since, seen.file, seen.plan) == ("", asked.since, asked.file, None)
-    request_file.path(home, "plain").write_bytes(b"by hand \xff")
+        assert seen is not None and (seen.who, seen.since, seen.plan) == ("", asked.since, None)
+        request_file.clear(home, "plain", replace(seen, tag="another"))
+        assert request_file.request(home, "plain") == seen
+        request_file.clear(home, "plain", seen)
+    assert not request_file.asked(home, "plain")
+    path_of(request_file.handle(home, "plain")).write_bytes(b"by hand \xff")
     assert (again := request_file.request(home, "plain")) is not None and again.who.startswith("by hand")
 
 

@@ -22,6 +22,7 @@ from streaming_jobs.state.status import Status, first_status, late_rows, read_st
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_history import note_session_event as note
 from tests.conftest import SettingsFactory
+from tests.support.objects import path_of
 from tests.support.runners import progress
 from tests.support.worlds import STREAM, Disk, entry
 
@@ -38,7 +39,7 @@ def test_whether_a_person_is_needed_is_a_boolean_in_the_file(
     assert read_status(home, "orders") == status and status.error is None and status.last_error is None
     status.set_error({**report_of(error), "lasting": not permanent})
     write_status(home, status)
-    written = json.loads(StreamFolder.of(home, "orders").status.read_text())
+    written = json.loads(path_of(StreamFolder.of(home, "orders").status).read_text())
     for name in ("error", "last_error"):
         assert (written[name]["permanent"], written[name]["lasting"]) == (permanent, not permanent)
     assert read_status(home, "orders") == status
@@ -147,7 +148,7 @@ def test_events_are_read_back_in_order_and_a_line_that_was_cut_off_takes_no_othe
     assert failed.what == "failed" and len(failed.reason) == 300
     assert stream_history.session_events(home, "nobody") == []
     note(home, Status("s", pid=1), "started")
-    path = StreamFolder.of(home, "s").sessions
+    path = path_of(StreamFolder.of(home, "s").sessions)
     path.write_text(path.read_text() + '\n{"at": 17')
     note(home, Status("s", pid=2), "started")
     assert [event.pid for event in stream_history.session_events(home, "s")] == [7, 7, 1, 2]
@@ -158,11 +159,11 @@ def test_the_file_stays_small_and_keeps_the_newest(home: Settings, monkeypatch: 
     for number in range(200):
         note(home, Status("s", pid=number + 1), "started")
     events = stream_history.session_events(home, "s")
-    assert StreamFolder.of(home, "s").sessions.stat().st_size <= 4_000
+    assert path_of(StreamFolder.of(home, "s").sessions).stat().st_size <= 4_000
     assert [event.pid for event in events] == list(range(201 - len(events), 201))
     assert len(events) > 10
 
 
 def test_a_file_that_cannot_be_written_stops_nothing(home: Settings) -> None:
-    StreamFolder.of(home, "s").make().sessions.mkdir()
+    path_of(StreamFolder.of(home, "s").make().sessions).mkdir()
     note(home, Status("s"), "started")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
+from streaming_jobs.errors import Fenced, LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
@@ -20,6 +20,7 @@ from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from streaming_jobs.state.topic_records import VoidRange, declare_void, load, under_way_of, void_of
+from tests.support.objects import path_of
 from tests.support.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, entry, parity, record
 
 FULL = record(
@@ -36,7 +37,7 @@ def test_a_record_comes_back_as_it_was_saved_and_its_folder_is_private(home: Set
     aborted = replace(FULL, generations=(*FULL.generations, Generation(3, 3.0, "abort of r1", aborts=True)))
     stream_record.save(home, aborted)
     assert stream_record.load(home, STREAM) == aborted
-    written = json.loads(StreamFolder.of(home, STREAM).record.read_text())["generations"]
+    written = json.loads(path_of(StreamFolder.of(home, STREAM).record).read_text())["generations"]
     assert ["aborts" in each for each in written] == [False, False, True]
     stream_record.save(home, FULL)
     folder = StreamFolder.of(home, STREAM).path
@@ -50,6 +51,19 @@ def test_a_stream_that_never_ran_has_no_record_and_its_first_is_generation_1_and
     first = stream_record.first(STREAM)
     assert first.generation == 1
     assert (first.tables, first.topics, first.accepted, first.code) == ((), (), (), ())
+
+
+def test_a_driver_replaces_no_record_that_another_one_has_written(home: Settings) -> None:
+    mine = stream_record.save(home, stream_record.first(STREAM))
+    with pytest.raises(Fenced, match=r"stream\.json was written by another driver"):
+        stream_record.save(home, stream_record.first(STREAM))
+    theirs = stream_record.load(home, STREAM)
+    assert theirs == mine
+    newer = stream_record.save(home, replace(mine, void_ranges=({"topic": TOPIC},)))
+    with pytest.raises(Fenced, match=r"stream\.json was written by another driver"):
+        stream_record.save(home, replace(theirs, void_ranges=()))
+    assert stream_record.load(home, STREAM) == newer
+    stream_record.save(home, replace(newer, void_ranges=()))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "stream": "parity"}'])

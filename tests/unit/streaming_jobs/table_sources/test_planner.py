@@ -19,6 +19,7 @@ from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import note_used
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.table_sources.planner import FileToRead, RowBlocks, TablePlanner, is_small, partition_value, tasks
 from streaming_jobs.table_sources.versions import DataFile, TableVersions
@@ -112,7 +113,7 @@ def test_a_batch_ends_before_rows_that_other_programs_may_still_take_back(
     first, foreign = table.batch(2), table.foreign(8)
     accepted = (Accepted("numbers", foreign, "right", 0.0),)
     stream_record.save(home, replace(stream_record.first("count"), accepted=accepted))
-    records = (home.state / "count" / "stream.json",)
+    records = (StreamFolder.of(home, "count").record,)
     plans = TablePlanner(TableVersions(table.path, "count", records), LIMITS)
     assert plans.next_version(first) == foreign and plans.next_version(foreign) == foreign
     table.batch(3)

@@ -24,6 +24,7 @@ from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.table_sources.readers import TableReaders
 from streaming_jobs.table_sources.versions import TableVersions
 from tests.conftest import SettingsFactory
+from tests.support.objects import path_of
 from tests.support.written_table import WrittenTable
 
 HOUR = timedelta(hours=1)
@@ -67,7 +68,7 @@ def test_files_that_left_the_table_count_for_the_versions_before() -> None:
 
 def batch_of(settings: Settings, stream: str, number: int, start: int, end: int) -> None:
     """The checkpoint of a reader whose batch `number` read versions [start, end)."""
-    record = replace(stream_record.first(stream), topics=(BoundTopic("numbers", "id", {0: 0}),))
+    record = replace(stream_record.first(stream), topics=(BoundTopic("numbers", "id", {0: 0}),), tag=None)
     stream_record.save(settings, record)
     folder = StreamFolder.of(settings, stream).checkpoint(1).folder
     for log_name in ("offsets", "commits", "sources/0"):
@@ -93,7 +94,7 @@ def test_a_reader_needs_the_version_before_its_last_batch(settings: SettingsFact
     replay = home.model_copy(update={"state_dir": home.state / "recoveries" / "one-0001" / "state"})
     batch_of(replay, "one", 2, 5, 8)
     assert set(readers.needs()) == {Need(19, 25), Need(10, 25), Need(4, 8)}, "a replay counts too"
-    StreamFolder.of(home, "two").record.write_text("{")
+    path_of(StreamFolder.of(home, "two").record).write_text("{")
     assert Need(0, None) in readers.needs(), "as long as it is not known, everything stays"
 
 

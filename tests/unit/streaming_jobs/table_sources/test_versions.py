@@ -14,8 +14,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused, UsageError
+from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.table_sources.planner import FileToRead, RowBlocks
@@ -194,8 +196,8 @@ def _commit(table: WrittenTable, version: int) -> Path:
     return table.path / "_delta_log" / f"{version:020d}.json"
 
 
-def _record(home: Settings, stream: str) -> Path:
-    return home.state / stream / "stream.json"
+def _record(home: Settings, stream: str) -> ObjectHandle:
+    return StreamFolder.of(home, stream).record
 
 
 def _accept(home: Settings, stream: str, version: int) -> None:

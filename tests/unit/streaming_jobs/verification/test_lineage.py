@@ -14,6 +14,7 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.topic_records import VoidRange
 from streaming_jobs.verification import state_evidence
 from streaming_jobs.verification.delta_log import Entry, Range
@@ -114,7 +115,7 @@ def life(tmp_path: Path) -> Life:
     """Two batches of ten records, and one that read over ten void ones, 24 to 33, up to 40; ten are not read yet."""
     made = Life.of_batches(tmp_path, 2)
     plans = {code: {"things": {"nodes": ["Project"], "position": None}} for code in "ab"}
-    output_plans.write(made.settings.state / STREAM.name / "outputs.json", plans)
+    output_plans.write(StreamFolder.of(made.settings, STREAM.name).output_plans, plans)
     over(made, [*range(20, VOID[0]), *range(VOID[1], 40)])
     return made
 

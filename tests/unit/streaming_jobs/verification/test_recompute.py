@@ -18,6 +18,7 @@ from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.verification import recompute as module
 from streaming_jobs.verification.delta_log import Entry, Range, versions
@@ -93,7 +94,7 @@ class Home:
         record = {"generations": [life], "topics": [], "accepted": [], "void_ranges": []}
         (state / "stream.json").write_text(json.dumps(record))
         plans = {"numbers": {"nodes": ["Project"], "position": self.place}}
-        output_plans.write(state / "outputs.json", dict.fromkeys(codes, plans))
+        output_plans.write(StreamFolder.of(self.settings, "numbers").output_plans, dict.fromkeys(codes, plans))
         path = self.settings.tables / "numbers"
         write_deltalake(path, table, mode="overwrite")
         entries = []

@@ -16,6 +16,7 @@ from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
 from streaming_jobs.verification.verification import subject_of
@@ -41,9 +42,9 @@ def life(tmp_path: Path) -> Life:
 
 def noted(life: Life, nodes: Iterable[str] = ("Project",), position: list[str] | None = None) -> None:
     """The plans of the stream's code, as a session notes them."""
-    folder = life.settings.state / STREAM.name
     output_plans.write(
-        folder / "outputs.json", {code: {"things": {"nodes": list(nodes), "position": position}} for code in "ab"}
+        StreamFolder.of(life.settings, STREAM.name).output_plans,
+        {code: {"things": {"nodes": list(nodes), "position": position}} for code in "ab"},
     )
 
 
