@@ -13,7 +13,6 @@ Needs the right to a mount namespace, and a Java of this machine with the module
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -42,16 +41,9 @@ def run(
     from tests.support.standalone import standalone
 
     runs: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="cluster-") as folder, standalone(Path(folder)) as cluster:
-        here = Recourse("local[2]", {"spark.master": "local[2]"})
-        there = Recourse(
-            "cluster of 2 x 1",
-            {
-                "spark.master": cluster.url,
-                "spark.driver_host": "127.0.0.1",
-                "spark.extra": json.dumps({"spark.executor.memory": "512m"}),
-            },
-        )
+    with tempfile.TemporaryDirectory(prefix="cluster-") as folder, standalone(Path(folder), memory_mb=1500) as cluster:
+        here = Recourse("local-2", {"spark.master": "local[2]"})
+        there = Recourse("cluster-2-x-1", {"spark.master": cluster.url, "spark.driver_host": "127.0.0.1"})
         with place(heap_mb=512) as at:
             payments = generate(records, 1)
             create_topic(at.bootstrap, _TOPIC)
