@@ -246,7 +246,7 @@ class Prepare(OfOneStream):
             return "staging tables and state start empty"
         state = "state and tables" if self.plan.stateful and not self.plan.discards_state else "tables"
         empty = "; state starts empty" if self.plan.discards_state else ""
-        return f"{state} start as of savepoint {self.plan.base.savepoint} (hard links, no copy){empty}"
+        return f"{state} start as of savepoint {self.plan.base.savepoint} (their files are shared){empty}"
 
     def run(self, recovery: Recovery) -> Result:
         context = recovery.of(self.stream)
