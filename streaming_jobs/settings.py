@@ -126,7 +126,10 @@ class Settings(BaseSettings):
     flows: Names = Field(
         [], description=f"packages or modules that declare streams; empty: `{commands.up()}` shows flights of 2013"
     )
-    jobs: Path | None = Field(None, description="databricks.yml; default: beside the project, else the packaged one")
+    jobs: Path | None = Field(
+        None,
+        description="bundle; default: the project's recourse-jobs.yml or databricks.yml, else the packaged one",
+    )
     target: str = Field("", description="target of databricks.yml; empty: its default one")
     kafka: KafkaSettings = KafkaSettings()
     broker: BrokerSettings = BrokerSettings()

@@ -22,7 +22,7 @@ from orchestration.bundle.job import COMMAND, ENTRY_POINT, PACKAGE
 from orchestration.bundle.job_yaml import FILE_NAME, files_of
 from streaming_jobs.errors import UsageError
 
-HEADER = "# Written by `recourse bundle export`; change the bundle that it was written from.\n"
+HEADER = "# Written by an export of Recourse: change the bundle that was exported, and export it again.\n"
 KEY = "recourse"
 """Name of the artifact and of the environment that are added."""
 HOME = "recourse_home"

@@ -184,7 +184,7 @@ class Wheel(Fields):
         if self.entry_point not in (ENTRY_POINT, COMMAND):
             next_step = f"write {ENTRY_POINT} for a session, {COMMAND} for a quality run or a recovery"
             raise refusal(f"entry_point '{self.entry_point}' starts no session", next_step, below="entry_point")
-        if self.entry_point == COMMAND and tuple(self.parameters[:2]) not in COMMANDS:
+        if self.entry_point == COMMAND and not any(tuple(self.parameters[: len(words)]) == words for words in COMMANDS):
             known = ", ".join(f"[{', '.join(words)}]" for words in COMMANDS)
             problem = f"'{' '.join(self.parameters[:2])}' is not a command that a task runs"
             raise refusal(problem, f"parameters begin with one of: {known}", below="parameters")

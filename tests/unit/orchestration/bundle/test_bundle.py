@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +15,7 @@ from orchestration.bundle.fields import Fields, Shape
 from orchestration.bundle.job import Continuous, CronSchedule, Job, Notification, Periodic, Rule
 from orchestration.bundle.model import JobFields
 from streaming_jobs.errors import ConfigurationError
+from tests.support import ROOT
 
 GOOD = """
 bundle:
@@ -332,6 +334,13 @@ def test_development_cannot_start_all_triggers(path: Path) -> None:
     assert "mode: development cannot start the triggers of all jobs" in problem.text
 
 
+@pytest.mark.parametrize("words", ["[verify]", "[verify, totals]", "[recover, plan, totals]", "[recover, resume, x]"])
+def test_a_task_runs_a_command_that_is_fit_for_a_job(path: Path, words: str) -> None:
+    edited(path, "[quality, run, totals]", words)
+    check = jobs(path)["nightly"].tasks[1]
+    assert f"[{', '.join(check.parameters)}]" == words
+
+
 def test_an_item_of_triggers_is_a_trigger(path: Path) -> None:
     edited(
         path, "trigger: {periodic: {interval: 12, unit: HOURS}}", "triggers: [{periodic: {interval: 2, unit: DAYS}}]"
@@ -352,6 +361,19 @@ def test_a_job_that_only_databricks_runs_is_noted_and_left_out(path: Path) -> No
     )
     assert "Report" not in jobs(path)
     assert any("Report: has no task that runs here" in note.text for note in job_yaml.read(path).notes)
+
+
+def test_the_examples_of_the_page_are_a_bundle(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text()
+    resources, nightly, targets = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "databricks.yml"
+    file.write_text(
+        f"bundle: {{name: x}}\nvariables: {{max_offsets_per_trigger: {{default: 5}}}}\n{targets}{resources}{nightly}"
+    )
+    prod = jobs(file, "prod")
+    assert prod["flights"].arguments()[-1] == "spark.driver_memory_mb=8192"
+    assert [task.key for task in prod["nightly"].tasks] == ["totals", "suites"]
+    assert jobs(file)["flights"].notifications == ()
 
 
 def _models(kind: Any, metadata: Any = ()) -> Iterator[Any]:
