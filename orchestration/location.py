@@ -39,7 +39,7 @@ def location(
     health = HealthChecks(list(topology.streams.values()), specs, settings, fault)
     declared = suites_and_rules or quality.declared(settings, topology)
     areas = dg.Definitions.merge(
-        sessions.definitions(specs, topology, settings, fault),
+        sessions.definitions(specs, topology, settings, fault, [job for job in bundle.jobs if job.session is None]),
         health.definitions(),
         quality.definitions(declared, topology, settings, bundle, health.keys),
         preview.definitions(topology, settings, bundle),

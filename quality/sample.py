@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from quality.suites import SampleKind
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.platform.delta_log import names_on_disk
+from streaming_jobs.platform.locations import Location, delta_table, opened_for_reading
 from streaming_jobs.state.provenance import Change, changes
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instead
@@ -107,7 +107,7 @@ class SampleFile:
     `modified`: milliseconds since 1970.
     """
 
-    path: Path
+    path: Location
     partition: Mapping[str, str | None]
     stats: Mapping[str, Any]
     modified: int
@@ -120,7 +120,7 @@ class SampleFile:
         import pyarrow.parquet as pq
 
         with suppress(FileNotFoundError):
-            return int(pq.read_metadata(self.path).num_rows)
+            return int(pq.read_metadata(opened_for_reading(self.path)).num_rows)
         return 0
 
 
@@ -131,7 +131,7 @@ class SuiteSample:
     `since`: the version after which its rows came, None for all. `whole`: every row of the version is in it.
     """
 
-    table: Path
+    table: Location
     table_id: str
     version: int
     since: int | None
@@ -144,7 +144,7 @@ class SuiteSample:
     whole: bool = False
 
 
-def choose_sample(handle: DeltaTable, table: Path, request: SampleRequest) -> SuiteSample:
+def choose_sample(handle: DeltaTable, table: Location, request: SampleRequest) -> SuiteSample:
     """The sample of the version that the handle has loaded; `table` is the table's folder.
 
     Raises UsageError for a partition or a range that the table cannot have, and for a table whose rows are not those of
@@ -182,7 +182,7 @@ def choose_sample(handle: DeltaTable, table: Path, request: SampleRequest) -> Su
 
 
 def _new_files(
-    table: Path, since: int | None, version: int, live: Mapping[str, SampleFile]
+    table: Location, since: int | None, version: int, live: Mapping[str, SampleFile]
 ) -> tuple[list[SampleFile], int | None, str]:
     """The files with the rows after a version, that version, and words; the whole table where they are not known."""
     everything = list(live.values())
@@ -204,7 +204,7 @@ def _new_files(
     return list(files.values()), since, words
 
 
-def _replayed(table: Path, commits: Sequence[Change]) -> tuple[dict[str, SampleFile], bool]:
+def _replayed(table: Location, commits: Sequence[Change]) -> tuple[dict[str, SampleFile], bool]:
     """The files with new rows after these commits; and True if some of them have older rows too."""
     files: dict[str, SampleFile] = {}
     into: dict[str, tuple[str, ...]] = {}  # a rewritten file, and the files of the commit that rewrote it
@@ -253,7 +253,7 @@ def _ends(path: str, into: Mapping[str, tuple[str, ...]]) -> set[str]:
     return {end for each in into[path] for end in _ends(each, into)}
 
 
-def _live(table: Path, version: int) -> dict[str, SampleFile]:
+def _live(table: Location, version: int) -> dict[str, SampleFile]:
     from streaming_jobs.sinks.delta.table_files import table_files
 
     listed = table_files(table, version)
@@ -263,7 +263,7 @@ def _live(table: Path, version: int) -> dict[str, SampleFile]:
     }
 
 
-def _file(table: Path, add: Mapping[str, Any]) -> SampleFile:
+def _file(table: Location, add: Mapping[str, Any]) -> SampleFile:
     return SampleFile(
         _on_disk(table, add["path"]),
         dict(add.get("partitionValues") or {}),
@@ -272,7 +272,7 @@ def _file(table: Path, add: Mapping[str, Any]) -> SampleFile:
     )
 
 
-def _on_disk(table: Path, path: str) -> Path:
+def _on_disk(table: Location, path: str) -> Location:
     """The path of a file of the log."""
     return next((table / name for name in names_on_disk(path) if (table / name).exists()), table / unquote(path))
 
@@ -285,7 +285,7 @@ def _stats(text: str | None) -> Mapping[str, Any]:
 
 
 def _of_partition(
-    table: Path, columns: Sequence[str], files: Sequence[SampleFile], wanted: Mapping[str, str]
+    table: Location, columns: Sequence[str], files: Sequence[SampleFile], wanted: Mapping[str, str]
 ) -> list[SampleFile]:
     for column in wanted:
         if column not in columns:
@@ -294,7 +294,7 @@ def _of_partition(
     return [f for f in files if all(f.partition.get(column) == value for column, value in wanted.items())]
 
 
-def _check_range(table: Path, schema: pa.Schema, times: TimeRange) -> None:
+def _check_range(table: Location, schema: pa.Schema, times: TimeRange) -> None:
     import pyarrow as pa
 
     if times.column not in schema.names:
@@ -324,7 +324,7 @@ def _bound(bound: object) -> datetime | None:
         return None
 
 
-def _refuse_indirect(handle: DeltaTable, table: Path) -> None:
+def _refuse_indirect(handle: DeltaTable, table: Location) -> None:
     features = set(handle.protocol().reader_features or ())
     mapping = handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
     if mapping or "deletionVectors" in features:
@@ -335,16 +335,15 @@ def _refuse_indirect(handle: DeltaTable, table: Path) -> None:
         )
 
 
-def open_newest(table: Path, stream: str, *, seen: Callable[[], bool]) -> DeltaTable:
+def open_newest(table: Location, stream: str, *, seen: Callable[[], bool]) -> DeltaTable:
     """The newest version of a table; raises UsageError if there is none yet.
 
     Raises PreflightRefused for one that cannot be read, and for one that is gone although it was `seen` before.
     """
-    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
-        return DeltaTable(table)
+        return delta_table(table)
     except (TableNotFoundError, FileNotFoundError) as error:
         if seen():
             raise PreflightRefused(

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from quality.sample import SampleFile, SuiteSample, TimeRange
 from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.platform.locations import opened_for_reading
 
 _BITS = 40
 
@@ -38,7 +39,7 @@ class SampleReader:
         """The rows of one file, filtered by the range of times; raises PreflightRefused if the file is gone."""
         file = self.files[number]
         try:
-            rows = pq.ParquetFile(file.path).read()
+            rows = pq.ParquetFile(opened_for_reading(file.path)).read()
         except FileNotFoundError as error:
             raise PreflightRefused(
                 f"file {file.path.name} of table {self.name}, version {self.version}, was removed while it was read",

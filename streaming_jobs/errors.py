@@ -114,6 +114,16 @@ class LeaseBusy(TransientError):
     exit_code = 75
 
 
+class LeaseLost(TransientError):
+    """The session's lease on a stream ran out, or another session holds it by now: this session ends.
+
+    Nothing needs repair: no commit was made after the end of the lease, and the next session repeats the batch. If it
+    happens again, check the store of the state folder, and that this machine is not paused for longer than `lease.ttl`.
+    """
+
+    code = "REC-034"
+
+
 class TableAwaited(TransientError):
     """A table that the stream reads does not exist yet: the stream waits for it, at most `stream.await_table`.
 
@@ -162,7 +172,7 @@ class OffsetsLost(PermanentError):
 
 
 class Fenced(PermanentError):
-    """The table carries a newer generation: this driver was replaced and must not write.
+    """The table carries a newer generation, or a later epoch: this driver was replaced and must not write.
 
     Nothing needs repair. End this process: a recovery or another session owns the stream now.
     """

@@ -33,7 +33,9 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError
 from streaming_jobs.platform import entry
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.platform.runtime import LocalSpark, Runtime
+from streaming_jobs.platform.locations import StorePath
+from streaming_jobs.platform.object_store import refuse_broken_promises
+from streaming_jobs.platform.runtime import LocalSpark, Runtime, existing_spark
 from streaming_jobs.runtime import child_sessions, session_options
 from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.child_sessions import ChildSessions
@@ -44,7 +46,7 @@ from streaming_jobs.runtime.stream_queries import Queries, SparkQueries
 from streaming_jobs.runtime.stream_restarts import RestartReasons, StreamRestarts, supervision
 from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import Settings, load
-from streaming_jobs.state.lease import FileLeases, Lease, Leases
+from streaming_jobs.state.lease import Lease, Leases, leases_of
 from streaming_jobs.state.requests import STOP, StreamRequest
 from streaming_jobs.state.status import Status, first_status, write_status
 from streaming_jobs.stream import Stream
@@ -110,9 +112,9 @@ class StatusFiles:
         return not self._unwritten
 
     def refresh(self, running: Sequence[StreamRunner]) -> None:
-        """Write the status of each stream now; the file of a detached stream belongs to another session."""
+        """Write the status of each stream now, except where the file belongs to another session."""
         for each in running:
-            if not each.detached:
+            if not each.detached and each.has_lease:
                 each.refresh_status()
                 self.write(each.status)
 
@@ -123,7 +125,7 @@ class StatusFiles:
 
         def beat() -> None:
             while not ready.wait(STATUS_EVERY):
-                for each in running:
+                for each in filter(lambda each: each.has_lease, running):
                     each.beat()
                     self.write(each.status)
 
@@ -181,7 +183,7 @@ class Session:
         self.answers = dict(answers or {})
         self.runtime: Runtime = runtime or LocalSpark(settings)
         self.queries: Queries = queries or SparkQueries(settings, replan, shown=GroupOffsets.of(settings))
-        self.leases: Leases = leases or FileLeases(settings)
+        self.leases: Leases = leases or leases_of(settings)
         self.patience = patience or Patience()
         self.stop_all = threading.Event()
         self.signalled_by = ""
@@ -245,6 +247,8 @@ class Session:
         for stream, lease in zip(self.streams, leases, strict=True):
             self.running.append(self._runner(stream, lease))
         with self.status_files.beating(self.running):
+            if isinstance(tables := self.settings.tables, StorePath):
+                refuse_broken_promises(tables.url, dict(tables.options))
             self.runtime.begin(*self._spark_for(leases))
         self.queries.open([*self.streams, *self.left_out])
         for running in self.running:
@@ -292,6 +296,7 @@ class Session:
         while any(not r.ended and not r.gave_up for r in self.running) or (self.restarts and self.restarts.busy):
             if self.can_start and (gone := self.runtime.failure()) is not None:
                 raise gone
+            self._check_leases()
             if self.restarts is not None:
                 self.restarts.look(stopping=self.stop_all.is_set())
             for running in self.running:
@@ -315,6 +320,12 @@ class Session:
         for running in self.running:
             if not running.ended:
                 running.give_up()
+
+    def _check_leases(self) -> None:
+        """Raise LeaseLost if a stream has lost its lease: the session ends, and so does a batch that runs."""
+        for running in self.running:
+            if not running.ended and not running.detached:
+                running.lease.check()
 
     def _detach_ended(self) -> None:
         """Give up the leases of streams that have ended, and Spark too if the others run in their own processes."""
@@ -408,9 +419,11 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
             log.info("all streams of this session are stopped on purpose")
             return 0
         reasons, children = supervision(options, settings, streams, selection, began, in_process=arguments is None)
+        settings, existing = existing_spark(settings)
         session = make(
             settings,
             selection.streams,
+            **({} if existing is None else {"runtime": existing}),
             trigger=options.trigger,
             answers=selection.answers,
             reasons=reasons,

@@ -11,6 +11,7 @@ The sections and their fields are in `settings_sections.py`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -38,11 +39,13 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.errors import ConfigurationError, UsageError
+from streaming_jobs.platform.locations import Location, at
 from streaming_jobs.settings_sections import (
     BrokerSettings,
     DagsterSettings,
     KafkaSettings,
+    LeaseSettings,
     LocalPath,
     Names,
     QualitySettings,
@@ -51,6 +54,7 @@ from streaming_jobs.settings_sections import (
     StorageSettings,
     StreamSettings,
     TableSettings,
+    TablesLocation,
     TopicSinkSettings,
     checked_trigger,
     is_remote,
@@ -63,6 +67,7 @@ __all__ = [
     "BrokerSettings",
     "DagsterSettings",
     "KafkaSettings",
+    "LeaseSettings",
     "Loaded",
     "QualitySettings",
     "SavepointSettings",
@@ -110,7 +115,9 @@ class Settings(BaseSettings):
         Path(HOME), validate_default=True, description="state folder of the project; holds all that is below"
     )
     state_dir: LocalPath | None = Field(None, description="checkpoints, leases, status; default <home>/state")
-    tables_dir: LocalPath | None = Field(None, description="Delta tables; default <home>/tables")
+    tables_dir: TablesLocation | None = Field(
+        None, description="Delta tables: a folder, or a URL such as s3://bucket/tables; default <home>/tables"
+    )
     jars_dir: Path | None = Field(None, description="cache of jars; default: the user's cache folder")
     maven_repository: SecretStr = Field(SecretStr(""), description="mirror to fetch jars from; empty: jgo's default")
     java_home: Path | None = Field(
@@ -130,6 +137,7 @@ class Settings(BaseSettings):
     table: TableSettings = TableSettings()
     topic_sink: TopicSinkSettings = TopicSinkSettings()
     savepoint: SavepointSettings = SavepointSettings()
+    lease: LeaseSettings = LeaseSettings()
     storage: StorageSettings = StorageSettings()
     dagster: DagsterSettings = DagsterSettings()
     quality: QualitySettings = QualitySettings()
@@ -177,8 +185,10 @@ class Settings(BaseSettings):
         return _absolute(self.state_dir or self.home / "state")
 
     @property
-    def tables(self) -> Path:
-        return _absolute(self.tables_dir or self.home / "tables")
+    def tables(self) -> Location:
+        """The location below which each table has its own."""
+        place = self.tables_dir or self.home / "tables"
+        return at(place, self.storage.options(str(place))) if is_remote(place) else _absolute(Path(place))
 
     @property
     def logs(self) -> Path:
@@ -201,9 +211,16 @@ class Settings(BaseSettings):
         stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
         return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
 
-    def with_tables(self, folder: Path) -> Settings:
-        """These settings, with the tables in another folder."""
-        return self.model_copy(update={"tables_dir": folder})
+    @property
+    def tables_folder(self) -> Path:
+        """`tables` for what works on files of this machine alone; raises UsageError for an object store."""
+        if isinstance(place := self.tables, Path):
+            return place
+        raise UsageError(f"the tables are at {place}, and this needs them in a folder", "set tables_dir to a folder")
+
+    def with_tables(self, folder: Location) -> Settings:
+        """These settings, with the tables at another location."""
+        return self.model_copy(update={"tables_dir": folder if isinstance(folder, Path) else folder.url})
 
 
 @dataclass(frozen=True)
@@ -378,6 +395,18 @@ def _nearest_setting(location: Sequence[int | str]) -> str | None:
 
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
+
+
+def flag_value(key: str, text: str) -> Any:
+    """A value as typed: JSON where it starts like a list or an object, otherwise text; as in the environment."""
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--set {key}: {error}", "lists and objects are JSON, such as --set flows='[\"my.flows\"]'"
+        ) from None
 
 
 def nested(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,12 @@ def _positive(value: timedelta) -> timedelta:
     return value
 
 
+def _long_enough(ttl: timedelta) -> timedelta:
+    if ttl < timedelta(seconds=2):
+        raise ValueError("a lease lasts 2 seconds at least: its renewals, four per ttl, must not miss it")
+    return ttl
+
+
 Span = Annotated[Duration, AfterValidator(_positive)]
 """A duration that is not 0."""
 
@@ -80,10 +86,21 @@ def is_remote(path: Any) -> bool:
 
 def _on_this_machine(value: Any) -> Any:
     if is_remote(value):
-        raise ValueError(
-            f"'{value}' is an address; it has to be a folder of this machine: object stores are not supported"
-        )
+        raise ValueError(f"'{value}' is an address; it has to be a folder that this machine sees")
     return value
+
+
+SCHEMES = ("s3", "gs", "abfss")
+"""The schemes of stores that tables can be on: S3, Google Cloud Storage, Azure."""
+
+
+def _of_tables(value: Any) -> Any:
+    if not is_remote(value):
+        return value
+    scheme, _, rest = str(value).partition("://")
+    if scheme not in SCHEMES or not rest or rest.startswith("/"):
+        raise ValueError(f"'{value}' is on no store that is supported: {', '.join(f'{s}://...' for s in SCHEMES)}")
+    return str(value).rstrip("/")
 
 
 LocalPath = Annotated[
@@ -91,12 +108,25 @@ LocalPath = Annotated[
 ]
 """A folder of this machine; absolute."""
 
-_MASTER = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://\S+")
+TablesLocation = Annotated[
+    str | Path,
+    BeforeValidator(_of_tables),
+    AfterValidator(lambda value: value if is_remote(value) else Path(value).expanduser().absolute()),
+]
+"""A folder, absolute, or the URL of a prefix of an object store."""
+
+_MASTER = re.compile(
+    r"local(\[(\*|\d+)(,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://\S+|yarn|"
+    r"k8s://(https?://)?[^\s/]+(/\S*)?"
+)
 
 
 def _checked_master(text: str) -> str:
     if _MASTER.fullmatch(text) is None:
-        raise ValueError(f"'{text}' is not a master that is supported; write local[*], local[4], or spark://host:7077")
+        raise ValueError(
+            f"'{text}' is not a master that is supported; write local[*], local[4], spark://host:7077, "
+            "k8s://https://host:6443, or yarn"
+        )
     return text
 
 
@@ -259,13 +289,17 @@ def in_this_process(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
+_DEPLOY_MODE = "spark.submit.deployMode"
+_IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
+
+
 class SparkSettings(_Section):
     """The session's JVM."""
 
     master: Annotated[str, AfterValidator(_checked_master)] = Field(
         "local[*]",
-        description="local[N], local-cluster[...] or spark://host:port; its executors share the driver's folders of "
-        "tables and state (docs/cluster.md)",
+        description="local[N], local-cluster[...], spark://host:port, k8s://https://host:port or yarn; its executors "
+        "share the driver's folders of tables and state (docs/cluster.md)",
     )
     driver_host: str = Field(
         "", description="name or address by which executors reach the driver; empty: 127.0.0.1 with a local master"
@@ -276,7 +310,13 @@ class SparkSettings(_Section):
     )
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
     shuffle_partitions: int = Field(
-        0, ge=0, description="partitions of a shuffle; 0: one per core; pinned by the first start of a stream"
+        0,
+        ge=0,
+        description="partitions of a shuffle; 0: one per core, of the executors that a cluster has when the session "
+        "starts; pinned by the first start of a stream",
+    )
+    reading_tasks: int = Field(
+        0, ge=0, description="tasks that read a large batch; 0: one per core that is there when the batch is planned"
     )
     extra: dict[str, str] = Field(default_factory=dict, description="any further Spark properties")
     split_sessions: bool = Field(
@@ -284,6 +324,20 @@ class SparkSettings(_Section):
         description="streams with newer code start in a second process (and JVM) while the others of their session "
         "run on; false: the whole session restarts",
     )
+
+    @model_validator(mode="after")
+    def _can_reach_executors(self) -> Self:
+        if self.extra.get(_DEPLOY_MODE, "client") != "client":
+            raise ValueError(f"{_DEPLOY_MODE} is not client: the session itself is the driver of its queries")
+        if self.master.startswith("k8s://"):
+            if not self.extra.keys() & _IMAGES:
+                raise ValueError("spark.extra lacks spark.kubernetes.container.image, the image of the executors' pods")
+            if not self.driver_host:
+                raise ValueError(
+                    "spark.driver_host is empty, and pods reach the driver by it: the name of a headless service, or "
+                    "the address of the driver's pod"
+                )
+        return self
 
     @property
     def has_executors(self) -> bool:
@@ -406,6 +460,20 @@ class TopicSinkSettings(_Section):
     transaction_timeout: TransactionTimeout = Field(
         timedelta(seconds=60),
         description="time limit of one batch's transaction, after which the producer is replaced; 15 minutes at most",
+    )
+
+
+class LeaseSettings(_Section):
+    """The lease by which a stream has one driver at a time (docs/fencing.md). Stop all streams before a change."""
+
+    kind: Literal["file", "expiring"] = Field(
+        "file",
+        description="file: a lock in the state folder, free when its driver and JVM have ended; expiring: renewed "
+        "every ttl / 4, for a state folder whose locks not all machines see",
+    )
+    ttl: Annotated[Duration, AfterValidator(_long_enough)] = Field(
+        timedelta(seconds=20),
+        description="time after its last renewal at which an expiring lease ends; others take it after 1.25 ttl",
     )
 
 

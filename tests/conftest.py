@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
+from tests.support.store_server import StoreServer, store_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +46,7 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("RECOURSE_") and name not in _KEPT]:
         del os.environ[name]
     os.environ["RECOURSE_DEMO"] = "1"  # the streams of tests that name none
+    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}  # of the S3 server, as a user has them
     hypothesis_settings.register_profile("recourse", deadline=None)  # a test asserts no time that a machine can miss
     hypothesis_settings.load_profile("recourse")
 
@@ -64,6 +67,31 @@ def settings(tmp_path: Path) -> SettingsFactory:
         return Settings.load({"home": tmp_path / ".recourse", **(flags or {})})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def _object_store() -> Iterator[StoreServer]:
+    with store_server() as server:
+        yield server
+
+
+@pytest.fixture
+def object_store(_object_store: StoreServer) -> StoreServer:
+    """The S3 server of this test run."""
+    _object_store.clear()
+    return _object_store
+
+
+@pytest.fixture
+def tables_on_a_store(object_store: StoreServer) -> dict[str, Any]:
+    """Settings of a home whose tables are on the S3 server, at a prefix of this test's own."""
+    return {
+        "tables_dir": f"{object_store.url}/{uuid.uuid4().hex}",
+        "storage.endpoint": object_store.endpoint,
+        "storage.region": "us-east-1",
+        "storage.allow_http": True,
+        "storage.timeout": "5s",
+    }
 
 
 @pytest.fixture(scope="session")

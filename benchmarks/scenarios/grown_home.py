@@ -158,10 +158,13 @@ class GrownHome:
         """Record, checkpoint, tables; the files are from the last two batches, the newest file has a wrong row."""
         source = BoundTopic(TOPIC, TOPIC_ID, dict.fromkeys(range(self.partitions), 0))
         sink = lay_stream(self.settings, STREAM, source, self.code)[NAME]
-        adds = [data_file(sink.path, number, "wrong" if number == files - 1 else "here") for number in range(files)]
+        adds = [
+            data_file(Path(str(sink.path)), number, "wrong" if number == files - 1 else "here")
+            for number in range(files)
+        ]
         for batch, added in ((self.last - 1, adds[:-1]), (self.last, adds[-1:])):
             sink.commit(self.entry(batch), lambda _, how, added=added: sink.commit_actions(added, how))  # type: ignore[misc]
-        OpenTable(sink.path).create_checkpoint()
+        OpenTable(str(sink.path)).create_checkpoint()
         lay_checkpoint(self.settings, STREAM, TOPIC, range(max(0, self.last - KEPT), self.last + 1), self.ends)
         return sink
 
@@ -171,7 +174,7 @@ class GrownHome:
         assert record is not None
         with mock.patch("streaming_jobs.platform.files.os.fsync"):  # the links are counted, not laid down for ever
             first = savepoints.take(self.settings, STREAM, record, self.last - 1, "time")
-        folder, links = savepoints.folder(self.settings, NAME), sink.path / "_savepoints"
+        folder, links = savepoints.folder(self.settings, NAME), Path(str(sink.path)) / "_savepoints"
         for number in range(1, count):
             copy = replace(first, batch=self.last - 1 - number, taken_at=first.taken_at - number * 900.0)
             shutil.copytree(folder / first.id, folder / copy.id, copy_function=os.link)

@@ -73,7 +73,7 @@ def _peak_mb() -> int:
 
 def _published(home: Path, count: int) -> Row:
     settings = Settings.load({"home": home})
-    live, staged = settings.tables / "things", settings.tables / "_staging" / "p" / "things"
+    live, staged = settings.tables_folder / "things", settings.tables_folder / "_staging" / "p" / "things"
     _lay_table(live, range(count))
     _lay_table(staged, range(count // 2, count + count // 2), shared=live)
     commits = []

@@ -132,9 +132,9 @@ class Bench:
     def state(self) -> Row:
         """How many files there are of each kind, and their size; and the memory of this process."""
         log = list((self.sink.path / "_delta_log").iterdir())
-        data = set(self.sink.path.rglob("*.parquet")).difference(log)
+        data = set(Path(str(self.sink.path)).rglob("*.parquet")).difference(log)
         files = {"log files": len(log), "data files": len(data), "of them live": len(self.sink.handle.file_uris())}
-        return {**files, "MB": megabytes(self.sink.path), **_memory()}
+        return {**files, "MB": megabytes(Path(str(self.sink.path))), **_memory()}
 
 
 class _Mallinfo2(ctypes.Structure):

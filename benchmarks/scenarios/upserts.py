@@ -49,7 +49,7 @@ def run(report: Report, *, rows: Annotated[int, "of the tables"] = 1_000_000, ro
         ours, ordered = _filled(settings, rows, "ours"), _filled(settings, rows, "ordered", ["count"])
         merge, vectors = Path(folder) / "merge", Path(folder) / "vectors"
         for copy in (merge, vectors):
-            shutil.copytree(ours.path, copy)
+            shutil.copytree(str(ours.path), copy)
         with spark_session(settings) as spark:
             spark.sql(f"ALTER TABLE delta.`{vectors}` SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
             writers = [
@@ -60,7 +60,9 @@ def run(report: Report, *, rows: Annotated[int, "of the tables"] = 1_000_000, ro
             ]
             write_in_turns(spark, writers, lambda number: _upserted(number, rows), rounds, WARM_UP)
             report.table("figures", [writer.figures("MB written", "files written") for writer in writers])
-            contents = [_contents(spark, path) for path in (ours.path, ordered.path, merge, vectors)]
+            contents = [
+                _contents(spark, path) for path in (Path(str(ours.path)), Path(str(ordered.path)), merge, vectors)
+            ]
     plain, with_order, *merges = (writer.median("ms") for writer in writers)
     ratio, equal = min(merges) / plain, all(content.equals(contents[0]) for content in contents)
     report.say(
@@ -106,7 +108,7 @@ def _filled(settings: Settings, count: int, name: str, order_by: Sequence[str] =
 
 def _our_upsert(settings: Settings, sink: DeltaSink) -> Write:
     upsert = our_sink(sink.for_batches(settings.stream), after=TableMaintenance(sink, settings.table, 1).after_commit)
-    return lambda frame, batch: {**upsert(frame, FILES + batch), **_written(sink.path)}
+    return lambda frame, batch: {**upsert(frame, FILES + batch), **_written(Path(str(sink.path)))}
 
 
 def spark_merge(spark: SparkSession, path: Path) -> Write:

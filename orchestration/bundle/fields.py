@@ -1,16 +1,30 @@
-"""Reading YAML files as declared fields, so that every error names the file, the line, the key and what is allowed."""
+"""Reading YAML files as declared fields, so that every error names the file, the line, the key and what is allowed.
+
+A mapping or list that was read remembers where each of its values is written; these positions survive the merge of
+targets and the resolution of references.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ModelWrapValidatorHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.text.spelling import nearest
@@ -18,10 +32,50 @@ from streaming_jobs.text.spelling import nearest
 _PART = re.compile(r"[^.\[\]]+")
 """A key or an index in the path of a field."""
 
+Steps = tuple[str | int, ...]
+"""The path of a field: keys and indexes."""
+
+
+class Position(NamedTuple):
+    file: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else str(self.file)
+
+
+class YamlMap(dict[Any, Any]):
+    """A mapping of a file, with the position of each key."""
+
+    positions: dict[Any, Position]
+
+
+class YamlList(list[Any]):
+    """A list of a file, with the position of each item."""
+
+    positions: list[Position]
+
 
 class _Loader(yaml.SafeLoader):
     """The safe loader. It refuses a key written twice (YAML would silently take the last), and names the line of a
     value that cannot be converted."""
+
+    file: Path
+
+    def _position(self, node: yaml.Node) -> Position:
+        return Position(self.file, node.start_mark.line + 1)
+
+    def _map(self, node: yaml.MappingNode) -> Iterable[YamlMap]:
+        value = YamlMap()
+        yield value
+        value.update(self.construct_mapping(node, deep=True))
+        value.positions = {self.construct_object(key, deep=True): self._position(key) for key, _ in node.value}
+
+    def _list(self, node: yaml.SequenceNode) -> Iterable[YamlList]:
+        value = YamlList()
+        yield value
+        value.extend(self.construct_sequence(node, deep=True))
+        value.positions = [self._position(item) for item in node.value]
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -47,10 +101,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_constructor("tag:yaml.org,2002:map", _Loader._map)
+_Loader.add_constructor("tag:yaml.org,2002:seq", _Loader._list)
+
+
 def read_yaml(path: Path) -> Any:
     """The file's content; raises ConfigurationError, with the line if it is known, for a file that cannot be read."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        loader.file = path
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}", "correct its path") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -66,29 +129,49 @@ def read_yaml(path: Path) -> Any:
 
 
 def location_of(file: Path, path: str) -> str:
-    """File and line of a field, such as `databricks.yml:12`; only the file if the line is unknown."""
-    line = _line(file, path)
-    return f"{file}:{line}" if line else str(file)
-
-
-def _line(file: Path, path: str) -> int | None:
-    """The line of a field such as `resources.jobs.orders.tasks[0]`, or of the nearest field above that is written."""
+    """File and line of a field, such as `databricks.yml:12`, or of the nearest field above it; else the file."""
     try:
-        node = yaml.compose(file.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    line = None
-    for part in _PART.findall(path):
-        if isinstance(node, yaml.MappingNode):
-            match = next(((key, value) for key, value in node.value if key.value == part), None)
-        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            match = (node.value[int(part)], node.value[int(part)])
-        else:
-            match = None
-        if match is None:
+        tree = read_yaml(file)
+    except ConfigurationError:
+        return str(file)
+    steps = tuple(int(part) if part.isdigit() else part for part in _PART.findall(path))
+    return str(position_of(tree, steps, Position(file, 0)))
+
+
+def position_of(tree: Any, steps: Steps, default: Position) -> Position:
+    """Where a field is written, or the nearest field above it that is written."""
+    for step in steps:
+        at: Any = step
+        known = tree.positions if isinstance(tree, (YamlMap, YamlList)) else {}
+        if at not in (known if isinstance(known, dict) else range(len(known))):
             break
-        line, node = match[0].start_mark.line + 1, match[1]
-    return line
+        default, tree = known[at], tree[at]
+    return default
+
+
+def spelled(steps: Steps) -> str:
+    """A path as text, such as `resources.jobs.orders.tasks[0]`."""
+    text = ""
+    for step in steps:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A field that cannot be used, or (`note`) one that means nothing on this machine."""
+
+    position: Position
+    path: str
+    found: str
+    next_step: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.position}: {self.path + ': ' if self.path else ''}{self.found}"
+
+    def error(self) -> ConfigurationError:
+        return ConfigurationError(self.text, self.next_step)
 
 
 class Fields(BaseModel):
@@ -96,17 +179,51 @@ class Fields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _a_mapping(cls, value: Any) -> Any:
+    def _of_declared_fields(cls, value: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        """All unknown fields are reported, together with the errors of the known ones."""
         if value is None:  # written, with nothing below it
-            return {}
+            value = {}
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise refusal("is not a mapping of fields")
-        for key in value:
-            if key not in cls.model_fields:
-                raise refusal("is not known here", _instead(key, cls.model_fields), below=key)
-        return value
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        errors = [
+            InitErrorDetails(type=refusal("is not known here", _instead(key, sorted(names))), loc=(key,), input=None)
+            for key in value
+            if key not in names
+        ]
+        try:
+            made = handler({key: item for key, item in value.items() if key in names})
+        except ValidationError as error:
+            errors += [_again(detail) for detail in error.errors(include_url=False)]
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return made
+
+
+def _again(detail: Any) -> InitErrorDetails:
+    """An error of pydantic's as the details of a new one."""
+    context = detail.get("ctx", {})
+    kind: Any = PydanticCustomError("refused", "{found}", context) if detail["type"] == "refused" else detail["type"]
+    return InitErrorDetails(type=kind, loc=detail["loc"], input=detail["input"], ctx=context)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Marks a field that is checked for its shape, and means nothing on this machine for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Validates a field of type Any by a model that was made by `shape`."""
+
+    model: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.model)
 
 
 def refusal(found: str, next_step: str = "", *, below: str = "") -> PydanticCustomError:
@@ -125,6 +242,8 @@ def _scalar(value: Any) -> str:
         raise refusal("is missing")
     if not isinstance(value, (str, int, float)):
         raise refusal("is not a single value")
+    if isinstance(value, str) and (reference := UNRESOLVED.search(value)):
+        raise refusal(f"{reference[0]} is not known on this machine", "only Databricks resolves it: write a value here")
     return str(value)
 
 
@@ -149,32 +268,30 @@ Scalar = BeforeValidator(_scalar)
 Section = BeforeValidator(lambda value: {} if value is None else value)
 """For optional fields: a field that is written with nothing below it is present."""
 
+UNRESOLVED = re.compile(r"\$\{[^}]*\}")
+"""A reference that is left because only Databricks knows its value, such as `${resources.clusters.x.id}`."""
+
 T = TypeVar("T")
 
 
-def validated(kind: type[T], value: Any, file: Path, path: str = "") -> T:
-    """The value at `path` of a file as this type; raises ConfigurationError for its first error."""
+def checked(kind: type[T], value: Any, default: Position, above: Steps = ()) -> tuple[T | None, list[Problem]]:
+    """The value at `above` as this type, or every reason why it is not one."""
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return TypeAdapter(kind).validate_python(value), []
     except ValidationError as error:
-        first = error.errors()[0]
-        where = path
-        for part in first["loc"]:
-            if part != "[key]":
-                where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else part
-        context = first.get("ctx", {})
-        if below := context.get("below"):
-            where += f".{below}" if where else below
-        found, next_step = _FOUND.get(first["type"], first["msg"]), str(context.get("next", ""))
-        if first["type"] == "literal_error":
-            found = f"'{first['input']}' is not allowed"
-            next_step = _instead(first["input"], re.findall(r"'([^']*)'", context["expected"]))
-        raise refused(file, where, found, next_step) from None
+        return None, [_problem(detail, value, default, above) for detail in error.errors(include_url=False)]
 
 
-def refused(file: Path, path: str, found: str, next_step: str = "") -> ConfigurationError:
-    """An error that names file, line and field."""
-    return ConfigurationError(f"{location_of(file, path)}: {path + ': ' if path else ''}{found}", next_step)
+def _problem(detail: Any, value: Any, default: Position, above: Steps) -> Problem:
+    steps: Steps = tuple(step for step in detail["loc"] if step != "[key]")
+    context = detail.get("ctx", {})
+    if below := context.get("below"):
+        steps += tuple(int(part) if part.isdigit() else part for part in _PART.findall(below))
+    found, next_step = _FOUND.get(detail["type"], detail["msg"]), str(context.get("next", ""))
+    if detail["type"] == "literal_error":
+        found = f"'{detail['input']}' is not allowed"
+        next_step = _instead(detail["input"], re.findall(r"'([^']*)'", context["expected"]))
+    return Problem(position_of(value, steps, default), spelled(above + steps), found, next_step)
 
 
 _FOUND = {"missing": "is missing", "list_type": "is not a list", "dict_type": "is not a mapping of fields"}
@@ -182,6 +299,13 @@ _FOUND = {"missing": "is missing", "list_type": "is not a list", "dict_type": "i
 
 
 def _instead(name: str, allowed: Iterable[str]) -> str:
-    near = nearest(name, allowed)
+    names = list(allowed)
+    near = nearest(name, names)
+    if near and len(names) > _FEW:
+        return f"did you mean '{near}'?"
     meant = f"did you mean '{near}'? " if near else ""
-    return f"{meant}allowed are: {', '.join(allowed)}"
+    return f"{meant}allowed are: {', '.join(names)}"
+
+
+_FEW = 12
+"""Names up to which all are listed beside the nearest one."""

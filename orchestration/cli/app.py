@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestration.cli import (
+    bundle,
     chaos,
     config,
     demo,
@@ -15,6 +16,7 @@ from orchestration.cli import (
     describe,
     doctor,
     history,
+    jobs,
     preview,
     quality,
     recover,
@@ -93,4 +95,6 @@ app.add_typer(slices.app, name="slices")
 app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
 app.add_typer(quality.app, name="quality")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(bundle.app, name="bundle")
 app.add_typer(config.app, name="config")

@@ -58,6 +58,13 @@ def chaos(
     home: Annotated[
         Path | None, typer.Option(help="An empty folder for the run; default: a temporary one.", show_default=False)
     ] = None,
+    master: Annotated[
+        str,
+        typer.Option(help="A Spark cluster whose workers run on this machine: spark://host:port.", show_default=False),
+    ] = "",
+    store: Annotated[
+        str, typer.Option(help="A URL such as s3://bucket/chaos, below which the tables are.", show_default=False)
+    ] = "",
     keep: Annotated[bool, typer.Option("--keep", help="Do not remove the folder even if all is well.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
@@ -71,12 +78,21 @@ def chaos(
 
     if scenarios and subject is ChaosSubject.topics:
         raise UsageError("--scenarios damages streams that write tables", "leave out --subject topics, or --scenarios")
+    if master and (subject is ChaosSubject.topics or not master.startswith("spark://")):
+        raise UsageError(
+            "--master takes streams that write tables to a standalone cluster", "leave out --subject, and name spark://"
+        )
+    if scenarios and store:
+        raise UsageError("--scenarios damages tables in folders", "leave out --store, or --scenarios")
     base = invocation(context).settings
     seed = seed if seed is not None else secrets.randbelow(_RANDOM_SEEDS)
     chosen = _subject(subject)
-    plan = kill_loop.plan_of(chosen, kills, seed, rate=rate, max_offsets=batch, scenarios=scenarios)
+    plan = kill_loop.plan_of(
+        chosen, kills, seed, rate=rate, max_offsets=batch, scenarios=scenarios, master=master, store=store
+    )
     folder = _folder(home)
     again = commands.chaos(kills=kills, seed=seed) + (" --subject topics" if subject == "topics" else "")
+    again += (f" --master {master}" if master else "") + (f" --store {store}" if store else "")
     say(f"seed {seed}: {again} repeats these faults; home {folder}")
     keep_home = True
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,13 +14,21 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
 
-def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
+def doctor(
+    context: typer.Context,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Start a session, and prove its executors' versions, folders and clocks.")
+    ] = False,
+    output: OutputOption = Output.text,
+) -> None:
     """Check Java, jars, ports, disk and versions: one line per check, with the fix. Exit code 1 if one fails."""
     from streaming_jobs.preflight import doctor
     from streaming_jobs.preflight.doctor import checks
 
     settings = invocation(context).settings
     results = [*checks(settings), check_jobs(settings), *doctor.archive_checks(settings)]
+    if cluster:
+        results += doctor.executor_checks(settings)
     value = [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in results]
     rows = [[verdict(c), c.name, c.found, "" if c.ok else c.fix] for c in results]
     show_table(output, value, ["", "check", "found", "fix"], rows)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,7 +37,7 @@ class Invocation:
         """The merged settings with their origins; raises ConfigurationError."""
         from streaming_jobs import settings
 
-        flags = {key: parse_value(key, text) for key, text in self.values.items()}
+        flags = {key: settings.flag_value(key, text) for key, text in self.values.items()}
         return settings.load(flags, config_file=self.config)
 
     @property
@@ -106,18 +105,6 @@ def parse_set(texts: list[str]) -> dict[str, str]:
         if inside := next((k for k in values if k.startswith(f"{key}.")), None):
             raise UsageError(f"--set {inside} is a part of --set {key}", "give one of the two")
     return values
-
-
-def parse_value(key: str, text: str) -> Any:
-    """A value as typed: JSON where it starts like a list or an object, otherwise text; as in the environment."""
-    if not text.startswith(("[", "{")):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--set {key}: {error}", "lists and objects are JSON, such as --set flows='[\"my.flows\"]'"
-        ) from None
 
 
 def environment_name(key: str) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
+from functools import partial
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
@@ -127,43 +128,47 @@ class CheckAlerts:
                 found=change.text,
                 run=change.run or None,
             )
-        sent = {name: self._deliver(name, receiver, now) for name, receiver in alerts.receivers.items()}
+        sent = {
+            name: deliver(name, receiver, now, partial(self.senders[name], self.settings))
+            for name, receiver in alerts.receivers.items()
+        }
         alerts = Alerts(alerts.known, {name: receiver for name, (receiver, _) in sent.items()})
         words = [change.headline for change in found] + [f"{name}: {text}" for name, (_, text) in sent.items() if text]
         return alerts, "; ".join(words) or "no check has changed"
 
-    def _deliver(self, name: str, receiver: Receiver, now: float) -> tuple[Receiver, str]:
-        receiver, given_up = receiver.without_old(now)
-        if given_up:
-            log.error("alerts given up", receiver=name, count=len(given_up), first=given_up[0].headline)
-        if not receiver.is_due(now):
-            return receiver, f"{len(receiver.waiting)} wait" if receiver.waiting else ""
-        sent, begun = 0, time.monotonic()
-        chunk = receiver.chunk()
-        while chunk and time.monotonic() - begun < LONGEST_DELIVERY:
-            failure = self._send(name, chunk)
-            if failure is None:
-                sent += len(chunk)
-            elif not failure.refused:
-                later = receiver.refused(now)
-                log.warning(
-                    "alerts not delivered", receiver=name, found=failure.text, again_in_s=round(later.next_try - now)
-                )
-                return later, f"{failure.text}; {sent} sent, {len(receiver.waiting)} wait"
-            elif len(chunk) > 1:  # too long, or one of them cannot be read
-                chunk = chunk[: len(chunk) // 2]
-                continue
-            else:
-                log.error("alert refused", receiver=name, found=failure.text, alert=chunk[0].headline)
-            receiver = receiver.without(chunk)
-            chunk = receiver.chunk()
-        return receiver, f"{sent} sent" + (f", {len(receiver.waiting)} wait" if receiver.waiting else "")
 
-    def _send(self, name: str, messages: Sequence[Transition]) -> DeliveryFailure | None:
+def deliver(
+    name: str, receiver: Receiver, now: float, send: Callable[[Sequence[Transition]], DeliveryFailure | None]
+) -> tuple[Receiver, str]:
+    """Send what waits for a receiver; what is left of it, and the delivery in words (empty: nothing was due)."""
+    receiver, given_up = receiver.without_old(now)
+    if given_up:
+        log.error("alerts given up", receiver=name, count=len(given_up), first=given_up[0].headline)
+    if not receiver.is_due(now):
+        return receiver, f"{len(receiver.waiting)} wait" if receiver.waiting else ""
+    sent, begun = 0, time.monotonic()
+    chunk = receiver.chunk()
+    while chunk and time.monotonic() - begun < LONGEST_DELIVERY:
         try:
-            return self.senders[name](self.settings, messages)
+            failure = send(chunk)
         except Exception as error:  # noqa: BLE001 - a lost cursor would lose alerts; the text may quote the URL
-            return DeliveryFailure(f"sending raised {type(error).__name__}")
+            failure = DeliveryFailure(f"sending raised {type(error).__name__}")
+        if failure is None:
+            sent += len(chunk)
+        elif not failure.refused:
+            later = receiver.refused(now)
+            log.warning(
+                "alerts not delivered", receiver=name, found=failure.text, again_in_s=round(later.next_try - now)
+            )
+            return later, f"{failure.text}; {sent} sent, {len(receiver.waiting)} wait"
+        elif len(chunk) > 1:  # too long, or one of them cannot be read
+            chunk = chunk[: len(chunk) // 2]
+            continue
+        else:
+            log.error("alert refused", receiver=name, found=failure.text, alert=chunk[0].headline)
+        receiver = receiver.without(chunk)
+        chunk = receiver.chunk()
+    return receiver, f"{sent} sent" + (f", {len(receiver.waiting)} wait" if receiver.waiting else "")
 
 
 def of_disk(settings: Settings, now: float) -> ObservedCheck:
@@ -436,7 +441,7 @@ def _kind(error: object) -> str:
     return f"{type(error).__name__}{f' {error.strerror}' if error.strerror else ''}"
 
 
-SENDERS: Mapping[str, Any] = {"webhook": post, "e-mail": mail}
+SENDERS: dict[str, Sender] = {"webhook": post, "e-mail": mail}
 """By the receiver's name."""
 
 

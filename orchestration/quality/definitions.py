@@ -9,6 +9,7 @@ import dagster as dg
 
 from orchestration.bundle.job import Bundle
 from orchestration.quality.alerts import CheckAlerts
+from orchestration.quality.job_notifications import job_sensors
 from orchestration.quality.rules import RULES, RuleChecks, RuleCount, RuleCounts, RuledTable, counts_in
 from orchestration.quality.suites import JOB, OP, STEP, RunSuite, SparkFactory, SuiteChecks
 from quality.suite_set import SuiteSet
@@ -71,5 +72,5 @@ def definitions(
     return dg.Definitions.merge(
         suites.definitions(),
         RuleChecks(declared.ruled, settings, declared.counts).definitions(),
-        dg.Definitions(sensors=[alerts.sensor()]),
+        dg.Definitions(sensors=[alerts.sensor(), *job_sensors(bundle.jobs, settings)]),
     )

@@ -39,6 +39,7 @@ from quality.suites import Suite
 from quality.validation import MOST_ROWS, CheckOutcome, FirstFailing, Validation
 from streaming_jobs.errors import ConfigurationError, RecourseError
 from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.platform.locks import lock
 from streaming_jobs.platform.processes.child import lower_priority
 from streaming_jobs.settings import Settings
@@ -227,7 +228,7 @@ def due_checks(
     instance: dg.DagsterInstance,
     keys: Sequence[dg.AssetCheckKey],
     every: timedelta,
-    tables: Path,
+    tables: Location,
     tags: Mapping[str, str],
     now: float,
 ) -> list[dg.AssetCheckKey]:

@@ -69,7 +69,8 @@ def by_stream(seen: Sequence[ObservedCheck], check: str) -> list[ObservedCheck]:
 class Transition:
     """A check that changed; `id` is the same each time that it is sent, so that a receiver can drop a second one.
 
-    `reminder`: the check is still bad, and unchanged since its last report. `command`: what to run next.
+    `reminder`: the check is still bad, and unchanged since its last report. `command`: what to run next. `title`
+    replaces the headline where it is no check that changed.
     """
 
     id: str
@@ -83,6 +84,7 @@ class Transition:
     run: str
     command: str = ""
     reminder: bool = False
+    title: str = ""
 
     @property
     def severity(self) -> str:
@@ -96,6 +98,8 @@ class Transition:
 
     @property
     def headline(self) -> str:
+        if self.title:
+            return self.title
         if self.reminder:
             return f"{self.table}: check {self.check} is still {COLOUR[self.state]}"
         again = " again" if self.state == "passed" else ""

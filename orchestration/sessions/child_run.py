@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -34,6 +35,7 @@ from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.ownership import PARENT_VARIABLE, parent_lives
 from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildProcess
 from streaming_jobs.text import commands
+from streaming_jobs.text.durations import format_duration
 
 log = structlog.get_logger()
 
@@ -52,6 +54,10 @@ class Gone(Exception):
     """The process above this worker is gone, or the child hangs; the text says which."""
 
 
+class TimedOut(Gone):
+    """The task has reached its time limit."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a child ended: with exit code `code`, on its own unless there is an `interrupt` or the text of a `Gone`."""
@@ -59,6 +65,7 @@ class Ending:
     code: int | None
     gone: str = ""
     interrupt: BaseException | None = None
+    timed_out: bool = False
 
     def in_words(self, child: str) -> str:
         """The exit code of a child that ended on its own."""
@@ -97,23 +104,37 @@ class ChildRun:
         request to stop cuts it short. Any other exception ends the child too, and is raised.
         """
         self.log.write(self.mark)
-        gone, interrupt, ending = "", None, Ending(None)
+        if word := _last_words.get(self.context.run.run_id):
+            word.failed = None  # of an earlier try of the step
+        gone, interrupt, ending, late = "", None, Ending(None), False
         try:
+            with self.trouble_is_logged():
+                check_own_run(self.context)  # a step before this one may have been stopped
             self.child = start()
             self._watch(self.child, look)
         except Gone as error:
-            gone = str(error)
+            gone, late = str(error), isinstance(error, TimedOut)
         except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
             interrupt = error
         finally:
             # BaseException too: Dagster's interrupt is one. A second Stop must not cut the first one short.
             with uninterrupted():
                 code = self.child.end(self.patience, JVM_GONE_WITHIN) if self.child is not None else None
-                ending = Ending(code, gone, interrupt)
+                ending = Ending(code, gone, interrupt, late)
                 at_end(ending)
                 with self.trouble_is_logged():
                     self.log.trim(self.mark)
         return ending
+
+    def deadline(self, seconds: float) -> Callable[[], None]:
+        """A `look` that raises TimedOut when this many seconds are over; 0: never."""
+        begun = time.monotonic()
+
+        def look() -> None:
+            if seconds and time.monotonic() - begun > seconds:
+                raise TimedOut(f"it has lasted {format_duration(timedelta(seconds=seconds))}, its time limit")
+
+        return look
 
     def _watch(self, child: ChildProcess, look: Callable[[], None]) -> None:
         while child.exit_code is None:

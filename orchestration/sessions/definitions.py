@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import structlog
+from dagster._check import CheckError
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from orchestration.bundle.fields import location_of
-from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job
+from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job, Periodic, Timed
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
     Alert,
@@ -37,14 +39,24 @@ from orchestration.sessions.ownership import (
     FINGERPRINT_TAG,
     HEARTBEAT_TAG,
     SESSION_TAG,
+    TASKS_KIND,
     WORKER_TAG,
     is_running,
     job_tags,
 )
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.retention import Owned, delete_events, delete_runs
-from orchestration.sessions.runs import declare_dead, end_doubled, end_lost, runs_by_session, session_runs, tell_queued
+from orchestration.sessions.runs import (
+    declare_dead,
+    end_doubled,
+    end_lost,
+    job_runs,
+    runs_by_session,
+    session_runs,
+    tell_queued,
+)
 from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session
+from orchestration.sessions.tasks import before, retry_policy, task_assets
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
@@ -73,39 +85,52 @@ _FAILURE = "dagster._core.definitions.events.Failure: "
 def sessions(
     bundle: Bundle, topology: Topology, settings: Settings, command: Command = session_command
 ) -> list[SessionSpec]:
-    """One session a job; raises ConfigurationError for an unknown stream or one that two jobs run."""
-    owner: dict[str, Job] = {}
-    found = []
-    for job in bundle.jobs:
-        where = f"resources.jobs.{job.key}"
-        for name in job.streams:
-            if name not in topology.streams:
-                known = ", ".join(topology.streams) or "none"
-                raise ConfigurationError(
-                    f"{location_of(job.file, where)}: {where}: no stream is named '{name}'",
-                    f"the streams are: {known}; correct the job, or add its module to the setting `flows`",
-                )
-            if name in owner:
-                raise ConfigurationError(
-                    f"{location_of(job.file, where)}: {where}: stream {name} is run by job {owner[name].key} too",
-                    "one driver per stream: leave it to one of the two",
-                )
-            owner[name] = job
-        found.append(SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command))
-    return found
+    """One session for each job with streams; raises ConfigurationError for an unknown one or one that two jobs run."""
+    for error in bundle.stream_errors(topology.streams):
+        raise error
+    return [
+        SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command)
+        for job in bundle.jobs
+        if job.session is not None
+    ]
 
 
 def definitions(
-    specs: Sequence[SessionSpec], topology: Topology, settings: Settings, fault: Callable[[], ConfigurationError | None]
+    specs: Sequence[SessionSpec],
+    topology: Topology,
+    settings: Settings,
+    fault: Callable[[], ConfigurationError | None],
+    others: Sequence[Job] = (),
 ) -> dg.Definitions:
-    """All but the sensor of retention, which has to know what other areas define."""
+    """All but the sensor of retention, which has to know what other areas define.
+
+    `others` are the jobs without a session.
+    """
     assets = {spec.job.key: session_assets(spec) for spec in specs}
+    tasks = {job.key: task_assets(job, settings, (), _numbers(job.defaults)) for job in others}
+    for key, job in ((spec.job.key, spec.job) for spec in specs):
+        tasks[key] = task_assets(job, settings, [*assets[key].keys], _numbers(job.defaults))
     triggers = [(spec, spec.job.trigger) for spec in specs]
     running = settings.dagster.keepalive
     return dg.Definitions(
-        assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, specs)],
-        jobs=[session_job(spec, assets[spec.job.key]) for spec in specs],
-        schedules=[session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, CronSchedule)],
+        assets=[
+            *topic_assets(topology),
+            *assets.values(),
+            *(asset for each in tasks.values() for asset in each),
+            *unassigned_assets(topology, settings, specs),
+        ],
+        jobs=[
+            *(bundle_job(spec.job, settings, [assets[spec.job.key], *tasks[spec.job.key]]) for spec in specs),
+            *(bundle_job(job, settings, tasks[job.key]) for job in others),
+        ],
+        schedules=[
+            *(session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, Timed)),
+            *(
+                job_schedule(job, job.trigger, partial(job_runs, settings=settings, job=job))
+                for job in others
+                if isinstance(job.trigger, Timed)
+            ),
+        ],
         sensors=[
             *(
                 keepalive_sensor(spec, running=running and not trigger.paused)
@@ -207,12 +232,17 @@ def table_keys(topology: Topology) -> dict[str, list[dg.AssetKey]]:
 
 def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
     job = session.job
+    task = job.session
+    assert task is not None, "the job of a session has one"
+    earlier = before(job, task, ())
+    specs = [spec for stream in session.streams for spec in table_assets(stream, session.settings, job.key)]
 
     @dg.multi_asset(
         name=f"{job.key}_session",
-        specs=[spec for stream in session.streams for spec in table_assets(stream, session.settings, job.key)],
+        specs=[spec.replace_attributes(deps=[*spec.deps, *earlier]) for spec in specs] if earlier else specs,
         can_subset=False,
         pool=f"session_{job.key}",
+        retry_policy=retry_policy(task),
         # Any: 5 and "5" are the same to the session, which says what it cannot use.
         config_schema={name: dg.Field(dg.Any, default_value=value) for name, value in _numbers(job.defaults).items()},
         description=f"Runs {', '.join(job.streams)} in one driver until it is stopped.",
@@ -224,46 +254,68 @@ def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
     return run
 
 
-def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
+def bundle_job(job: Job, settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> UnresolvedAssetJobDefinition:
     """The Dagster job of a bundle's job; its parameters are the job's configuration."""
-    job = session.job
-    tags = {**job.tags, **job_tags(session.settings, job.kind), SESSION_TAG: job.key}
+    tags = {**job.tags, **job_tags(settings, job.kind if job.session else TASKS_KIND)}
+    if job.session:
+        tags[SESSION_TAG] = job.key
     if job.timeout_seconds:
         tags["dagster/max_runtime"] = str(job.timeout_seconds)
+    config = {"ops": {asset.op.name: {"config": _numbers(job.defaults)} for asset in assets}}
     return dg.define_asset_job(
         job.key,
         # A check would wait for the end of the stream, which never ends.
-        selection=dg.AssetSelection.assets(*assets.keys).without_checks(),
-        config={"ops": {assets.op.name: {"config": _numbers(job.defaults)}}} if job.parameters else None,
-        description=job.description or f"Session of {', '.join(job.streams)}",
+        selection=dg.AssetSelection.assets(*(key for asset in assets for key in asset.keys)).without_checks(),
+        config=config if job.parameters else None,
+        description=job.description or (f"Session of {', '.join(job.streams)}" if job.session else job.name),
         tags=tags,
         metadata={
             "name": job.name,
             **VERSION,
             "file": dg.MetadataValue.path(str(job.file)),
-            "streams": ", ".join(job.streams),
+            **({"streams": ", ".join(job.streams)} if job.session else {}),
         },
     )
 
 
-def session_schedule(session: SessionSpec, trigger: CronSchedule) -> dg.ScheduleDefinition:
-    """The schedule of a job; a tick while a run of the job is in progress is skipped, as on Databricks."""
+def session_schedule(session: SessionSpec, trigger: CronSchedule | Periodic) -> dg.ScheduleDefinition:
+    """The schedule of a session's job."""
+    return job_schedule(session.job, trigger, partial(session_runs, session=session))
+
+
+def job_schedule(
+    job: Job, trigger: CronSchedule | Periodic, runs: Callable[[dg.DagsterInstance], Sequence[RunSeen]]
+) -> dg.ScheduleDefinition:
+    """The schedule of a job; a tick while a run of the job is in progress is skipped, or queued if the job has a queue.
+
+    Where cron cannot say the times, the schedule ticks more often and skips the rest.
+    """
 
     @dg.schedule(
-        name=f"schedule_{session.job.key}",
-        job_name=session.job.key,
+        name=f"schedule_{job.key}",
+        job_name=job.key,
         cron_schedule=trigger.cron,
         execution_timezone=trigger.timezone,
         default_status=dg.DefaultScheduleStatus["STOPPED" if trigger.paused else "RUNNING"],
-        description=f"Quartz: {trigger.quartz}",
+        description=trigger.words,
     )
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        for run in session_runs(context.instance, session):
-            if run.status in IN_PROGRESS:
+        at = _tick_of(context)
+        if at is not None and not trigger.runs_at(at):
+            return dg.SkipReason(f"not now: {trigger.words}")
+        for run in runs(context.instance):
+            if run.status in IN_PROGRESS and (run.status == "QUEUED" or not job.queue):
                 return dg.SkipReason(f"run {run.run_id[:8]} is {run.status.lower()}: a job has one run at a time")
         return dg.RunRequest()
 
     return tick
+
+
+def _tick_of(context: dg.ScheduleEvaluationContext) -> datetime | None:
+    """The tick's time; None for an evaluation that no tick asked for, which is always due."""
+    with suppress(CheckError):
+        return context.scheduled_execution_time
+    return None
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, int | float | str]:
@@ -293,7 +345,11 @@ def _topic_metadata(topic: KafkaTopic) -> dict[str, Any]:
 
 def _table_metadata(table: DeclaredTable, settings: Settings) -> Mapping[str, Any]:
     path = settings.tables / table.name
-    found: dict[str, Any] = {"dagster/table_name": table.name, "dagster/uri": path.as_uri(), **VERSION}
+    found: dict[str, Any] = {
+        "dagster/table_name": table.name,
+        "dagster/uri": path.as_uri() if isinstance(path, Path) else path.url,
+        **VERSION,
+    }
     if table.schema is not None:
         found["dagster/column_schema"] = column_schema(table.schema, table.keys)
     if table.keys:

@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
-from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from orchestration.bundle.job import Continuous, CronSchedule
+from orchestration.bundle.job import Continuous, Rule, Timed
 from orchestration.sessions.decisions import RunSeen, missed, passed, should_run
 from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made, table_key
 from orchestration.sessions.runs import runs_by_session
@@ -23,7 +22,7 @@ from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, CheckVerdic
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, HealthLimits, Reason, judge, look
-from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.status import ENDED, Status, read_status
 from streaming_jobs.state.stream_history import deploys
 from streaming_jobs.stream import Stream
 
@@ -56,6 +55,28 @@ def verdict(health: Health, *, continuous: bool, broken: str = "") -> CheckVerdi
     if health.state in ("recovering", "restarting") or (health.state == "stopped" and continuous):
         return CheckVerdict(False, dg.AssetCheckSeverity.WARN, health.verdict, text)
     return CheckVerdict(True, dg.AssetCheckSeverity.ERROR, health.verdict, text)
+
+
+def broken_rules(
+    rules: Sequence[Rule], status: Status | None, runs: Sequence[RunSeen], now: float, *, continuous: bool
+) -> list[str]:
+    """The rules of a job's `health` that its stream or its newest run breaks, in words.
+
+    The session of a continuous job lasts by design: a limit of its duration is not judged.
+    """
+    begun = next((run.started for run in runs if run.status == "STARTED" and run.started), None)
+    working = status is not None and status.state not in ENDED
+    figures = {
+        "RUN_DURATION_SECONDS": None if begun is None or continuous else now - begun,
+        "STREAMING_BACKLOG_RECORDS": status.lag_records if working and status else None,
+        "STREAMING_BACKLOG_SECONDS": status.lag_s if working and status else None,
+    }
+    seen = [(rule, figures.get(rule.metric)) for rule in rules]
+    return [
+        f"{rule.metric} is {figure:,.0f}, above {rule.value:,} (health.rules of its job)"
+        for rule, figure in seen
+        if figure is not None and figure > rule.value
+    ]
 
 
 def settling(now: CheckVerdict, before: dg.AssetCheckEvaluation | None) -> CheckVerdict:
@@ -111,12 +132,24 @@ class HealthChecks:
                 healthy = replace(healthy, reasons=(*healthy.reasons, reason))
             broken = f"the last good job YAML is used, because of {fault.found}" if fault else ""
             outcome = verdict(healthy, continuous=stream.name in continuous, broken=broken)
+            if outcome.passed and (words := self._broken_rules(stream.name, seen.status, runs, now)):
+                warn, text = dg.AssetCheckSeverity.WARN, f"{outcome.text}; {'; '.join(words)}"
+                outcome = CheckVerdict(False, warn, "yellow: health rules", text)
             shown = health_figures(seen.status, deploys(self.settings, stream.name)[-1:]) if seen.status else {}
             for sink in stream.sinks.values():
                 key = check_key(sink.name)
                 before = known[key].evaluation if key in known and not healthy.settled else None
                 found[key] = replace(settling(outcome, before), figures=shown)
         return found
+
+    def _broken_rules(
+        self, stream: str, status: Status | None, runs: Mapping[str, Sequence[RunSeen]], now: float
+    ) -> list[str]:
+        job = next((session.job for session in self.sessions if stream in session.job.streams), None)
+        if job is None:
+            return []
+        continuous = isinstance(job.trigger, Continuous)
+        return broken_rules(job.rules, status, runs[job.key], now, continuous=continuous)
 
     @property
     def keys(self) -> list[dg.AssetCheckKey]:
@@ -152,9 +185,11 @@ class HealthChecks:
         found: dict[str, Reason] = {}
         for session in self.sessions:
             trigger = session.job.trigger
-            if not isinstance(trigger, CronSchedule) or trigger.paused:
+            if not isinstance(trigger, Timed) or trigger.paused:
                 continue
-            tick = get_latest_completed_cron_tick(trigger.cron, datetime.fromtimestamp(now, UTC), trigger.timezone)
+            tick = trigger.latest(datetime.fromtimestamp(now, UTC))
+            if tick is None:
+                continue
             reason = missed(
                 by_session[session.job.key],
                 tick.timestamp(),

@@ -46,11 +46,14 @@ STOPPED_BY_TAG = "recourse/stopped_by"
 """`shutdown` when `recourse up` ended the run, so that the next one starts the session again."""
 
 KIND_TAG = "recourse/kind"
-"""`continuous`, `scheduled` or `manual`: how the job of a session is started; `quality` for a run of suites;
-`recovery`, `preview`, `slices` for those jobs; `health` and `rules` for a check executed from its page."""
+"""`continuous`, `scheduled` or `manual`: how the job of a session is started; `tasks` for a job of other tasks;
+`quality` for a run of suites; `recovery`, `preview`, `slices` for those jobs; `health` and `rules` for a check executed
+from its page."""
 
 SESSION_KINDS = ("continuous", "scheduled", "manual")
-KINDS = (*SESSION_KINDS, "quality", "recovery", "preview", "slices", "health", "rules")
+TASKS_KIND = "tasks"
+"""Value of `KIND_TAG` for a run of a job of the bundle that has no session."""
+KINDS = (*SESSION_KINDS, TASKS_KIND, "quality", "recovery", "preview", "slices", "health", "rules")
 
 QUALITY_KIND = "quality"
 """Value of `KIND_TAG`; dagster.yaml lets one run that has it run at a time."""

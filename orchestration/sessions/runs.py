@@ -11,7 +11,7 @@ import dagster as dg
 import structlog
 from dagster._core.storage.dagster_run import RunRecord
 
-from orchestration.bundle.job import Continuous
+from orchestration.bundle.job import Continuous, Job
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.ownership import (
     KIND_TAG,
@@ -42,6 +42,12 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
     """The newest runs of a session, newest first, also those launched from a table's page without a job."""
     in_progress = _in_progress(instance, [session])[session.job.key]
     return _newest_first([*in_progress, *_ended(instance, session)])
+
+
+def job_runs(instance: dg.DagsterInstance, settings: Settings, job: Job) -> list[RunSeen]:
+    """The unfinished runs of a job without a session, newest first."""
+    ours = dg.RunsFilter(job_name=job.key, tags={LOCATION_TAG: location_id(settings)}, statuses=UNFINISHED)
+    return _newest_first(instance.get_run_records(ours))
 
 
 def runs_by_session(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) -> dict[str, list[RunSeen]]:

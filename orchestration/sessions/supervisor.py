@@ -29,7 +29,7 @@ from functools import partial
 
 import dagster as dg
 
-from orchestration.bundle.job import Continuous, CronSchedule, Job
+from orchestration.bundle.job import Continuous, Job, Timed
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, Gone
 from orchestration.sessions.ownership import (
@@ -102,12 +102,14 @@ class _SessionWatch:
     run: ChildRun
     reporter: Reporter
     begun: float = field(default_factory=time.monotonic)
+    check_deadline: Callable[[], None] = lambda: None
     reported_at: float = float("-inf")
     beat: float | None = None
     beat_seen_at: float = field(default_factory=time.monotonic)
 
     def look(self) -> None:
         """Look once; raises Gone if the driver hangs, and _LongEnough."""
+        self.check_deadline()
         self._check_age()
         self._check_heartbeat()
         with self.run.trouble_is_logged():
@@ -133,7 +135,7 @@ class _SessionWatch:
             return
         if isinstance(trigger, Continuous):
             raise _LongEnough
-        if isinstance(trigger, CronSchedule) and not self.session.job.timeout_seconds:
+        if isinstance(trigger, Timed) and not self.session.job.timeout_seconds:
             raise Gone(f"it has lasted {format_duration(longest)} (dagster.max_session), and its job has no time limit")
 
     def _check_heartbeat(self) -> None:
@@ -171,7 +173,9 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
         unread=partial(unread_of, settings),
         recent=partial(recent_events, settings),
     )
-    watch = _SessionWatch(session, run, reporter)
+    task = job.session
+    limit = task.timeout_seconds if task is not None else 0
+    watch = _SessionWatch(session, run, reporter, check_deadline=run.deadline(limit))
 
     def start() -> ChildProcess:
         environment = {**os.environ, "RECOURSE_RUN_ID": run_id}
@@ -202,11 +206,13 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
         run.stopped(ending.interrupt, f"stopped on request: {how}")
     elif ending.gone:
         again = " and keepalive starts it again" if isinstance(job.trigger, Continuous) else ""
-        raise _failure(run, [f"{ending.gone}; the session was ended{again}"], None)
+        retry = task is not None and (task.retry_on_timeout or not ending.timed_out)
+        raise _failure(run, [f"{ending.gone}; the session was ended{again}"], None, retry=retry)
     elif ending.code:
         failed = [failure_text(status) for status in watch.statuses().values() if status and status.state == "failed"]
         reasons = failed or list(filter(None, [reason_in(run.tail())]))
-        raise _failure(run, [*reasons, _classify(context, session, ending, parameters)], ending.code)
+        text, final = _classify(context, session, ending, parameters)
+        raise _failure(run, [*reasons, text], ending.code, retry=not final)
 
 
 def mark(run_id: str, job: str) -> str:
@@ -244,8 +250,8 @@ def _text(name: str, value: object) -> str:
     return str(value)
 
 
-def _classify(context: Context, session: SessionSpec, ending: Ending, parameters: Sequence[str]) -> str:
-    """Tag a run whose driver failed with what keepalive has to know; returns the same in words."""
+def _classify(context: Context, session: SessionSpec, ending: Ending, parameters: Sequence[str]) -> tuple[str, bool]:
+    """Tag a run whose driver failed with what keepalive has to know; the same in words, and whether it is for good."""
     if ending.code == LeaseBusy.exit_code:
         tags, text = {FAILURE_TAG: "lease_busy"}, "another driver holds a stream of this session"
     elif ending.code in (PermanentError.exit_code, UsageError.exit_code):
@@ -254,16 +260,19 @@ def _classify(context: Context, session: SessionSpec, ending: Ending, parameters
         by_hand = list(parameters) != session.job.arguments()
         text = "it fails again with these parameters" if by_hand else "it fails again until a person acts"
     else:
-        return ending.in_words("the driver")
+        return ending.in_words("the driver"), False
     context.instance.add_run_tags(context.run.run_id, tags)
-    return text
+    return text, ending.code != LeaseBusy.exit_code
 
 
-def _failure(run: ChildRun, reasons: Sequence[str], code: int | None) -> dg.Failure:
-    """The step's failure with all that is known. The run's failure is one line, the reason first."""
+def _failure(run: ChildRun, reasons: Sequence[str], code: int | None, *, retry: bool) -> dg.Failure:
+    """The step's failure with all that is known. The run's failure is one line, the reason first.
+
+    `retry`: the task's retries, if it has any, may be used.
+    """
     run.ends_with(reasons)
     exit_code = {} if code is None else {"exit_code": dg.MetadataValue.int(code)}
-    return dg.Failure("\n".join(reasons), {**run.log_metadata("driver_log"), **exit_code}, allow_retries=False)
+    return dg.Failure("\n".join(reasons), {**run.log_metadata("driver_log"), **exit_code}, allow_retries=retry)
 
 
 def reason_in(log: str) -> str:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 from uuid import uuid4
 
@@ -26,6 +25,7 @@ from quality.validation import MOST_ROWS, CheckOutcome, Engine, FirstFailing, Va
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.locations import Location, opened_for_reading, path_below
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.provenance import Change, TableLog, batch_during, read_change
@@ -368,7 +368,7 @@ def find_first(
     return first, "; ".join(unsure)
 
 
-def newest_code(settings: Settings, stream: str, table: Path, version: int) -> str:
+def newest_code(settings: Settings, stream: str, table: Location, version: int) -> str:
     """The code of the newest batch in a version, as far as log and ledger show it; empty if they do not."""
     for number in range(version, -1, -1):
         if (change := read_change(table, number)) is None:
@@ -380,7 +380,7 @@ def newest_code(settings: Settings, stream: str, table: Path, version: int) -> s
 
 
 def _origin(settings: Settings, stream: str, log: TableLog, file: SampleFile, row: FailingRow) -> RowOrigin:
-    path = str(file.path.relative_to(log.table))
+    path = path_below(file.path, log.table)
     change = log.adding(path)
     if change is None:
         entry = batch_during(_ledger(settings, stream), stream, file.modified, file.rows)
@@ -410,14 +410,14 @@ def _of_commit(change: Change, stream: str) -> RowOrigin:
     return entry, f"version {change.version} is a {entry.kind} up to that batch, not the batch itself"
 
 
-def _has(file: Path, key: Mapping[str, Any]) -> bool:
+def _has(file: Location, key: Mapping[str, Any]) -> bool:
     """True if a file, which a vacuum may have removed, has a row with this key."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     try:
-        reader = pq.ParquetFile(file)
+        reader = pq.ParquetFile(opened_for_reading(file))
         names = [column for column in key if column in reader.schema_arrow.names]
         rows = reader.read(columns=names)
     except (FileNotFoundError, pa.ArrowException):

@@ -24,6 +24,7 @@ from streaming_jobs.declare.names import checked_name
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import store_of
@@ -114,7 +115,11 @@ class CheckedTable:
         if not (folder / name / "_delta_log").is_dir():
             there = sorted(path.parent.name for path in folder.glob("*/_delta_log"))
             raise UsageError(f"there is no table {name} in {folder}", instead(name, there))
-        return DeltaTable(folder / name)
+        return delta_table(folder / name)
+
+    def at_version(self, version: int) -> DeltaTable:
+        """The table at another version."""
+        return delta_table(self.settings.tables / self.declared.name, version)
 
     @cached_property
     def commits(self) -> Sequence[Commit]:

@@ -145,7 +145,7 @@ class _Rows:
 
     def _at(self, version: int) -> DeltaTable | None:
         try:
-            return DeltaTable(self.checked.table.table_uri, version=version)
+            return self.checked.at_version(version)
         except (DeltaError, OSError, ValueError):  # the log has the commit, and no longer what is before it
             return None
 

@@ -29,6 +29,7 @@ from quality.table_checks.statistics import (
 from quality.validation import CheckOutcome, Severity
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion
+from streaming_jobs.platform.locations import opened_for_reading
 from streaming_jobs.sinks.delta.table_files import on_disk
 from streaming_jobs.state.provenance import Codes, TableLog, codes_by_time
 from streaming_jobs.text.spelling import counted, instead
@@ -133,8 +134,8 @@ class SameDistribution(Check):
         path = on_disk(checked.settings.tables / checked.declared.name, file.path)
         if self.column in file.partition:
             value = pa.scalar(file.partition[self.column], type=kind)
-            return pa.chunked_array([pa.repeat(value, pq.read_metadata(path).num_rows)])
-        with pq.ParquetFile(path) as parquet:
+            return pa.chunked_array([pa.repeat(value, pq.read_metadata(opened_for_reading(path)).num_rows)])
+        with pq.ParquetFile(opened_for_reading(path)) as parquet:
             if self.column not in parquet.schema_arrow.names:  # added to the table after this file
                 return pa.chunked_array([pa.nulls(parquet.metadata.num_rows, kind)])
             return parquet.read(columns=[self.column])[self.column].cast(kind)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from quality.table_checks.base import Check, CheckedTable, in_words
@@ -68,7 +67,7 @@ class SameSchema(Check):
             return None, "there was no earlier validation"
         words = f"as in version {checked.since}, the last validated one"
         try:
-            earlier = DeltaTable(checked.table.table_uri, version=checked.since)
+            earlier = checked.at_version(checked.since)
         except (DeltaError, OSError, ValueError):
             return self._remembered(checked), "as at the last validation"
         return _columns(json.loads(earlier.schema().to_json())), words

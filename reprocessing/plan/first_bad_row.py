@@ -10,7 +10,6 @@ with `exact` it is before that batch only.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +21,7 @@ from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Resolved, Target, before
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locations import made_folder, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import copied_table, existing_table
@@ -152,9 +151,9 @@ def _code_of(snapshot: PlanningSnapshot, batch: CommittedBatch) -> CodeVersion:
 def as_table(settings: Settings, stream: Stream, savepoint: Savepoint, content: Content) -> Iterator[DeltaTable]:
     """A content of the primary table at a savepoint, readable for DataFusion within the block."""
     declared = stream.primary
-    place = private_folder(settings.tables / "_staging") / f"look-{stream.name}-{savepoint.id}-{declared.name}"
-    shutil.rmtree(place, ignore_errors=True)
+    place = made_folder(settings.tables / "_staging") / f"look-{stream.name}-{savepoint.id}-{declared.name}"
+    remove_tree(place)
     try:
-        yield copied_table(settings, private_folder(place), declared, stream.name, content).readable()
+        yield copied_table(settings, made_folder(place), declared, stream.name, content).readable()
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_tree(place)

@@ -23,6 +23,7 @@ from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locations import Location, StorePath
 from streaming_jobs.platform.locks import locked
 from streaming_jobs.platform.object_files import AlreadyThere, ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
@@ -71,9 +72,16 @@ def only_operator(settings: Settings, plan: str) -> Iterator[None]:
         yield
 
 
-def staging_folder(settings: Settings, plan: StreamRecoveryPlan) -> Path:
-    """The folder of the staging tables of a plan's stream: beside the tables, on the same file system."""
-    return settings.tables / "_staging" / plan.staging
+def staging_folder(settings: Settings, plan: StreamRecoveryPlan, part: str = "") -> Location:
+    """The location of the staging tables of a plan's stream, or of a part of them.
+
+    In folders they are beside the tables, on the same file system. On a store each is below the table that it is
+    staged for, so that a publish moves no file.
+    """
+    tables = settings.tables
+    if isinstance(tables, Path):
+        return tables / "_staging" / plan.staging / part
+    return StorePath(f"{tables}/*/staged-{plan.staging}{part and f'-{part}'}", tables.options)
 
 
 def next_id(settings: Settings, stream: str) -> str:

@@ -23,6 +23,7 @@ from reprocessing.replay.session import replay_settings
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, TransientError, UsageError
 from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locations import Location, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import lease
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -47,7 +48,7 @@ class Folders:
         return self.settings.state / _NAME / checked_name("stream", self.stream)
 
     @property
-    def tables(self) -> Path:
+    def tables(self) -> Location:
         return self.settings.tables / _NAME / checked_name("stream", self.stream)
 
     @property
@@ -83,7 +84,7 @@ class Folders:
         for folder in (target.state, self.tables):
             for _ in range(_ATTEMPTS):
                 if folder.is_dir():
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)
             if folder.is_dir():
                 raise TransientError(f"{folder} of an earlier preview cannot be removed", "remove it, and try again")
 

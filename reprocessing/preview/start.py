@@ -6,7 +6,6 @@ can take them away before they are compared.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,7 @@ from reprocessing.preview.folders import Folders
 from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import OffsetBounds, TopicOffsets, ends_of, offsets_between, starts_of
+from streaming_jobs.platform.locations import remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, open_table
@@ -150,7 +150,7 @@ def newest_batch(folders: Folders, stream: Stream, record: StreamRecord) -> Newe
             if isinstance(error, RecoveryUnderWay):
                 raise
             reason = error  # the running stream has just removed a file or a part of its log
-            shutil.rmtree(folders.with_tables("published").tables, ignore_errors=True)
+            remove_tree(folders.with_tables("published").tables)
         else:
             return found
     text = reason.found if isinstance(reason, RecourseError) else str(reason)

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructField
 from reprocessing.plan.conditions import quoted
 from reprocessing.replay.words import RowCounts
 from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.platform.locations import Location, local_scratch, remove_tree
 from streaming_jobs.platform.table_rows import failed, opened, rows_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.schemas import is_position
@@ -305,7 +306,12 @@ def compared_tables(stream: Stream) -> list[DeclaredTable]:
 
 
 def compare_stored(
-    settings: Settings, folder: Path, declared: DeclaredTable, stream: str, published: StoredTable, rebuilt: StoredTable
+    settings: Settings,
+    folder: Location,
+    declared: DeclaredTable,
+    stream: str,
+    published: StoredTable,
+    rebuilt: StoredTable,
 ) -> Difference:
     """The difference of two tables in a store, read from the pieces that only one of them has.
 
@@ -313,20 +319,21 @@ def compare_stored(
     a shared piece is in no other piece of either side. `folder` is for tables of those pieces; it is gone afterwards.
     """
     here, there = published.content(), rebuilt.content()
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     try:
         differing = [
             copied_table(settings, folder / side, declared, stream, content)
             for side, content in (("published", here.without(there)), ("rebuilt", there.without(here)))
         ]
         before, after = (table.readable() for table in differing)
-        difference = compare(declared.name, before, after, declared.keys, folder / "rows")
-        rows = (row_count(table.readable(), declared.name, folder) for table in (published, rebuilt))
-        return replace(
-            difference, read=(difference.old_rows, difference.new_rows), old_rows=next(rows), new_rows=next(rows)
-        )
+        with local_scratch(folder) as scratch:
+            difference = compare(declared.name, before, after, declared.keys, scratch / "rows")
+            rows = (row_count(table.readable(), declared.name, scratch) for table in (published, rebuilt))
+            return replace(
+                difference, read=(difference.old_rows, difference.new_rows), old_rows=next(rows), new_rows=next(rows)
+            )
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def not_compared(table: str, why: str) -> Difference:

@@ -25,6 +25,7 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, TopicOffsets, by_place, by_topic, ends_of
 from streaming_jobs.platform import spark
 from streaming_jobs.platform.files import sync, write_atomic
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark import Launched
 from streaming_jobs.runtime import output_plans
@@ -179,7 +180,7 @@ def missed_end(reached: TopicOffsets, wanted: TopicOffsets, *, exactly: bool) ->
     return None
 
 
-def replay_settings(settings: Settings, stream: str, state: Path, tables: Path, **stream_options: Any) -> Settings:
+def replay_settings(settings: Settings, stream: str, state: Path, tables: Location, **stream_options: Any) -> Settings:
     """The settings of a replay: those of the stream, on folders of its own, without periodic savepoints."""
     every = settings.savepoint.every * 0
     own = settings.with_stream(stream, require_deploy=False, **stream_options).with_tables(tables)

@@ -4,6 +4,7 @@ Of a recovery:
 
     <state>/recoveries/<plan>/state/<stream>/     stream.json, the new generation's checkpoint, its ledger
     <tables>/_staging/<plan>/<table>/             ordinary tables; only the audit reads them
+    <tables>/<table>/staged-<plan>/               on a store: there they are below the table that they are staged for
 
 The tables begin with the content of a savepoint (of Delta tables, hard links), and with a ledger entry at its batch; so
 the replay is simply this stream, started again from there, with today's code.
@@ -13,13 +14,15 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 from reprocessing.plan.plan import StreamRecoveryPlan, opened_by
 from reprocessing.plan.plan_file import folder, staging_folder
 from reprocessing.replay.session import replay_settings
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets
-from streaming_jobs.platform.files import private_folder, sync, sync_tree
+from streaming_jobs.platform.files import sync, sync_tree
+from streaming_jobs.platform.locations import StorePath, made_folder, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints, stream_record
@@ -59,7 +62,7 @@ def fill(
     They are those of the savepoint; without one, the replay makes the tables, and begins at `starts`. `opened` is its
     generation; if that restarts, state begins empty at `starts` too. `plan` is named by the tables' entries.
     """
-    private_folder(target.tables)  # also where the replay makes the tables: `sync_all` comes before it
+    made_folder(target.tables)  # also where the replay makes the tables: `sync_all` comes before it
     begun = replace(record, generations=(*record.generations, opened), tables=(), accepted=(), tag=None)
     if savepoint is None or opened.restarts:
         topics = tuple(replace(topic, start=starts.get(topic.name, topic.start)) for topic in record.topics)
@@ -98,25 +101,42 @@ def make_empty_tables(settings: Settings, target: Settings, stream: Stream, open
     stream_record.save(target, replace(stream_record.existing(target, stream.name), tables=tuple(bound)))
 
 
+def scratch_folder(settings: Settings, plan: StreamRecoveryPlan) -> Path:
+    """A folder of this machine for scratch files; `clear` removes it."""
+    staging = staging_folder(settings, plan)
+    return staging if isinstance(staging, Path) else folder(settings, plan.id) / "scratch"
+
+
 def sync_all(settings: Settings, plan: StreamRecoveryPlan) -> None:
     """Sync the staging folders: state, tables, and the folders above them."""
     target = settings_of(settings, plan)
-    for root in (target.state, target.tables):
-        sync_tree(root)
-    for above in (target.tables.parent, target.tables.parent.parent):
-        sync(above)
+    sync_tree(target.state)
+    if isinstance(tables := target.tables, Path):
+        sync_tree(tables)
+        for above in (tables.parent, tables.parent.parent):
+            sync(above)
 
 
 def clear(settings: Settings, plan: StreamRecoveryPlan) -> None:
-    """Remove the staging folders, durably."""
-    state = folder(settings, plan.id) / "state"
+    """Remove the staging tables and their state, durably.
+
+    Of tables on a store the logs are removed: their files may have become files of the tables that they were staged
+    for, and maintenance of those tables removes the others.
+    """
+    state, scratch = folder(settings, plan.id) / "state", scratch_folder(settings, plan)
     shutil.rmtree(StreamFolder.of(settings_of(settings, plan), plan.stream).path, ignore_errors=True)
-    shutil.rmtree(staging_folder(settings, plan), ignore_errors=True)
-    parent = staging_folder(settings, plan).parent
-    for shared in (state, parent):  # with other streams of the plan, or with other plans
+    shutil.rmtree(scratch, ignore_errors=True)
+    places = [state]
+    if isinstance(settings.tables, StorePath):
+        for table in settings.tables.iterdir():
+            for staged in table.glob(f"staged-{plan.staging}*"):
+                remove_tree(staged / "_delta_log")
+    else:
+        places.append(scratch.parent)
+    for shared in places:  # with other streams of the plan, or with other plans
         if shared.is_dir() and not any(shared.iterdir()):
             shared.rmdir()
-    for changed in (state, folder(settings, plan.id), parent, parent.parent):
+    for changed in (folder(settings, plan.id), *places, *(place.parent for place in places)):
         if changed.is_dir():
             sync(changed)
 

@@ -29,6 +29,7 @@ from streaming_jobs.errors import CommitRefused, LeaseBusy, OffsetsLost, Preflig
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, function_raised
+from streaming_jobs.platform.locations import local_scratch
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.code_version import loaded_code
@@ -372,7 +373,8 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     except PreflightRefused as error:
         return f"version {at.base.table.version} is gone: {error.found}"
     rebuilt = _compute(at, staged)
-    difference = compare(at.made.table.name, staged.before(), staged.after(), (), staged.folder / "compared")
+    with local_scratch(staged.folder) as scratch:
+        difference = compare(at.made.table.name, staged.before(), staged.after(), (), scratch / "compared")
     if dry_run or not (difference.only_old or difference.only_new):
         return at.report(nothing_committed(difference, dry_run), None, rebuilt, difference)
     rows = {"before": difference.old_rows, "after": difference.new_rows}

@@ -17,12 +17,10 @@ The new generation continues after L, with the checkpoint of the old one cut the
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from reprocessing.plan.conditions import columns
@@ -36,13 +34,13 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.platform.files import sync_tree
+from streaming_jobs.platform.locations import Location, StorePath, local_scratch, remove_tree, sync_location
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.sinks.tables import all_tables, copied_table, store_of
+from streaming_jobs.sinks.tables import all_tables, copied_table, remove_tables, store_of
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
@@ -77,7 +75,7 @@ def add_later_rows(context: RecoveryContext) -> Mapping[str, Any]:
     """
     refuse_other_changes(context)
     for folder in (_COMBINED, _UNTIL, _BEFORE):
-        shutil.rmtree(context.beside(folder), ignore_errors=True)
+        remove_tables(context.beside(folder), context.stream)
     before, then = (
         savepoints.contents_of(context.settings, context.stream, savepoint)
         for savepoint in (context.kept(), until_savepoint(context))
@@ -106,7 +104,7 @@ def add_later_rows(context: RecoveryContext) -> Mapping[str, Any]:
         context.crash_point("recover_add_later_rows_between")
         later_files[declared.name] = {"whole": later.whole, "split": later.split}
     for folder in (_COMBINED, _UNTIL, _BEFORE):
-        sync_tree(context.beside(folder))
+        sync_location(context.beside(folder))
     return {"later_files": later_files}
 
 
@@ -135,9 +133,11 @@ def rows_until(context: RecoveryContext, declared: DeclaredTable) -> StoredTable
     return context.rebuilt_table(declared, _UNTIL)
 
 
-def compared_folder(context: RecoveryContext) -> Path:
+def compared_folder(context: RecoveryContext) -> Location:
     """The folder for tables of the pieces that a comparison reads, and for what its queries spill."""
-    return context.beside("_compared")
+    tables = context.settings.tables
+    beside = tables / "_staging" / f"{context.plan.staging}-compared"
+    return beside if isinstance(tables, StorePath) else context.beside("_compared")
 
 
 def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int:
@@ -156,7 +156,7 @@ def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int
     if not any(content.pieces for content in (after, until, before, staged)):
         return 0
     folder = compared_folder(context)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     try:
         tables = {}
         for name, content in (("combined", after), ("until", until), ("before", before), ("staged", staged)):
@@ -165,9 +165,10 @@ def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int
         weights = {"combined": 1, "until": 1, "before": -1, "staged": -1}
         names = list(dict.fromkeys(name for table in tables.values() for name in columns(table)))
         sql = unequal(names, {name: (weights[name], columns(table)) for name, table in tables.items()})
-        return int(one(opened(tables, folder / "_spill"), sql, declared.name)["n"])
+        with local_scratch(folder) as scratch:
+            return int(one(opened(tables, scratch / "_spill"), sql, declared.name)["n"])
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def continue_after(context: RecoveryContext) -> Mapping[str, Any]:

@@ -207,7 +207,7 @@ def _topic_difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
     begins = first_changed(decode_partitions(settled["begins"][sink.name]), before, after)
     ends = decode_partitions(settled["ends"][sink.name])
     appended = decode(context.result("replay")["appended"])[sink.name]
-    folder = context.beside("_topics") / sink.name
+    folder = context.scratch / "_topics" / sink.name
     keyed = sink.emit == "update" and sink.key is not None
     counted = {
         "published": _table(context, sink, folder / "published", _spans(begins, ends), before, keyed=keyed),

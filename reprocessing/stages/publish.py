@@ -15,6 +15,7 @@ from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sinks.stored import LATE, Content, StoredTable, committed_as, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state.stream_record import StreamRecord
@@ -52,13 +53,30 @@ def tables_to_publish(settings: Settings, stream: Stream) -> list[StoredTable]:
     return [table for table in (*secondary, primary) if table is not None]
 
 
-def fence(settings: Settings, stream: Stream, plan: str, generation: int, *, passed: bool = False) -> None:
+def _tables_under(lease: WriteLease | None, settings: Settings, stream: Stream, generation: int) -> list[StoredTable]:
+    """The same tables, to be written under the lease of the stream that the recovery holds."""
+    tables = tables_to_publish(settings, stream)
+    if lease is not None:
+        for table in tables:
+            table.under(lease, generation)
+    return tables
+
+
+def fence(
+    settings: Settings,
+    stream: Stream,
+    plan: str,
+    generation: int,
+    *,
+    passed: bool = False,
+    lease: WriteLease | None = None,
+) -> None:
     """Open the generation on every table for this plan alone: no other start of the stream and no old driver can write.
 
     With `passed`, a table in a later generation is left as it is: an abort that was killed has already moved it there.
     Raises PreflightRefused for a table that another plan has fenced.
     """
-    for table in tables_to_publish(settings, stream):
+    for table in _tables_under(lease, settings, stream, generation):
         if passed and (at := table.position) is not None and at.generation > generation:
             continue
         table.mark(LedgerEntry("fence", stream.name, table.name, generation, -1, plan=plan))
@@ -86,6 +104,7 @@ def publish(
     position: PublishPosition,
     new: Mapping[str, Content] | None = None,
     between: Callable[[str], None] = lambda _: None,
+    lease: WriteLease | None = None,
 ) -> list[PublishedTable]:
     """Replace each table's rows by those in `contents`, at `position`; a table that has them is left as it is.
 
@@ -96,7 +115,7 @@ def publish(
     """
     at, done = position.at, []
     # Opened before the check for foreign changes: a later change makes the commit fail.
-    tables = tables_to_publish(settings, stream)
+    tables = _tables_under(lease, settings, stream, at.generation)
     _refuse_foreign(tables, stream, record)
     topics = {sink.ledger_name: at.version for sink in stream.topic_sinks.values() if sink.exactly_once}
     began_later = {declared.name for declared, role in all_tables(stream) if role in LATE}

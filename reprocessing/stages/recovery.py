@@ -18,9 +18,11 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, decode
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
@@ -91,6 +93,8 @@ class Recovery:
     patience: float = 30.0
     """Seconds to wait for a stream to stop, beyond the stop deadline of its settings."""
     differences: list[Difference] = field(default_factory=list)
+    leases: dict[str, WriteLease] = field(default_factory=dict)
+    """The leases of the plan's streams, while the recovery holds them."""
 
     def of(self, stream: str) -> RecoveryContext:
         return RecoveryContext(
@@ -102,6 +106,7 @@ class Recovery:
             self.events,
             self.plan,
             self.written or self._of_the_broker,
+            self.leases.get(stream),
         )
 
     @cached_property
@@ -122,6 +127,7 @@ class RecoveryContext:
     events: RecoveryEvents
     whole: RecoveryPlan
     written: WrittenTopics
+    lease: WriteLease | None = None
 
     @property
     def record(self) -> StreamRecord:
@@ -139,9 +145,14 @@ class RecoveryContext:
     def staged(self) -> dict[str, StoredTable]:
         return {each.name: self.rebuilt_table(each) for each, _ in all_tables(self.stream)}
 
-    def beside(self, folder: str) -> Path:
-        """A folder beside the staging tables, which is removed with them."""
-        return staging_folder(self.settings, self.plan) / folder
+    def beside(self, folder: str) -> Location:
+        """The location of further tables beside the staging tables, which are removed with them."""
+        return staging_folder(self.settings, self.plan, folder)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder of this machine for scratch files, which is removed with the staging tables."""
+        return staging.scratch_folder(self.settings, self.plan)
 
     def rebuilt_table(self, declared: DeclaredTable, folder: str = "") -> StoredTable:
         """A staging table, or that of a folder beside them; raises PreflightRefused if it is gone."""

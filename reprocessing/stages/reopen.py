@@ -37,7 +37,8 @@ def abort(context: RecoveryContext) -> Mapping[str, Any]:
     if context.journal.begun("fence") and fenced and context.record.generation != number:
         savepoint = context.kept()
         # All tables: after a kill, some may not have it.
-        fence(context.settings, context.stream, context.plan.id, context.plan.generation, passed=True)
+        generation = context.plan.generation
+        fence(context.settings, context.stream, context.plan.id, generation, passed=True, lease=context.lease)
         reopen(context, savepoint, savepoint.ends, number=number, doing="abort")
     staging.clear(context.settings, context.plan)
     return {"generation": context.record.generation}
@@ -119,6 +120,7 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
         ),
         new={table.name: table.no_rows() for table in tables_to_publish(settings, context.stream)},
         between=lambda _: context.crash_point(f"recover_{doing}_between"),
+        lease=context.lease,
     )
     context.crash_point(f"recover_{doing}_published")
     void = []

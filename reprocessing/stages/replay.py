@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -27,10 +28,11 @@ from streaming_jobs.errors import OffsetsLost, PreflightRefused, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, offsets_between
 from streaming_jobs.platform.files import sync, sync_tree
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.sinks.stored import Content, StoredTable
-from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, open_table, store_of
+from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, open_table, remove_tables, store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -203,18 +205,27 @@ def kept_table(context: RecoveryContext, declared: DeclaredTable) -> StoredTable
 def keep_tables(context: RecoveryContext) -> None:
     """Copy the staging tables as they are now; an existing copy stays."""
     folder = context.beside(_FOLDER)
-    if folder.is_dir():
-        return
-    partial = folder.with_name(f"{_FOLDER}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    for declared, _ in all_tables(context.stream):
+    if isinstance(folder, Path):
+        if folder.is_dir():
+            return
+        partial = folder.with_name(f"{_FOLDER}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        _copy_staged(context, partial)
+        partial.mkdir(parents=True, exist_ok=True)
+        sync_tree(partial)  # every resume relies on what is there under the final name
+        partial.replace(folder)
+        sync(folder.parent)
+    elif kept_table(context, context.stream.primary) is None:
+        remove_tables(folder, context.stream)
+        _copy_staged(context, folder)
+
+
+def _copy_staged(context: RecoveryContext, folder: Location) -> None:
+    """Copy the staging tables, the primary one last: on a store, all copies are there once it is."""
+    for declared, _ in reversed(list(all_tables(context.stream))):
         table = open_table(context.replay_settings, declared, context.stream.name)
         if table is not None:
-            copied_table(context.replay_settings, partial, declared, context.stream.name, table.content())
-    partial.mkdir(parents=True, exist_ok=True)
-    sync_tree(partial)  # every resume relies on what is there under the final name
-    partial.replace(folder)
-    sync(folder.parent)
+            copied_table(context.replay_settings, folder, declared, context.stream.name, table.content())
 
 
 def past_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None:

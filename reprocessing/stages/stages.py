@@ -215,7 +215,7 @@ class Fence(OfOneStream):
         if not fenced_by(context.settings, context.stream, self.plan.id):
             context.journal.write(TakeSavepoint.name, "done", TakeSavepoint(self.plan).run(recovery))
         begin_late(context.settings, context.stream, generation=context.record.generation)
-        fence(context.settings, context.stream, self.plan.id, self.plan.generation)
+        fence(context.settings, context.stream, self.plan.id, self.plan.generation, lease=context.lease)
         return {"in_flight": range_lists(fence_topics(context))} if context.stream.topic_sinks else {}
 
 
@@ -415,6 +415,7 @@ class Publish(OfOneStream):
             position=position,
             new=self._new(context, position.offsets),
             between=lambda _: context.crash_point("recover_publish_between"),
+            lease=context.lease,
         )
         return {"tables": [dataclasses.asdict(table) for table in published]}
 

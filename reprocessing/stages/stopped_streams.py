@@ -54,7 +54,9 @@ def _leases(recovery: Recovery) -> Iterator[None]:
         for name in sorted(plan.names):
             patience = settings.for_stream(name).stop_deadline.total_seconds() + recovery.patience
             left = max(patience - (time.monotonic() - began), 0.0)
-            leases.enter_context(take(settings, name, purpose=f"recovery {plan.id}", wait=left))
+            lease = leases.enter_context(take(settings, name, purpose=f"recovery {plan.id}", wait=left))
+            recovery.leases[name] = lease
+        leases.callback(recovery.leases.clear)
         yield
 
 

@@ -8,6 +8,11 @@ transaction identifier (appId, version) of Delta's protocol, section "Transactio
 
 The version only grows: a driver of an older generation reads a newer one and stops. `sinks/delta/log.py` reads the
 entries of a table back.
+
+A second transaction identifier separates two drivers of the same generation. Its version is the epoch of the lease
+under which the commit was made (`state/lease.py`):
+
+    appId   = recourse-epoch:<stream>                version = epoch; a table without it is in epoch 0
 """
 
 from __future__ import annotations
@@ -18,11 +23,13 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
+from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges, is_packed
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema", "slice"]
 LEDGER_KEY = "recourse"
-"""The key of an entry inside `userMetadata`; its value is the entry's format, 1."""
+"""The key of an entry inside `userMetadata`; its value is the entry's format."""
+PLAIN, PACKED = 1, 2
+"""The formats: in the second one, offsets of topics with many partitions are packed (`positions.py`)."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -48,6 +55,11 @@ class Txn:
 def app_id(stream: str, table: str) -> str:
     """The transaction appId of a stream's sink."""
     return f"recourse:{stream}:{table}"
+
+
+def epoch_id(stream: str) -> str:
+    """The transaction appId of the epochs of a stream's leases, the same in all of its tables."""
+    return f"recourse-epoch:{stream}"
 
 
 class CodeVersion(NamedTuple):
@@ -162,14 +174,15 @@ class LedgerEntry:
 
     def encode(self) -> str:
         """The text for `userMetadata`."""
+        offsets = encode_ranges(self.offsets, packed=True)
         value: dict[str, Any] = {
-            LEDGER_KEY: 1,
+            LEDGER_KEY: PACKED if is_packed(offsets) else PLAIN,
             "kind": self.kind,
             "stream": self.stream,
             "table": self.table,
             "generation": self.generation,
             "batch": self.batch,
-            "offsets": encode_ranges(self.offsets),
+            "offsets": offsets,
             "rows": dict(self.rows),
             "txns": dict(self.txns),
             "code": {name: text for name, text in self.code._asdict().items() if text or name != "formerly"},
@@ -192,9 +205,10 @@ class LedgerEntry:
             return None
         if not isinstance(value, dict) or LEDGER_KEY not in value:
             return None
-        if value[LEDGER_KEY] != 1:
+        if value[LEDGER_KEY] not in (PLAIN, PACKED):
             raise PermanentError(
-                f"a ledger entry has format {value[LEDGER_KEY]}, this version reads 1", "use the newer recourse-streams"
+                f"a ledger entry has format {value[LEDGER_KEY]}, this version reads {PLAIN} and {PACKED}",
+                "use the newer recourse-streams",
             )
         return cls(
             kind=value["kind"],

@@ -27,7 +27,8 @@ from uuid import uuid4
 import structlog
 
 from streaming_jobs.errors import PermanentError, TransientError
-from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.files import scratch, write_atomic
+from streaming_jobs.platform.locations import Location, Options, StorePath, made_folder
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ _ROUNDS = 5
 _LOOK_EVERY = 2.0
 _CODE = "recourse-code.zip"
 _SAME = ("pyspark",)
-NEEDED = ("pyarrow", "confluent_kafka", "numpy", "msgspec", "deltalake", "structlog", "pydantic")
+_JAVA = "java.specification.version"
+_APART = 5.0
+"""Seconds that the clocks of two machines may differ without a warning."""
+NEEDED = ("pyarrow", "confluent_kafka", "numpy", "msgspec", "deltalake", "obstore", "structlog", "pydantic")
 """Packages that reading a topic, judging its records and writing Parquet import on an executor."""
 
 
@@ -57,6 +61,10 @@ class Answer(TypedDict):
     """The minor version, such as 3.11."""
     versions: dict[str, str]
     """By package; without those that are missing."""
+    java: str
+    """The major version; empty if it is not known."""
+    clock: float
+    """Its time in seconds since 1970."""
     code: str
     """The file from which it imports `streaming_jobs`; empty if it cannot."""
     files: list[tuple[str, str]]
@@ -70,11 +78,17 @@ class Executors(Protocol):
     def count(self) -> int:
         """How many are there now."""
 
+    def cores(self) -> int:
+        """How many cores they have together."""
+
     def stopped(self) -> bool:
         """Whether the application has ended."""
 
+    def java(self) -> str:
+        """The major version of the driver's Java."""
+
     def run(self, task: Task) -> list[Answer]:
-        """The answers of a task on each core."""
+        """The answers of a task on each core; it gets rows whose first value is the version of the executor's Java."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +99,35 @@ class SparkExecutors:
         """As their block managers have registered; the driver's is one more."""
         return int(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
 
+    def cores(self) -> int:
+        """At least 2, as Spark counts; `spark.default.parallelism` replaces it."""
+        return int(self.spark.sparkContext.defaultParallelism)
+
     def stopped(self) -> bool:
         return bool(self.spark.sparkContext._jsc.sc().isStopped())
 
+    def java(self) -> str:
+        jvm = self.spark._jvm
+        assert jvm is not None
+        return str(jvm.java.lang.System.getProperty(_JAVA))
+
     def run(self, task: Task) -> list[Answer]:
         """Spark offers a job's first tasks to each free executor in turn."""
-        context = self.spark.sparkContext
-        tasks = max(context.defaultParallelism, self.count())
-        return context.parallelize(range(tasks), tasks).mapPartitions(task).collect()
+        tasks = max(self.cores(), self.count())
+        asked = self.spark.range(0, tasks, 1, tasks)
+        return (
+            asked.selectExpr(f"java_method('java.lang.System', 'getProperty', '{_JAVA}')")
+            .rdd.mapPartitions(task)
+            .collect()
+        )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Executors that can run the streams, each with one answer, and what is to be looked at in them."""
+
+    answers: Sequence[Answer]
+    warnings: Sequence[str]
 
 
 # The code
@@ -164,25 +199,31 @@ def check(
     archive: str = _CODE,
     visible: float = VISIBLE,
     patience: float = WITHOUT_EXECUTORS,
-) -> None:
+) -> Checked:
     """Compare each executor's versions with the driver's, and let it read and write in the folders of tables and state.
 
     In each folder an executor reads a file of the driver, and writes one beside it that the driver reads. Raises
-    TransientError if no executor comes, PermanentError for one that cannot run the streams.
+    TransientError if no executor comes, PermanentError for one that cannot run the streams. Another major version of
+    Java, or another time, is a warning: what driver and executors exchange does not depend on them.
     """
     _await(settings, executors, patience)
     token, folders = uuid4().hex, (settings.tables, settings.state)
-    asked = [private_folder(folder) / f".probe-{token}" for folder in folders]
+    asked = [made_folder(folder) / f".probe-{token}" for folder in folders]
     try:
         for file in asked:
-            file.write_text(token, encoding="utf-8")
-        seen: set[tuple[str, str]] = set()
+            file.write_bytes(token.encode())
+        seen: dict[tuple[str, str], Answer] = {}
+        warnings: dict[str, None] = {}
         for _ in range(_ROUNDS):  # executors come one after the other, and each may be busy
-            for answer in executors.run(_task([str(file) for file in asked], visible)):
-                seen.add((answer["host"], answer["folder"]))
+            began = time.time()
+            answers = executors.run(_task([(str(file), file_options(file)) for file in asked], visible))
+            for answer in answers:
+                seen[answer["host"], answer["folder"]] = answer
                 _compare_versions(answer, archive)
+                warnings |= dict.fromkeys(_differences(answer, executors.java(), began, time.time()))
                 for folder, (written, reason) in zip(folders, answer["files"], strict=True):
-                    _enforce(answer["host"], folder, reason or _difference(Path(written), token, visible))
+                    file = folder / written.rpartition("/")[2]
+                    _enforce(answer["host"], folder, reason or _difference(file, token, visible))
             if len(seen) >= executors.count():
                 break
     finally:
@@ -190,6 +231,24 @@ def check(
             for file in folder.glob(f".probe-{token}*"):
                 file.unlink(missing_ok=True)
     log.info("executors checked", executors=len(seen), hosts=sorted({host for host, _ in seen}))
+    for warning in warnings:
+        log.warning(warning)
+    return Checked(list(seen.values()), list(warnings))
+
+
+def _differences(answer: Answer, java: str, began: float, ended: float) -> Iterator[str]:
+    """What an executor has otherwise than the driver, and can have so."""
+    host = answer["host"]
+    if answer["java"] and answer["java"] != java:
+        yield f"the executor on {host} has Java {answer['java']}, the driver {java}: give both one version"
+    behind, ahead = began - answer["clock"], answer["clock"] - ended
+    if (apart := max(behind, ahead)) > _APART:
+        order = "behind" if behind > ahead else "ahead of"
+        yield f"the clock of {host} is {apart:.0f} s {order} the driver's: keep both by NTP"
+
+
+def file_options(file: Location) -> Options:
+    return file.options if isinstance(file, StorePath) else ()
 
 
 def _await(settings: Settings, executors: Executors, patience: float) -> None:
@@ -236,21 +295,21 @@ def _compare_versions(answer: Answer, archive: str) -> None:
         )
 
 
-def _enforce(host: str, folder: Path, reason: str) -> None:
+def _enforce(host: str, folder: Location, reason: str) -> None:
     if reason:
         raise PermanentError(
-            f"the executor on {host} does not share the folder {folder} with the driver: {reason}",
-            "set tables_dir and state_dir to folders that all machines have at the same path and may write, "
-            "or spark.master to local[*]",
+            f"the executor on {host} does not share {folder} with the driver: {reason}",
+            "set tables_dir and state_dir to folders that all machines have at the same path and may write, or "
+            "tables_dir to a store for which all have credentials, or spark.master to local[*]",
         )
 
 
-def _difference(file: Path, token: str, visible: float) -> str:
+def _difference(file: Location, token: str, visible: float) -> str:
     """The reason why the file of an executor is not what the driver sees; empty if it is."""
     until = time.monotonic() + visible
     while True:
         try:
-            if file.read_text(encoding="utf-8") == token:
+            if file.read_bytes() == token.encode():
                 return ""
             reason = "the driver reads something else than the executor wrote"
         except OSError as error:
@@ -260,11 +319,14 @@ def _difference(file: Path, token: str, visible: float) -> str:
         time.sleep(0.1)
 
 
-def _task(asked: Sequence[str], visible: float) -> Task:
-    """What runs on executors: a function within one is sent as code, so it needs nothing but the standard library."""
+def _task(asked: Sequence[tuple[str, Options]], visible: float) -> Task:
+    """What runs on executors: a function within one is sent as code, so it needs nothing but the standard library.
+
+    For a store it needs the driver's archive too; an executor without that is refused anyway.
+    """
     packages = (*_SAME, *NEEDED)
 
-    def prove(_: Iterable[object]) -> Iterator[Answer]:
+    def prove(rows: Iterable[object]) -> Iterator[Answer]:
         import importlib.util
         import os
         import platform
@@ -273,6 +335,8 @@ def _task(asked: Sequence[str], visible: float) -> Task:
         import uuid
         from importlib import metadata
 
+        java = "".join(str(row[0]) for row in rows)  # type: ignore[index]
+        clock = time.time()
         versions = {}
         for name in packages:
             if importlib.util.find_spec(name) is not None:
@@ -283,17 +347,23 @@ def _task(asked: Sequence[str], visible: float) -> Task:
         code = importlib.util.find_spec("streaming_jobs")
         files = []
         until = time.monotonic() + visible
-        for path in asked:
+        for path, options in asked:
             written, reason = f"{path}-{uuid.uuid4().hex}", "none"
             while reason:
                 try:
+                    if "://" in path:
+                        from streaming_jobs.platform.locations import StorePath
+
+                        StorePath(written, options).write_bytes(StorePath(path, options).read_bytes())
+                        reason = ""
+                        break
                     with open(path, encoding="utf-8") as file:  # noqa: PTH123 - nothing but the standard library
                         text = file.read()
                     with open(written, "w", encoding="utf-8") as file:  # noqa: PTH123
                         file.write(text)
                     reason = ""
-                except OSError as error:
-                    reason = f"{path}: {error.strerror}"
+                except Exception as error:  # noqa: BLE001 - it is the answer, whatever it is
+                    reason = f"{path}: {getattr(error, 'strerror', None) or error}"
                     if time.monotonic() > until:
                         break
                     time.sleep(0.1)
@@ -303,6 +373,8 @@ def _task(asked: Sequence[str], visible: float) -> Task:
             "folder": os.getcwd(),  # noqa: PTH109
             "python": ".".join(platform.python_version_tuple()[:2]),
             "versions": versions,
+            "java": java,
+            "clock": clock,
             "code": str(code.origin) if code is not None else "",
             "files": files,
         }
@@ -311,12 +383,40 @@ def _task(asked: Sequence[str], visible: float) -> Task:
     return prove
 
 
+# The cores
+#
+# Executors come and go. Reading tasks follow them: the driver notes the number in a file, and a query's planner, a
+# process on the driver's machine, reads it for each large batch (`BatchLimits`). The partitions of state cannot follow:
+# a stream keeps those of its first start.
+
+_CORES = "cores"
+SETTLED = 2.0
+"""Seconds without another executor, after which all that are to come at the start are taken to be there."""
+_SETTLING = 20.0
+
+
+def cores_file(settings: Settings) -> Path:
+    """The file with the number of cores of this process's session."""
+    return scratch(settings.home, "spark").folder / _CORES
+
+
+def settled_cores(executors: Executors, still: float = SETTLED, at_most: float = _SETTLING) -> int:
+    """The number of cores, once no executor has come for a while."""
+    cores, began = executors.cores(), time.monotonic()
+    since = began
+    while (now := time.monotonic()) - since < still and now - began < at_most:
+        time.sleep(min(still, 0.1))
+        if (there := executors.cores()) != cores:
+            cores, since = there, time.monotonic()
+    return cores
+
+
 # The watch
 
 
 @dataclass
 class ExecutorWatch:
-    """Tells when a session's cluster is gone; asks it every two seconds at most."""
+    """Tells when a session's cluster is gone, and notes its cores; asks it every two seconds at most."""
 
     settings: Settings
     executors: Executors
@@ -324,9 +424,11 @@ class ExecutorWatch:
     _asked: float = field(default=float("-inf"), init=False)
     _seen: float = field(init=False)
     """When there was an executor."""
+    _cores: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._seen = self.clock()
+        self._note_cores()
 
     def failure(self) -> TransientError | None:
         """The error of an application that has ended, or has had no executor for a minute."""
@@ -341,6 +443,14 @@ class ExecutorWatch:
             )
         if self.executors.count():
             self._seen = now
+            self._note_cores()
         elif now - self._seen > WITHOUT_EXECUTORS:
             return _without_executors(self.settings, now - self._seen)
         return None
+
+    def _note_cores(self) -> None:
+        cores = self.executors.cores()
+        if cores != self._cores:
+            write_atomic(cores_file(self.settings), str(cores), durable=False)
+            log.info("the cluster's cores", cores=cores)
+            self._cores = cores

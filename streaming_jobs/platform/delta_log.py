@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+from streaming_jobs.platform.locations import Location
 
 UNREAD = "_unread"
 """The folder below a table with commits that its log has done with and streams have not read (`log_cleanup.py`)."""
@@ -63,7 +64,7 @@ class CommitActions:
         return text if isinstance(text, str) else None
 
 
-def read_commit(table: Path, version: int) -> CommitActions:
+def read_commit(table: Location, version: int) -> CommitActions:
     """A version of the log. Raises as `actions` and `CommitActions.of` do, and ValueError for an empty action."""
     lines = list(actions(commit_file(table, version)))
     if not all(line and None not in line.values() for line in lines):
@@ -71,7 +72,7 @@ def read_commit(table: Path, version: int) -> CommitActions:
     return CommitActions.of(version, lines)
 
 
-def read_kept_commit(table: Path, version: int) -> CommitActions:
+def read_kept_commit(table: Location, version: int) -> CommitActions:
     """A version, also a version that is kept for readers only. Raises as `read_commit` does.
 
     A commit may move at any moment, so the log is read first.
@@ -82,17 +83,17 @@ def read_kept_commit(table: Path, version: int) -> CommitActions:
         return read_commit(table / UNREAD, version)
 
 
-def versions_in_log(table: Path) -> list[int]:
+def versions_in_log(table: Location) -> list[int]:
     """The versions whose commits the log has, in order; one listing."""
     files = (table / "_delta_log").glob("*.json")
     return sorted(int(file.stem) for file in files if file.stem.isdigit() and len(file.stem) == 20)
 
 
-def commit_file(table: Path, version: int) -> Path:
+def commit_file(table: Location, version: int) -> Location:
     return table / "_delta_log" / f"{version:020d}.json"
 
 
-def actions(commit: Path, containing: str = "") -> Iterator[dict[str, Any]]:
+def actions(commit: Location, containing: str = "") -> Iterator[dict[str, Any]]:
     """The actions of one commit file, in order.
 
     With `containing`, lines without that text are skipped unparsed. Raises FileNotFoundError, and ValueError for

@@ -104,6 +104,10 @@ _PERMANENT = re.compile(
 _FULL = re.compile(
     r"No space left on device|os error 28\b|\[Errno 28\]|Disk quota exceeded|os error 122\b|\[Errno 122\]"
 )
+_DENIED = re.compile(r"lacked the necessary privileges|HTTP error status \(40[13]|40[13] (?:Forbidden|Unauthorized)")
+_STORE = re.compile(r"Generic (?:S3|GCS|MicrosoftAzure) error")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Escape sequences of terminals, with which deltalake sets off the causes of an error."""
 _GONE = re.compile(
     r"^An error occurred while calling \S+$|Error while sending or receiving|Answer from Java side is empty"
 )
@@ -164,7 +168,7 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         return error
     if (ours := _from_a_worker(str(error))) is not None:
         return _caused(ours, error)
-    kind, text = type(error).__name__, str(error)
+    kind, text = type(error).__name__, _COLOURS.sub("", str(error))
     summary = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
     summary += f" ({where})" if where else ""
     if _FULL.search(text):
@@ -172,6 +176,8 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         return _caused(
             TransientError(full, "free space there (`df -h`); nothing is lost, a later attempt continues"), error
         )
+    if (of_store := _of_a_store(text)) is not None:
+        return _caused(of_store, error)
     if _LOST.search(text):
         return _caused(
             OffsetsLost(f"records the stream still needs are gone: {summary}", f"see `{commands.status()}`"), error
@@ -195,6 +201,18 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         summary = f"a process of the stream has ended, killed or out of memory ({summary})"
         return _caused(TransientError(summary, "watch the memory if it repeats; nothing is lost"), error)
     return _caused(TransientError(f"{kind}: {summary}", "its session's log has the whole trace"), error)
+
+
+def _of_a_store(text: str) -> TransientError | None:
+    """The error of an object store in deltalake's text; None if there is none."""
+    shown = " ".join(text.split())[:500]
+    if _DENIED.search(text):
+        check = "check the credentials and their rights on the bucket: list, read, write, delete"
+        return TransientError(f"the object store refuses access: {shown}", check)
+    if _STORE.search(text):
+        check = "check its address, and that it runs; nothing is lost, a later attempt continues"
+        return TransientError(f"the object store did not answer: {shown}", check)
+    return None
 
 
 def function_raised(function: Callable[..., object], error: Exception) -> TransientError:

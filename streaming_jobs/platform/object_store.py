@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from errno import ENOENT
 from typing import TYPE_CHECKING
 
-from streaming_jobs.errors import ConfigurationError, RecourseError, TransientError
+from streaming_jobs.errors import ConfigurationError, PermanentError, RecourseError, TransientError
 from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, checked, content
 from streaming_jobs.text import commands
 
@@ -155,6 +157,51 @@ class StoreFiles:
             raise
 
 
+LYING = "use a store, or a version of it, with conditional writes: two drivers could overwrite each other's commits"
+
+
+def refuse_broken_promises(url: str, options: Mapping[str, str]) -> None:
+    """Raise PermanentError for a store on which a commit could overwrite another one."""
+    if broken := broken_promises(open_store(url, options)):
+        raise PermanentError(f"the store of {url} cannot hold tables: {'; '.join(broken)}", LYING)
+
+
+def broken_promises(files: StoreFiles) -> list[str]:
+    """The promises of a store that commits and leases rest on and that this one breaks; none if it keeps them all.
+
+    It is asked for an object of its own, which is deleted afterwards. Raises as every method of the store does.
+    """
+    name, broken = f".promises-{uuid.uuid4().hex}", []
+    try:
+        first = files.create(name, b"1")
+        with suppress(AlreadyThere):
+            files.create(name, b"2")
+            broken.append("it creates an object that exists")
+        with suppress(Changed):
+            files.replace(name, b"3", _other(first))
+            broken.append("it replaces an object under a wrong tag")
+        found = files.read(name)
+        if not broken and (found is None or found.data != b"1"):
+            broken.append("it does not read what was written")
+        if not broken:
+            try:
+                files.replace(name, b"4", first)
+            except Changed:
+                broken.append("it refuses to replace an object under its tag")
+        if name not in files.names():
+            broken.append("it does not list an object that was written")
+    finally:
+        files.delete(name)
+    return broken
+
+
+def _other(tag: str) -> str:
+    """The tag of another content."""
+    return json.dumps(
+        {key: f'"{uuid.uuid4().hex}"' if key == "e_tag" else value for key, value in json.loads(tag).items()}
+    )
+
+
 def _tag(meta: Mapping[str, object]) -> str:
     return json.dumps({key: value for key in ("e_tag", "version") if (value := meta[key]) is not None})
 
@@ -174,6 +221,24 @@ def _errors(where: str) -> Iterator[None]:
         yield
     except (BaseError, FileNotFoundError, ValueError) as error:
         raise _ours(error, where) from None
+
+
+@contextmanager
+def asked(where: str) -> Iterator[None]:
+    """`_errors`, but for a missing object: that is a FileNotFoundError, as of a file."""
+    try:
+        with _errors(where):
+            try:
+                yield
+            except FileNotFoundError as error:
+                _refuse_missing(error)
+                raise _NoObject(where) from None
+    except _NoObject:
+        raise FileNotFoundError(ENOENT, "there is no such object", where) from None
+
+
+class _NoObject(Exception):
+    pass
 
 
 def _ours(error: Exception, where: str) -> RecourseError:

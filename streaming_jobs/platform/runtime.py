@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -179,6 +181,7 @@ class ExistingSpark:
     jvm: int | None = field(default=None, init=False)
     """The pid of its process, from `start` to an orderly end: if this driver dies, the next one waits for it."""
     _ours: SparkSession | None = field(default=None, init=False)
+    _watch: ExecutorWatch | None = field(default=None, init=False)
 
     def begin(self, name: str, inherited: Sequence[int] = ()) -> None:
         """Nothing: it runs already."""
@@ -197,7 +200,7 @@ class ExistingSpark:
         java = self._ours._jvm
         assert java is not None
         self.jvm = int(java.java.lang.ProcessHandle.current().pid())
-        _with_executors(self.settings, self._ours, str(self._ours.sparkContext.master))
+        self._watch = _with_executors(self.settings, self._ours, str(self._ours.sparkContext.master))
         return self._ours
 
     def failure(self, patience: float = 0.0) -> TransientError | None:  # noqa: ARG002 - it answers, or it does not
@@ -206,7 +209,7 @@ class ExistingSpark:
             return None
         try:
             if not self._ours._jsc.sc().isStopped():
-                return None
+                return self._watch.failure() if self._watch is not None else None
         except Exception as error:  # noqa: BLE001 - a Spark that cannot be reached runs nothing
             gone = TransientError(f"Spark does not answer: {str(error)[:200]}", "the next session repeats its batches")
             gone.__cause__ = error
@@ -244,6 +247,31 @@ class ExistingSpark:
         return stopped
 
 
+def existing_spark(settings: Settings) -> tuple[Settings, ExistingSpark | None]:
+    """The active session of this process, if there is one, and the settings with that session's master.
+
+    A session is there in a notebook, on Databricks, and in a program that calls the driver after it has made one.
+    """
+    there = _active()
+    if there is None:
+        return settings, None
+    master = str(there.sparkContext.master)
+    spark_settings = settings.spark.model_copy(update={"master": master})
+    log.info("the Spark session of this process is used", master=master)
+    settings = settings.model_copy(update={"spark": spark_settings})
+    return settings, ExistingSpark(settings, there)
+
+
+def _active() -> SparkSession | None:
+    """Without an import of PySpark, which takes long: who has a session in this process has imported it."""
+    if "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder.getOrCreate()  # the cluster's
+    module = sys.modules.get("pyspark.sql")
+    return module.SparkSession.getActiveSession() if module is not None else None
+
+
 def _with_executors(settings: Settings, session: SparkSession, master: str) -> ExecutorWatch | None:
     """Send executors on other machines what they need, check and watch them; None if there are no such executors."""
     if in_this_process(master):
@@ -251,4 +279,6 @@ def _with_executors(settings: Settings, session: SparkSession, master: str) -> E
     executors = cluster.SparkExecutors(session)
     cluster.send(session, settings, scratch(settings.home, "spark").folder)
     cluster.check(settings, executors)
+    if not settings.spark.shuffle_partitions and spark.PARTITIONS not in settings.spark.extra:
+        session.conf.set(spark.PARTITIONS, str(cluster.settled_cores(executors)))
     return cluster.ExecutorWatch(settings, executors)

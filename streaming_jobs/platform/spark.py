@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import structlog
 
+from streaming_jobs.errors import SetupError
 from streaming_jobs.platform import class_data, java, spark_jvm
 from streaming_jobs.platform.files import private_folder, scratch
 from streaming_jobs.platform.jars import spark_jars
@@ -150,11 +151,13 @@ def answer_first() -> None:
 
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+PARTITIONS = "spark.sql.shuffle.partitions"
 _GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 """spark-submit names by them the JVM that it has started, and PySpark connects to it."""
 _FUNCTIONS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 """Spark's own extension of each session; it uses the table of functions."""
 _INITIALISED = 60.0
+_HADOOP = {"HADOOP_CONF_DIR", "YARN_CONF_DIR"}
 _HEAP = "-Xms96m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30 -XX:-ShrinkHeapInSteps -XX:MetaspaceSize=64m"
 """Java would begin with a 64th of the machine's memory, give little back, and collect all at 21 MB of classes."""
 _HEAP_OPTION = re.compile(r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)")
@@ -177,7 +180,7 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.scheduler.mode": "FAIR",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(partitions),
+        PARTITIONS: str(partitions),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # 50 by default, which makes each commit by delta-spark two to four seconds long.
@@ -279,6 +282,11 @@ def launch(
         return Launched(properties, None, None)
     from pyspark.find_spark_home import _find_spark_home
 
+    if settings.spark.master == "yarn" and not (_HADOOP & os.environ.keys()):
+        raise SetupError(
+            "spark.master is yarn, and no folder of Hadoop's configuration is named",
+            "set HADOOP_CONF_DIR to the folder with yarn-site.xml and core-site.xml",
+        )
     home = Path(_find_spark_home())
     keep = (*keep_open, own.descriptor)  # a JVM may outlive its driver
     environment = dict(os.environ)

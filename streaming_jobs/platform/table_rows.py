@@ -1,8 +1,9 @@
-"""The rows of a Delta table on local disk, as Arrow.
+"""The rows of a Delta table as Arrow.
 
 `DeltaTable.to_pyarrow_dataset` reads through a file system that is written in Python. Arrow's threads still close its
 files while the interpreter ends, and such a thread ends the whole process: SIGABRT, "terminate called without an active
-exception", after all results were printed. So the dataset uses Arrow's file system, which needs no Python.
+exception", after all results were printed. So the dataset uses Arrow's file system, which needs no Python, and for a
+table on a store one that opens each file as bytes in memory.
 """
 
 from __future__ import annotations
@@ -15,22 +16,44 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable, QueryBuilder
+from deltalake.fs import DeltaStorageHandler
 
 from streaming_jobs.errors import TransientError
+from streaming_jobs.platform.locations import Location, StorePath, delta_options, delta_table
 
 if TYPE_CHECKING:
     from pyarrow.dataset import FileSystemDataset
 
 
-def dataset(handle: DeltaTable, table: Path) -> FileSystemDataset:
-    """The version that the handle has loaded, as a dataset; `table` is its folder."""
+def dataset(handle: DeltaTable, table: Location) -> FileSystemDataset:
+    """The version that the handle has loaded, as a dataset; `table` is its location."""
+    if isinstance(table, StorePath):
+        objects = _Objects.of(handle, table)
+        return handle.to_pyarrow_dataset(filesystem=pafs.PyFileSystem(objects))
     return handle.to_pyarrow_dataset(filesystem=pafs.SubTreeFileSystem(str(table), pafs.LocalFileSystem()))
 
 
-def rows(table: Path, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+def rows(table: Location, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
     """All rows of a version, the newest by default, in these columns or all."""
-    source = dataset(DeltaTable(table, version=version), table)
+    source = dataset(delta_table(table, version), table)
     return source.to_table(columns=None if columns is None else list(columns))
+
+
+class _Objects(DeltaStorageHandler):
+    """The files of a table on a store, each in memory as long as it is open."""
+
+    table: StorePath
+
+    @classmethod
+    def of(cls, handle: DeltaTable, table: StorePath) -> _Objects:
+        made: _Objects = cls.from_table(handle._table, delta_options(table), {})  # type: ignore[assignment]
+        made.table = table
+        return made
+
+    def open_input_file(self, path: str) -> pa.BufferReader:
+        _, remote, name = path.partition(":/")  # of a URL deltalake shows one slash
+        place = StorePath(f"{path.partition(':/')[0]}://{name.lstrip('/')}", self.table.options) if remote else None
+        return pa.BufferReader((place or self.table / path).read_bytes())
 
 
 def plain_text(kind: pa.DataType) -> pa.DataType:

@@ -1,6 +1,7 @@
 """Checks of this machine before the streams run; each has a result and, if something is wrong, a fix.
 
-Checks only read. The one program that they start is `java -version`; nothing is fetched, created or repaired.
+Checks only read. The one program that they start is `java -version`; nothing is fetched, created or repaired. But
+`executor_checks`, which a person asks for, starts a Spark session with executors, which write and remove probe files.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -21,9 +22,12 @@ from streaming_jobs.catalog.archive import is_archive
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.positions import OffsetBounds
-from streaming_jobs.platform import class_data, java, ports
+from streaming_jobs.platform import class_data, cluster, java, ports
 from streaming_jobs.platform.broker import bootstrap_servers, running
 from streaming_jobs.platform.jars import JarSet, cache, examine, locked
+from streaming_jobs.platform.locations import StorePath
+from streaming_jobs.platform.object_store import LYING, broken_promises, open_store
+from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -61,8 +65,50 @@ def checks(settings: Settings) -> list[DoctorCheck]:
         check_cluster(settings) if settings.kafka.bootstrap_servers else check_broker(settings),
         check_ui_port(settings),
         check_folder("home", settings.home, _ROOM_MB),
+        *([check_store(settings.tables)] if isinstance(settings.tables, StorePath) else []),
         check_folder("jar cache", cache(settings), _JAR_ROOM_MB),
     ]
+
+
+def executor_checks(
+    settings: Settings,
+    start: Callable[[Settings], LocalSpark] = LocalSpark,
+    check: Callable[[Settings, cluster.Executors], cluster.Checked] = cluster.check,
+) -> list[DoctorCheck]:
+    """The executors of a session that is started for it, each proved as before the first batch of a stream."""
+    if not settings.spark.has_executors:
+        found = f"spark.master is {settings.spark.master}: the driver is the only executor"
+        return [DoctorCheck("executors", None, found, "set spark.master to that of a cluster (docs/cluster.md)")]
+    runtime = start(settings)
+    try:
+        checked = check(settings, cluster.SparkExecutors(runtime.start("doctor")))
+    except RecourseError as error:
+        return [DoctorCheck("executors", False, error.found, error.next_step)]
+    finally:
+        runtime.stop()
+    hosts = sorted({answer["host"] for answer in checked.answers})
+    versions = {f"Python {a['python']}, PySpark {a['versions']['pyspark']}, Java {a['java']}" for a in checked.answers}
+    found = (
+        f"{len(checked.answers)} on {', '.join(hosts)}; {'; '.join(sorted(versions))}; they read and write in "
+        f"{settings.tables} and {settings.state}"
+    )
+    return [
+        DoctorCheck("executors", True, found),
+        *(DoctorCheck("executors", None, warning, "docs/cluster.md") for warning in checked.warnings),
+    ]
+
+
+def check_store(tables: StorePath) -> DoctorCheck:
+    """The store of the tables: it keeps the conditions that commits rest on."""
+    try:
+        broken = broken_promises(open_store(tables.url, dict(tables.options), retry_for=_ASK))
+    except RecourseError as error:
+        return DoctorCheck("tables", False, error.found, error.next_step)
+    if broken:
+        return DoctorCheck("tables", False, f"{tables}: {'; '.join(broken)}", LYING)
+    return DoctorCheck(
+        "tables", True, f"{tables}: creates once, replaces under the right tag alone, lists what is written"
+    )
 
 
 def check_python() -> DoctorCheck:

@@ -204,10 +204,9 @@ def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> St
 
 
 def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
-    return (
-        StreamFolder.of(settings, stream.name).path,
-        *(settings.tables / declared.name for declared, _ in all_tables(stream)),
-    )
+    """The folders of the stream's state and tables."""
+    tables = (settings.tables / declared.name for declared, _ in all_tables(stream))
+    return StreamFolder.of(settings, stream.name).path, *(each for each in tables if isinstance(each, Path))
 
 
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:

@@ -215,6 +215,7 @@ class BatchPipeline:
             self.hooks.at("batch_committed", self.stream.name, batch - 1)
             if self.hooks.stop.is_set():
                 raise StopAtBorder
+            self.hooks.check_lease()
             self._replan(batch)
             if self._quiet and not self._records(batch):
                 raise StopAtBorder
@@ -279,6 +280,7 @@ class BatchPipeline:
             self._look_at_sources()
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
+            self.hooks.check_lease()
             self.hooks.before_commit()
             entry = self._commit_others(frame.sparkSession, entry, staged, path, held)
             self.hooks.at("secondary_committed", self.stream.name, batch)

@@ -77,11 +77,13 @@ class BatchFiles:
 class BatchHooks:
     """Functions of the session around each batch.
 
-    `stop` ends the query at the next border. `between` is called with the number of the finished batch, `before_commit`
-    when the rows of a batch are ready, `report` when they are in the tables. `at` is called at each crash point, and
-    `idle` by the session's main thread, several times per second, whether or not a batch runs. `settled` waits at most
-    so many seconds for what `between` has begun beside the batches, and returns whether all of it is done. `first_read`
-    gives, in a replay, the time at which all records of a batch were first read, in milliseconds since 1970.
+    `stop` ends the query at the next border. `check_lease` is called before a batch begins and before its first commit,
+    and raises LeaseLost if this driver may no longer write. `between` is called with the number of the finished batch,
+    `before_commit` when the rows of a batch are ready, `report` when they are in the tables. `at` is called at each
+    crash point, and `idle` by the session's main thread, several times per second, whether or not a batch runs.
+    `settled` waits at most so many seconds for what `between` has begun beside the batches, and returns whether all of
+    it is done. `first_read` gives, in a replay, the time at which all records of a batch were first read, in
+    milliseconds since 1970.
     """
 
     stop: threading.Event
@@ -89,6 +91,7 @@ class BatchHooks:
     report: Callable[[BatchReport], None]
     between: Callable[[int], None]
     replan: Replan | None = None
+    check_lease: Callable[[], None] = lambda: None
     at: Callable[[str, str, int], None] = crash_point
     idle: Callable[[], None] = lambda: None
     settled: Callable[[float], bool] = lambda _: True

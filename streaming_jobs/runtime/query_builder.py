@@ -19,6 +19,7 @@ import structlog
 from streaming_jobs.declare.table import Emit, emits
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
+from streaming_jobs.platform.cluster import cores_file
 from streaming_jobs.platform.failures import function_raised
 from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
@@ -48,13 +49,13 @@ from streaming_jobs.runtime.stream_sinks import (
     upkeep_of,
 )
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.sinks.base import SinkSet, WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import SourceCounts, TopicReader
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.planner import FIRST, BatchLimits
+from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
@@ -255,6 +256,7 @@ class QueryBuilder:
     archives: Archives | None = None
     until: TopicOffsets | None = None
     topic_sinks: TopicSinks = field(default_factory=KafkaTopicSinks)
+    lease: WriteLease | None = None
 
     @property
     def stream_settings(self) -> StreamSettings:
@@ -281,7 +283,16 @@ class QueryBuilder:
         return batch_limits(self.stream_settings, len(self.stream.sources), self.trigger, self._commit_interval)
 
     def limits_of(self, topic: str) -> BatchLimits:
-        return self.limits if self.until is None else replace(self.limits, until=self.until.get(topic, {}))
+        spark, until = self.settings.spark, None if self.until is None else self.until.get(topic, {})
+        if not spark.has_executors:
+            return replace(self.limits, until=until, tasks=spark.reading_tasks)
+        return replace(
+            self.limits,
+            until=until,
+            tasks=spark.reading_tasks,
+            cores=cores_file(self.settings),
+            driver_share=DRIVER_SHARE,
+        )
 
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""
@@ -299,8 +310,12 @@ class QueryBuilder:
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, snapshot, starts, outputs)
         check_topics(self.stream, outputs)
+        self._check_lease()  # opening the topics fences every other driver
         topics = self.topic_sinks.open(self.settings, self.stream, record.generation, self.connection)
         tables = make_tables(self.settings, self.stream, outputs, record.generation)
+        if self.lease is not None:
+            for table in tables.values():
+                table.under(self.lease, record.generation)
         roles = {declared.name: role for declared, role in all_tables(self.stream)}
         record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
         if record != snapshot.record:
@@ -509,6 +524,7 @@ class QueryBuilder:
             ),
             hooks=BatchHooks(
                 stop=self.stop,
+                check_lease=self._check_lease,
                 before_commit=lambda: self.before_commit(record),
                 report=self.report,
                 between=keeper.after,
@@ -525,6 +541,10 @@ class QueryBuilder:
             pause=Pause(self.stream_settings.longest_wait) if self.trigger == "continuous" else None,
             ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
+
+    def _check_lease(self) -> None:
+        if self.lease is not None:
+            self.lease.check()
 
     def _first_read(
         self, sources: Sequence[KafkaSource | TableSource]

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.log_stream import log_stream
 from streaming_jobs.runtime import child_sessions
-from streaming_jobs.settings import Settings, checked_trigger
+from streaming_jobs.settings import Settings, checked_trigger, flag_value
 from streaming_jobs.state.requests import STOP, StreamRequest
 from streaming_jobs.stream import Stream
 
@@ -95,7 +96,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def flags(options: argparse.Namespace) -> dict[str, str]:
+def flags(options: argparse.Namespace) -> dict[str, Any]:
     """The settings among the options; raises UsageError for a setting without a value and for an invalid trigger."""
     if options.trigger is not None:
         try:
@@ -135,8 +136,8 @@ def select(
     return Selection(streams, recovering=recovering, left_out=left_out)
 
 
-def _assignment(text: str) -> tuple[str, str]:
+def _assignment(text: str) -> tuple[str, Any]:
     key, sign, value = text.partition("=")
     if not sign:
         raise UsageError(f"--set {text}: no value", "write --set key=value")
-    return key, value
+    return key, flag_value(key, value)

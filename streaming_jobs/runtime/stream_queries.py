@@ -28,6 +28,7 @@ from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.lag import EndOffsets, Ends, position_in
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import Connection, NoBroker, client_config, client_file
 from streaming_jobs.sources.topics import UNKNOWN_FOR, Topics
@@ -112,13 +113,14 @@ class QueryHooks:
     """A stream's part in its query: the trigger, the stop request, and the functions that a query calls.
 
     `built` gets the pipeline before the query starts, since its first batch can come before the start returns;
-    `report` gets each batch's report.
+    `report` gets each batch's report. `lease` is the one under which the tables are written; a trial has none.
     """
 
     trigger: str
     stop: threading.Event
     built: Callable[[BatchPipeline], None]
     report: Callable[[BatchReport], None]
+    lease: WriteLease | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ class SparkQueries:
             archives=self._archives,
             until=self.until,
             topic_sinks=self.topics_written,
+            lease=hooks.lease,
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
         return start(built, hooks)

@@ -12,6 +12,7 @@ import structlog
 from streaming_jobs.errors import (
     FunctionFailed,
     FunctionRaised,
+    LeaseLost,
     OffsetsLost,
     PermanentError,
     PreflightRefused,
@@ -275,6 +276,15 @@ class StreamRunner:
         return self.retries.gave_up
 
     @property
+    def has_lease(self) -> bool:
+        """False once the stream's lease has ended, by time or by another holder: its files are not this session's."""
+        try:
+            self.lease.check()
+        except LeaseLost:
+            return False
+        return True
+
+    @property
     def in_batch(self) -> bool:
         """True if a batch is being written, also one of a query that Spark calls terminated."""
         return self.pipeline is not None and self.pipeline.in_batch
@@ -390,7 +400,7 @@ class StreamRunner:
     def _start(self, spark: SparkSession) -> None:
         snapshot = self.preflight()
         assert self.trigger is not None
-        hooks = QueryHooks(self.trigger, self.stop.requested, self._built, self.batch_done)
+        hooks = QueryHooks(self.trigger, self.stop.requested, self._built, self.batch_done, self.lease)
         launched = self.queries.launch(spark, self.stream, snapshot, hooks)
         assert self.pipeline is not None
         self.query = launched.query

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
@@ -44,6 +45,7 @@ from streaming_jobs.sinks.schemas import (
 from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.sources.connection import Connection, read_client_file
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.readers import TableReaders
 from streaming_jobs.text import commands
@@ -282,8 +284,14 @@ def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Con
         settings=settings.topic_sink,
         writer=writer,
         topics=KnownTopics(lookup, settings.topic_sink, _forbidden(settings, stream, sink)),
-        folder=settings.tables / stream.primary.name,
+        folder=_waiting(settings, stream),
     )
+
+
+def _waiting(settings: Settings, stream: Stream) -> Path:
+    """The folder in which large batches for topics wait: of the primary table, or, if that is on a store, of state."""
+    table = settings.tables / stream.primary.name
+    return table if isinstance(table, Path) else StreamFolder.of(settings, stream.name).path
 
 
 def _forbidden(settings: Settings, stream: Stream, sink: KafkaSink) -> dict[str, str]:

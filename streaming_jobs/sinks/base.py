@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger.entry import QUARANTINED, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 
@@ -22,6 +23,36 @@ if TYPE_CHECKING:
     from streaming_jobs.sources.base import Source
 
 Committer = Literal["direct", "spark"]
+
+
+class WriteLease(Protocol):
+    """The lease under which a driver writes a stream's tables, as far as tables know it (`state/lease.py`)."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the acquisition: each one of the stream's lease has a greater number than all before it."""
+
+    @property
+    def expires(self) -> bool:
+        """True if an earlier holder may still run: its lease ends by time, not with its process."""
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease has run out, or another holder has it. Reads no file."""
+
+    def exceed(self, epoch: int) -> None:
+        """Make the lease's epoch greater than this one; raises LeaseLost if another holder has it."""
+
+
+def refuse_later_epoch(table: str, epoch: int, lease: WriteLease | None) -> None:
+    """Raise Fenced if a table is in a later epoch than the lease, LeaseLost if the lease has run out."""
+    if lease is None:
+        return
+    lease.check()
+    if epoch > lease.epoch:
+        raise Fenced(
+            f"table {table} is in epoch {epoch}, the lease of this driver is of epoch {lease.epoch}",
+            "let this driver end; the session that took the lease over continues without it",
+        )
 
 
 @dataclass(frozen=True)

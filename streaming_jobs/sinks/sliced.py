@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.sinks.stored import StoredTable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Rebuilt:
 class StagedSlice(Protocol):
     """The files of one rebuilt slice, beside the table."""
 
-    folder: Path
+    folder: Location
     """Where they lie; it goes with `remove`."""
 
     def split(self, chosen: SliceRange) -> int:

@@ -20,14 +20,21 @@ from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import DeadLetterSink, Upkeep
+from streaming_jobs.sinks.base import DeadLetterSink, Upkeep, WriteLease
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
+
+
+def fence_entry(stream: str, table: str, generation: int, lease: WriteLease) -> LedgerEntry:
+    """The entry of the commit that takes a table into the epoch of a lease."""
+    return LedgerEntry("upkeep", stream, table, generation, -1, note=f"fence of epoch {lease.epoch}")
+
 
 # The end of a table's log as a power cut leaves it: truncated commits, and what relies on them.
 
@@ -240,6 +247,18 @@ class StoredTable(DeadLetterSink, Protocol):
         `unread` gives the versions that streams that read the table still need.
         """
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of its newest commit that carries one, as of the last refresh or commit; 0 if there is none."""
+
+    def under(self, lease: WriteLease, generation: int) -> None:
+        """Write under this lease from now on: commits that move the table carry its epoch, later epochs refuse them.
+
+        The lease's epoch is made greater than the table's, if it is not: leases were lost, or came from a copy. If an
+        earlier holder may still run, a commit without rows takes the table into the lease's epoch: an upkeep entry,
+        which leaves the position as it is. Raises Fenced and LeaseLost.
+        """
+
     def append(self, rows: pa.Table, entry: LedgerEntry) -> int | None:
         """Add rows once; the new version, or None if the table has the entry's batch. Raises as `holds` does."""
 
@@ -249,8 +268,8 @@ class StoredTable(DeadLetterSink, Protocol):
     def holds(self, entry: LedgerEntry) -> bool:
         """True if the table, as it is now, has the entry's position.
 
-        Raises Fenced for a table of a newer generation, ForeignWrite if somebody else has changed rows since it was
-        opened.
+        Raises Fenced for a table of a newer generation or a later epoch than the lease's, LeaseLost if the lease has
+        run out, ForeignWrite if somebody else has changed rows since it was opened.
         """
 
     def mark(self, entry: LedgerEntry) -> int | None:
@@ -351,8 +370,8 @@ class TableStore(Protocol):
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
         """The folders, other than the savepoint's, with the files that it keeps of a table."""
 
-    def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
-        """The path of the table's log, as messages show it."""
+    def log_place(self, settings: Settings, declared: DeclaredTable) -> Location:
+        """The location of the table's log, as messages show it."""
 
     def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Remove half-written files that only repeat what commits say, as a power cut leaves them; yields each."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from streaming_jobs.declare.columns import checked_order
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.platform.locations import Location, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, Role, StoredTable, TableStore
 from streaming_jobs.stream import Stream
@@ -87,10 +88,19 @@ def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> 
 
 
 def copied_table(
-    settings: Settings, folder: Path, declared: DeclaredTable, stream: str, content: Content
+    settings: Settings, folder: Location, declared: DeclaredTable, stream: str, content: Content
 ) -> StoredTable:
     """A table with a content of the declared one, in another folder; it has no ledger entry."""
     return store_of(declared).create(settings.with_tables(folder), declared, stream, content, None)
+
+
+def remove_tables(folder: Location, stream: Stream) -> None:
+    """Remove the stream's tables at a location; of a folder, the folder."""
+    if isinstance(folder, Path):
+        remove_tree(folder)
+        return
+    for declared, _ in all_tables(stream):
+        remove_tree(folder / declared.name)
 
 
 def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:

@@ -67,7 +67,8 @@ Split = tuple[Sequence[InputPartition], list[pa.RecordBatch] | None]
 class Reading(ABC, Generic[PlannerT]):
     """What to read, offsets of a batch or of a start; it is pickled into Spark's Python processes.
 
-    `name` is that of the data source, in plans too. With `limits` it is a stream that begins at `starts`.
+    `name` is that of the data source, in plans too. With `limits` it is a stream that begins at `starts`. `workers` is
+    the number of cores that the session had when the query was built.
     """
 
     name: str
@@ -75,6 +76,11 @@ class Reading(ABC, Generic[PlannerT]):
     ends: Mapping[int, int] | None = None
     limits: BatchLimits | None = None
     workers: int = 2
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks for a batch that is planned now: executors may have come or gone since the start."""
+        return self.workers if self.limits is None else self.limits.tasks_now() or self.workers
 
     @property
     @abstractmethod

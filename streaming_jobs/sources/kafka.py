@@ -7,6 +7,7 @@ Nothing secret travels: a reading knows the path of a file that holds the proper
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +81,11 @@ class TopicReading(Reading[Planner]):
         if not spans:
             return [], None
         if (records := planner.take(spans, BLOCK)) is None:
-            return grouped(starts, ends, self.workers, planner.first), None
-        return [RangePartition(spans)], [self.blocks.of(self.void.kept(each)) for each in records]
+            return grouped(starts, ends, self.tasks, planner.first), None
+        began = time.thread_time()
+        decoded = [self.blocks.of(self.void.kept(each)) for each in records]
+        planner.cost.decoded(sum(each.num_rows for each in decoded), time.thread_time() - began)
+        return [RangePartition(spans)], decoded
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the records of a part's ranges, by a reader of this process that read for the same source before."""

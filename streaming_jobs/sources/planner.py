@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import ConfigurationError, OffsetsLost, UsageError
@@ -103,6 +105,8 @@ class BatchLimits:
 
     `first`: records of the first batch. `seconds` is at least the time from one batch's start to the next one's.
     `until`: partition -> offset; with the trigger available-now, batches end there instead of at the topic's end.
+    `tasks` read a large batch; 0: one per core, of the executors that a file of `platform/cluster.py` counts.
+    `driver_share` of a core decodes small batches; None: any share, as without executors beside the driver.
     """
 
     seconds: float
@@ -111,6 +115,39 @@ class BatchLimits:
     wait: float
     first: int = FIRST
     until: Mapping[int, int] | None = None
+    tasks: int = 0
+    cores: Path | None = None
+    driver_share: float | None = None
+
+    def tasks_now(self) -> int:
+        """The number of tasks for a batch that is planned now; 0 if it is that of the start."""
+        with suppress(FileNotFoundError):
+            return self.tasks or (int(self.cores.read_text(encoding="ascii")) if self.cores is not None else 0)
+        return 0
+
+
+DRIVER_SHARE = 0.25
+"""The share of a core of the driver that decodes small batches of one source, if executors could decode them."""
+_CHEAP = 1_000
+"""Records that the driver decodes in any case: a task on an executor costs more."""
+
+
+@dataclass
+class DecodeCost:
+    """The driver's CPU time for a record, learned from the batches that it decodes; `share` of a core is its budget."""
+
+    share: float | None
+    _per_record: float = field(default=0.0, init=False)
+
+    def decoded(self, records: int, seconds: float) -> None:
+        """Learn from a batch; those of few records are mostly fixed cost."""
+        if records >= _CHEAP // 10:
+            now = seconds / records
+            self._per_record = (self._per_record + now) / 2 if self._per_record else now
+
+    def affordable(self, records: int, interval: float) -> bool:
+        """True if the driver may decode so many records in each interval between two batches."""
+        return self.share is None or records <= _CHEAP or records * self._per_record <= self.share * interval
 
 
 @dataclass
@@ -132,8 +169,13 @@ class Planner:
     _backlog: bool = field(default=False, init=False)
     _new: dict[int, int] = field(default_factory=dict, init=False)
     _looked: float | None = field(default=None, init=False)
+    _interval: float = field(default=float("inf"), init=False)
+    """Seconds between the plans of the last two batches, and the time of the last one."""
+    _last: float | None = field(default=None, init=False)
+    cost: DecodeCost = field(init=False)
 
     def __post_init__(self) -> None:
+        self.cost = DecodeCost(self.limits.driver_share)
         self._size = BatchSize(self.limits.seconds, self.limits.records, self.limits.bytes, self.limits.first)
 
     @classmethod
@@ -172,7 +214,10 @@ class Planner:
         self._backlog = lag(end, ends) > SMALL
         if records > SMALL:
             self.reader.release()
-        self._planned = (records, self.monotonic()) if records else None
+        now, before = self.monotonic(), self._last
+        self._planned = (records, now) if records else None
+        if records:
+            self._interval, self._last = (float("inf") if before is None else now - before), now
         return end
 
     def _after_void(self, start: Mapping[int, int]) -> dict[int, int]:
@@ -182,12 +227,12 @@ class Planner:
         return {p: max(min(offset, self._stop_at.get(p, offset)), start[p]) for p, offset in moved.items()}
 
     def take(self, spans: Mapping[int, Span], most: int) -> list[SourceRecords] | None:
-        """The records of a small batch; None for a large one, and while the workers read."""
+        """The records of a small batch; None for a large one, or one that is above the driver's share."""
         count = sum(end - start for start, end in spans.values())
         if count > SMALL:
             return None
         self._learn_size({partition: start for partition, (start, _) in spans.items()})
-        if count * self._size.record_bytes > 2 * MOST_BYTES:
+        if count * self._size.record_bytes > 2 * MOST_BYTES or not self.cost.affordable(count, self._interval):
             return None
         return list(read_ranges(self.reader, spans, most, self.archive, self.first, self._look_at_first))
 

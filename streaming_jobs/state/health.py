@@ -67,7 +67,7 @@ class Space:
 def disk_space(settings: Settings) -> Space:
     """The disk with the least free space, of home, state and tables; the bound is `quality.free_disk_mb`."""
     bound = settings.quality.free_disk_mb
-    folders = (settings.home, settings.state, settings.tables)
+    folders = [each for each in (settings.home, settings.state, settings.tables) if isinstance(each, Path)]
     free, folder = min((shutil.disk_usage(_existing(each)).free // 2**20, str(each)) for each in folders)
     text = f"{free:,} MB are free on the disk of {folder}; yellow below {bound:,}, red below {bound // _RED:,}"
     return Space("green" if free >= bound else "yellow" if free >= bound // _RED else "red", text)

@@ -9,12 +9,16 @@ The contract of every kind of lease (`Lease`, `Leases`; tests/unit/streaming_job
 - `unlock` releases the lease for the JVM too, because its query of this stream has ended; `lock_again` takes it back,
   unless another process has taken it or it was released; on a lease that is still held it changes nothing but `since`;
 - this process recorded as the JVM (Spark that was there before) holds nothing after `release`;
+- each acquisition, also by `lock_again`, has an epoch greater than all before it (`epoch`). Commits carry the epoch, so
+  that tables refuse a driver that believes in a lease which another driver has taken over (`sinks/base.py`). `exceed`
+  makes the epoch greater than that of a table, unless another process holds the lease;
 - the lease of one stream is independent of all others.
 
-Here it is an exclusive `flock` on `<state>/<stream>/lease` (`FileLease`). The descriptor is inherited by the driver's
-JVM, which runs on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the
-JVM is not our child (spark-submit starts Python, not the other way round), the lease names the JVM's pid and the
-next taker waits until that process has ended. `streaming_jobs.testing` has leases in memory.
+`FileLease` is an exclusive `flock` on `<state>/<stream>/lease`. The descriptor is inherited by the driver's JVM, which
+runs on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the JVM is not
+our child (spark-submit starts Python, not the other way round), the lease names the JVM's pid and the next taker waits
+until that process has ended. Leases that several machines take expire (`store_lease.py`). `streaming_jobs.testing` has
+leases in memory.
 """
 
 from __future__ import annotations
@@ -22,16 +26,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.errors import LeaseBusy, LeaseLost
 from streaming_jobs.platform.locks import lock, open_lock
-from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
+from streaming_jobs.platform.object_files import LocalFiles
+from streaming_jobs.platform.processes.identity import Mark, is_alive, machine, mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
@@ -50,9 +57,21 @@ class Owner:
     jvm_started: Mark | None
     since: float
     purpose: str
+    epoch: int = 0
+    """The number of this acquisition; files of earlier versions of this package have none."""
+    host: str = ""
+    machine: str = ""
+    """The machine and its namespace of pids (`processes/identity.py`)."""
+
+    @property
+    def here(self) -> bool:
+        """True if the owner's pids mean processes that this one sees."""
+        return bool(self.machine) and self.machine == machine()
 
     def alive(self) -> str | None:
-        """The part of the owner that still runs: `driver`, `jvm`, or None."""
+        """The part of the owner that still runs: `driver`, `jvm`, or None; `driver` for an owner on another machine."""
+        if self.machine and not self.here:
+            return "driver"
         if is_alive(self.pid, self.pid_started):
             return "driver"
         return "jvm" if self.jvm_alive() else None
@@ -62,6 +81,12 @@ class Owner:
         if self.jvm is None or self.jvm_started is None or self.jvm == os.getpid():
             return False
         return is_alive(self.jvm, self.jvm_started)
+
+
+def this_process(purpose: str, epoch: int) -> Owner:
+    """This process as the owner of a lease."""
+    pid = os.getpid()
+    return Owner(pid, mark(), None, None, time.time(), purpose, epoch, socket.gethostname(), machine())
 
 
 class Lease(Protocol):
@@ -78,6 +103,20 @@ class Lease(Protocol):
     @property
     def inherited(self) -> tuple[int, ...]:
         """Descriptors that the JVM has to inherit (`pass_fds`), so that it holds the lease too."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the acquisition."""
+
+    @property
+    def expires(self) -> bool:
+        """True if the lease ends by time, so that an earlier holder may still run."""
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease has run out, or another process has it. Reads no file."""
+
+    def exceed(self, epoch: int) -> None:
+        """Make the epoch greater than this one; raises LeaseLost if another process holds the lease."""
 
     def record_jvm(self, pid: int) -> None:
         """Name the JVM in the lease."""
@@ -111,11 +150,34 @@ class FileLease:
     path: Path
     descriptor: int
     owner: Owner
+    _unlocked: bool = False
 
     @property
     def inherited(self) -> tuple[int, ...]:
         """The open file: the lock belongs to all who have it open."""
         return (self.descriptor,)
+
+    @property
+    def epoch(self) -> int:
+        return self.owner.epoch
+
+    @property
+    def expires(self) -> bool:
+        """False: the lock ends with the processes that hold it."""
+        return False
+
+    def check(self) -> None:
+        """The lock is held until it is released."""
+
+    def exceed(self, epoch: int) -> None:
+        """Write a greater epoch; raises LeaseLost if the file names another holder: its lock was not exclusive."""
+        if (written := _read(self.descriptor)) is None or not self._is_ours(written):
+            raise LeaseLost(
+                f"the lease of stream {self.stream} names another holder, although this process has locked it",
+                "keep the state folder on a file system whose locks all machines see, or set lease.kind = 'expiring'",
+            )
+        self.owner = replace(self.owner, epoch=epoch + 1)
+        _write(self.descriptor, self.owner)
 
     def record_jvm(self, pid: int) -> None:
         self.owner = replace(self.owner, jvm=pid, jvm_started=mark(pid))
@@ -127,6 +189,7 @@ class FileLease:
         with suppress(OSError):  # a full disk; the next taker then waits until the JVM has ended
             _write(self.descriptor, self.owner)
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        self._unlocked = True
 
     def lock_again(self) -> bool:
         """Take the lease back after `unlock`, for the JVM too; False while another process holds it.
@@ -142,7 +205,8 @@ class FileLease:
         if written is not None and not self._is_ours(written) and written.jvm_alive():
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             return False
-        self.owner = replace(self.owner, since=time.time())
+        epoch = max(self.epoch, written.epoch if written is not None else 0) + self._unlocked
+        self.owner, self._unlocked = replace(self.owner, since=time.time(), epoch=epoch), False
         _write(self.descriptor, self.owner)
         return True
 
@@ -172,24 +236,13 @@ class FileLeases:
     settings: Settings
 
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> FileLease:
-        return acquire(self.settings, stream, purpose=purpose, wait=wait)
+        return _acquire(self.settings, stream, purpose, wait)
 
     def holder(self, stream: str) -> Owner | None:
-        return holder(self.settings, stream)
+        return _holder(self.settings, stream)
 
 
-@contextmanager
-def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Iterator[FileLease]:
-    """Hold the stream's lease; raises LeaseBusy when it is not free within `wait` seconds."""
-    lease = acquire(settings, stream, purpose=purpose, wait=wait)
-    try:
-        yield lease
-    finally:
-        lease.release()
-
-
-def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> FileLease:
-    """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
+def _acquire(settings: Settings, stream: str, purpose: str, wait: float) -> FileLease:
     path = StreamFolder.of(settings, stream).make().lease
     deadline = time.monotonic() + wait
     descriptor = open_lock(path)
@@ -198,7 +251,8 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
             if time.monotonic() > deadline:
                 raise busy(stream, _read(descriptor))
             time.sleep(0.05)
-        owner = Owner(os.getpid(), mark(), None, None, time.time(), purpose)
+        previous = _read(descriptor)
+        owner = this_process(purpose, 1 if previous is None else previous.epoch + 1)
         _write(descriptor, owner)
     except BaseException:
         os.close(descriptor)
@@ -206,8 +260,7 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
     return FileLease(stream, path, descriptor, owner)
 
 
-def holder(settings: Settings, stream: str) -> Owner | None:
-    """The holder of the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
+def _holder(settings: Settings, stream: str) -> Owner | None:
     path = StreamFolder.of(settings, stream).lease
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -235,9 +288,16 @@ def busy(stream: str, owner: Owner | None) -> LeaseBusy:
     words = "another process"
     if owner is not None:
         what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
+        if not owner.here and owner.host:
+            what += f" on {owner.host}"
         since = time.strftime("%H:%M:%S", time.localtime(owner.since))
         words = f"{what} ({owner.purpose}, since {since})"
     return LeaseBusy(f"stream {stream} is held by {words}", f"stop it first: {commands.stop(stream)}")
+
+
+def owner_of(fields: Mapping[str, Any]) -> Owner:
+    """The owner that a lease names; fields of later versions of this package are left out. Raises TypeError."""
+    return Owner(**{name: value for name, value in fields.items() if name in Owner.__dataclass_fields__})
 
 
 def _named(descriptor: int) -> Owner | None:
@@ -251,8 +311,8 @@ def _named(descriptor: int) -> Owner | None:
 def _read(descriptor: int) -> Owner | None:
     text = os.pread(descriptor, 4096, 0)
     try:
-        return Owner(**json.loads(text))
-    except (ValueError, TypeError):  # empty, or being written
+        return owner_of(json.loads(text))
+    except (ValueError, TypeError, AttributeError):  # empty, or being written
         return None
 
 
@@ -260,3 +320,41 @@ def _write(descriptor: int, owner: Owner) -> None:
     data = json.dumps(asdict(owner)).encode()
     os.pwrite(descriptor, data, 0)
     os.ftruncate(descriptor, len(data))
+
+
+# The leases that the settings ask for.
+
+
+def leases_of(settings: Settings) -> Leases:
+    """The leases of the streams in the settings' state folder."""
+    if settings.lease.kind == "file":
+        return FileLeases(settings)
+    return _expiring(settings.state, settings.lease.ttl.total_seconds())
+
+
+@cache
+def _expiring(state: Path, ttl: float) -> Leases:
+    """One object per process, since it learns by looking how long a lease has not been renewed."""
+    from streaming_jobs.state.store_lease import StoreLeases  # it uses this module
+
+    return StoreLeases(LocalFiles(state), ttl)
+
+
+@contextmanager
+def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Iterator[Lease]:
+    """Hold the stream's lease; raises LeaseBusy when it is not free within `wait` seconds."""
+    lease = acquire(settings, stream, purpose=purpose, wait=wait)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Lease:
+    """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
+    return leases_of(settings).acquire(stream, purpose=purpose, wait=wait)
+
+
+def holder(settings: Settings, stream: str) -> Owner | None:
+    """The holder of the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
+    return leases_of(settings).holder(stream)

@@ -11,13 +11,13 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.platform.delta_log import changes_rows, read_commit
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.state.ledger_file import LedgerFile
 
 _CLOCK = 0.002
@@ -55,7 +55,7 @@ def rows_of(add: Mapping[str, Any]) -> int | None:
     return None if count is None else int(count)
 
 
-def read_change(table: Path, version: int) -> Change | None:
+def read_change(table: Location, version: int) -> Change | None:
     """One commit of the log; None if the log no longer holds it. Raises PreflightRefused for a damaged one."""
     try:
         commit = read_commit(table, version)
@@ -77,7 +77,7 @@ def read_change(table: Path, version: int) -> Change | None:
         ) from error
 
 
-def changes(table: Path, after: int, version: int) -> Sequence[Change] | None:
+def changes(table: Location, after: int, version: int) -> Sequence[Change] | None:
     """The commits after one version up to another, oldest first; None if the log no longer holds all of them."""
     read = []
     for number in range(after + 1, version + 1):
@@ -90,7 +90,7 @@ def changes(table: Path, after: int, version: int) -> Sequence[Change] | None:
 class TableLog:
     """The commits of a table's log, read on demand from a version backwards."""
 
-    def __init__(self, table: Path, version: int) -> None:
+    def __init__(self, table: Location, version: int) -> None:
         self.table = table
         self._next = version
         self._adding: dict[str, Change] = {}

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -366,7 +367,8 @@ def beyond(
         saved = savepoints.saved_as(settings, savepoint.stream, savepoint.id)
         linked[savepoint.id] = savepoints.links(saved.folder, savepoints.folders_of(settings, stream, savepoint))
     tables = {table.name for savepoint in candidates for table in savepoint.tables}
-    places = [StreamFolder.of(settings, stream.name).path, *(settings.tables / name for name in sorted(tables))]
+    folders = (settings.tables / name for name in sorted(tables))
+    places = [StreamFolder.of(settings, stream.name).path, *(each for each in folders if isinstance(each, Path))]
     elsewhere = savepoints.files_of(places, _OF_SAVEPOINTS)
     return too_large(candidates, linked, elsewhere, max_bytes, held)
 

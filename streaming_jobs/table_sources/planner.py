@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from streaming_jobs.errors import OffsetsLost
+from streaming_jobs.platform.locations import opened_for_reading
 from streaming_jobs.sources.planner import BatchLimits, BatchSize
 from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, nullable, read_used
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
@@ -100,7 +101,7 @@ class RowBlocks:
         if (path := self.versions.on_disk(file.path)) is None:
             raise self.versions.file_gone(file.path)
         try:
-            parquet = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+            parquet = pq.ParquetFile(opened_for_reading(path), coerce_int96_timestamp_unit="us")
         except FileNotFoundError:
             raise self.versions.file_gone(file.path) from None
         with parquet:

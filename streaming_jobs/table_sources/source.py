@@ -57,7 +57,7 @@ class TableReading(Reading[TablePlanner]):
         files = planner.files(starts.get(0, 0), ends.get(0, 0))
         if files and is_small(files):
             return [FilesPartition(files)], list(self.blocks.of_files(files))
-        return [FilesPartition(part) for part in tasks(files, self.workers)], None
+        return [FilesPartition(part) for part in tasks(files, self.tasks)], None
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, FilesPartition)

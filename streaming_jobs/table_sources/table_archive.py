@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_jobs.errors import PermanentError, TransientError
+from streaming_jobs.platform.locations import Location, delta_table
 from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW, ArchivedRecords
@@ -55,7 +55,7 @@ class TableArchive:
     stream: str
     topic: str
     topic_id: str
-    table: Path
+    table: Location
     record: ObjectHandle
 
     @property
@@ -127,11 +127,10 @@ class TableArchive:
         return total / count if count else None
 
     def _opened(self) -> DeltaTable:
-        from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
         try:
-            return DeltaTable(self.table)
+            return delta_table(self.table)
         except DeltaError as error:
             raise PermanentError(
                 f"the table of archive {self.stream} cannot be read: {str(error)[:300]}", "put it back from a copy"

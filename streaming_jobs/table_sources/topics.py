@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import OffsetBounds
+from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicEnds, TopicInfo, TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -86,13 +87,12 @@ class TableTopics:
 
 def table_info(versions: TableVersions) -> TopicInfo | None:
     """The table as a topic; None if it does not exist. Raises PreflightRefused if no stream can read the table."""
-    from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     if versions.newest() is None:
         return None
     try:
-        table = DeltaTable(versions.table, without_files=True)
+        table = delta_table(versions.table)
         metadata, features = table.metadata(), table.protocol().reader_features or []
     except TableNotFoundError:
         return None

@@ -38,6 +38,7 @@ from streaming_jobs.platform.delta_log import (
     read_kept_commit,
     versions_in_log,
 )
+from streaming_jobs.platform.locations import Location, opened_for_reading
 from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.text import commands
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 # What later commits of a table made of rows that a reader reads, or has read: taken back, or replaced.
 
 
-def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]:
+def undone_after(table: Location, writer: str, number: int) -> tuple[set[str], bool]:
     """The files that other programs removed after a version and before the writer's next commit; True if there is one.
 
     Compaction removes no rows, and upkeep continues while the writer waits for a person.
@@ -64,7 +65,7 @@ def undone_after(table: Path, writer: str, number: int) -> tuple[set[str], bool]
     return removed, False
 
 
-def replaced_since(table: Path, writer: str | None, start: int) -> list[tuple[int, str]]:
+def replaced_since(table: Location, writer: str | None, start: int) -> list[tuple[int, str]]:
     """The commits from a version on that replaced or removed rows, newest first: (version, by whom).
 
     A reader of versions passes over what they have made of rows that it read before. `writer` is None for a table
@@ -85,7 +86,7 @@ def replaced_since(table: Path, writer: str | None, start: int) -> list[tuple[in
     return found
 
 
-def whole_walk(table: Path, version: int | None = None) -> Iterator[Commit]:
+def whole_walk(table: Location, version: int | None = None) -> Iterator[Commit]:
     """`walk`, and after it the commits that are kept for readers only."""
     from streaming_jobs.sinks.delta.log import walk
 
@@ -103,7 +104,7 @@ def _decoded(path: str) -> str:
     return names_on_disk(path)[-1]
 
 
-def _commit(table: Path, number: int) -> CommitActions | None:
+def _commit(table: Location, number: int) -> CommitActions | None:
     """A version; None if it has been cleaned up, or is not there yet."""
     try:
         return read_kept_commit(table, number)
@@ -159,7 +160,7 @@ class TableVersions:
     one of the `records` says so, those of the writer and of the reader.
     """
 
-    table: Path
+    table: Location
     writer: str | None = None
     records: tuple[ObjectHandle, ...] = ()
 
@@ -172,12 +173,12 @@ class TableVersions:
         return max(versions_in_log(self.table), default=None)
 
     @property
-    def _roots(self) -> tuple[Path, Path]:
+    def _roots(self) -> tuple[Location, Location]:
         """The table, and the log of what is kept for readers only."""
         return self.table, self.table / UNREAD
 
     def has(self, number: int) -> bool:
-        return any(commit_file(root, number).exists() for root in self._roots)
+        return any(commit_file(root, number).is_file() for root in self._roots)
 
     def first(self) -> int:
         """The first version from which on every commit is in the log, and every file that one of them adds is there.
@@ -259,14 +260,15 @@ class TableVersions:
                 return self.time_of(number)
         return None
 
-    def on_disk(self, path: str) -> Path | None:
+    def on_disk(self, path: str) -> Location | None:
         """A file of the log on disk; None if it is gone."""
         from streaming_jobs.sinks.delta.table_files import on_disk
 
         try:
-            return on_disk(self.table, path)
+            found = on_disk(self.table, path)
         except PreflightRefused:
             return None
+        return found if isinstance(found, Path) or found.is_file() else None
 
     def gone(self, start: int, end: int) -> OffsetsLost:
         """The error for a range of versions that can no longer be read."""
@@ -361,7 +363,7 @@ class TableVersions:
 
         if (file := self.on_disk(path)) is None:
             raise self.file_gone(path)
-        return int(pq.ParquetFile(file).metadata.num_rows)
+        return int(pq.ParquetFile(opened_for_reading(file)).metadata.num_rows)
 
     def file_gone(self, path: str) -> OffsetsLost:
         """The error for a file that was deleted before it was read."""

@@ -10,7 +10,6 @@ needs more of them subclasses `MemoryQueries` and `MemoryQuery`.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from streaming_jobs.errors import TransientError
+from streaming_jobs.errors import LeaseLost, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.processes.identity import mark
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, ledger_file
@@ -30,7 +29,7 @@ from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.stream_queries import LaunchedQuery, Preflight, QueryHooks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import SinkSet
-from streaming_jobs.state.lease import Owner, busy
+from streaming_jobs.state.lease import Owner, busy, this_process
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing.tables import MemoryTable
@@ -160,7 +159,13 @@ class MemoryQueries:
             files=BatchFiles(
                 folder.checkpoint(1), ledger_file(self.settings, stream.name), DriverPathAttempts(folder.attempt)
             ),
-            hooks=BatchHooks(hooks.stop, lambda: None, hooks.report, lambda _: None),
+            hooks=BatchHooks(
+                hooks.stop,
+                lambda: None,
+                hooks.report,
+                lambda _: None,
+                check_lease=hooks.lease.check if hooks.lease is not None else lambda: None,
+            ),
             code=loaded_code(stream, self.settings.flows),
             settings=self.settings.for_stream(stream.name),
             traits=PlanTraits(stateful=False, multiplies=False),
@@ -188,12 +193,16 @@ class MemoryLeases:
 
     held: dict[str, MemoryLease] = field(default_factory=dict)
     """stream -> the newest lease that was taken and not unlocked"""
+    epochs: dict[str, int] = field(default_factory=dict)
+    """stream -> the epoch of the newest lease"""
+    expires: bool = False
+    """True for leases after which the holder before may still run."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> MemoryLease:
         """Take the stream's lease; raises LeaseBusy after `wait` seconds."""
         deadline = time.monotonic() + wait
-        lease = MemoryLease(stream, Owner(os.getpid(), mark(), None, None, time.time(), purpose), self)
+        lease = MemoryLease(stream, this_process(purpose, 0), self)
         while not self.taken_by(lease):
             if time.monotonic() > deadline:
                 raise busy(stream, self.holder(stream))
@@ -204,8 +213,9 @@ class MemoryLeases:
         """Give the stream to a lease if nobody holds it; returns True if it was given."""
         with self._one_at_a_time:
             free = self.held.get(lease.stream) is lease or self.holder(lease.stream) is None
-            if free:
+            if free and self.held.get(lease.stream) is not lease:
                 self.held[lease.stream] = lease
+                lease.exceed(self.epochs.get(lease.stream, 0))
             return free
 
     def holder(self, stream: str) -> Owner | None:
@@ -222,6 +232,26 @@ class MemoryLease:
     owner: Owner
     leases: MemoryLeases
     released: bool = False
+    lost: bool = False
+    """True once it has run out; a test sets it."""
+
+    @property
+    def epoch(self) -> int:
+        return self.owner.epoch
+
+    @property
+    def expires(self) -> bool:
+        return self.leases.expires
+
+    def check(self) -> None:
+        if self.lost:
+            raise LeaseLost(f"the lease of stream {self.stream} has run out", "end this driver")
+
+    def exceed(self, epoch: int) -> None:
+        if self.leases.held.get(self.stream) is not self:
+            raise LeaseLost(f"the lease of stream {self.stream} is another driver's", "end this driver")
+        self.owner = replace(self.owner, epoch=epoch + 1)
+        self.leases.epochs[self.stream] = epoch + 1
 
     @property
     def inherited(self) -> tuple[int, ...]:

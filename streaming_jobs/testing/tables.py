@@ -27,7 +27,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, WriteLease, refuse_later_epoch
 from streaming_jobs.sinks.row_rules import evaluate, marked, outcome, refuse, set_aside
 from streaming_jobs.sinks.stored import (
     Commit,
@@ -41,6 +41,7 @@ from streaming_jobs.sinks.stored import (
     TruncatedEnd,
     Unread,
     committed_as,
+    fence_entry,
     no_readers,
     refuse_foreign,
 )
@@ -117,6 +118,8 @@ class MemoryCommit(NamedTuple):
     """The position to which it moves the table; None if it does not move it."""
     at: int = 0
     """The time in milliseconds since 1970; 0 if it does not matter."""
+    epoch: int = 0
+    """The epoch of the lease under which it was made; 0 if it carries none."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ class MemoryTable:
     owner: str | None = None
     rules: RowRules = NO_RULES
     quarantine: MemoryTable | None = None
+    lease: WriteLease | None = None
     _known: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +161,21 @@ class MemoryTable:
     def version(self) -> int:
         """The number of its last commit, -1 before the first one."""
         return len(self.log) - 1
+
+    @property
+    def epoch(self) -> int:
+        return next((commit.epoch for commit in reversed(self.log) if commit.epoch), 0)
+
+    def under(self, lease: WriteLease, generation: int) -> None:
+        if self.epoch > lease.epoch:
+            lease.exceed(self.epoch)
+        self.lease = lease
+        if lease.expires and self.epoch < lease.epoch:
+            lease.check()
+            entry = fence_entry(self.owner or "", self.name, generation, lease)
+            self.log.append(
+                MemoryCommit(entry, NO_ROWS, self.content(), changes_data=False, at=_now(), epoch=lease.epoch)
+            )
 
     @property
     def schema(self) -> StructType:
@@ -187,13 +206,14 @@ class MemoryTable:
             yield Commit(version, commit.at, commit.operation, commit.changes_data, commit.entry)
 
     def holds(self, entry: LedgerEntry) -> bool:
-        """True if the table has the entry's position; raises Fenced and ForeignWrite."""
+        """True if the table has the entry's position; raises Fenced, LeaseLost and ForeignWrite."""
         at = self.position
         if at is not None and at.generation > entry.generation:
             raise Fenced(
                 f"table {self.name} is at {at}, and this driver wants to write {entry.txn}",
                 "stop this driver: another one, or a recovery, has replaced it",
             )
+        refuse_later_epoch(self.name, self.epoch, self.lease)
         refuse_foreign(self.commits(), self._known, self.name, entry.stream)
         self._known = self.version
         return at is not None and at >= entry.txn
@@ -321,7 +341,8 @@ class MemoryTable:
         return None if self.holds(entry) else self._append(entry, rows, content, changes_data=changes_data)
 
     def _append(self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, *, changes_data: bool) -> int:
-        self.log.append(MemoryCommit(entry, rows, content, "WRITE", changes_data, entry.txn, _now()))
+        epoch = 0 if self.lease is None else self.lease.epoch
+        self.log.append(MemoryCommit(entry, rows, content, "WRITE", changes_data, entry.txn, _now(), epoch))
         self._known = self.version
         return self.version
 
@@ -421,7 +442,7 @@ class MemoryStore:
         self._retained: dict[Path, dict[str, MemoryContent]] = {}
 
     def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable | None:
-        file = settings.tables / declared.name / _FILE
+        file = settings.tables_folder / declared.name / _FILE
         if not file.exists():
             return None
         table_id = file.read_text(encoding="utf-8")
@@ -504,7 +525,7 @@ class MemoryStore:
 
     def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
         """The file that names the log."""
-        return settings.tables / declared.name / _FILE
+        return settings.tables_folder / declared.name / _FILE
 
     def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """None: no table in memory is left half written by a power cut."""
@@ -519,7 +540,7 @@ class MemoryStore:
     def _made(self, settings: Settings, declared: DeclaredTable, stream: str, first: MemoryCommit) -> MemoryTable:
         table_id = str(uuid4())
         self._logs[table_id], self._owners[table_id] = [first], stream
-        write_atomic(private_folder(settings.tables / declared.name) / _FILE, table_id)
+        write_atomic(private_folder(settings.tables_folder / declared.name) / _FILE, table_id)
         return self._opened(settings, declared, stream)
 
     def _opened(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.platform import table_rows
+from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.dead_letters import compare_letters
 from streaming_jobs.verification.delta_log import read_commit, versions
@@ -57,7 +57,7 @@ def _table(exam: Examination, table: StreamTable, version: int | None) -> int:
         if table.name != exam.subject.dead_letters and table.counted and (counts or not table.is_quarantine):
             exam.tell(table.name, "rows", "wrong", "there is no such table")
         return 0
-    handle = DeltaTable(exam.tables / table.name, version=version)
+    handle = delta_table(exam.tables / table.name, version)
     letters = table.name == exam.subject.dead_letters
     output = None if letters or not table.counted or table.is_quarantine else _made(exam, table.name)
     columns = list(dict.fromkeys([*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]))

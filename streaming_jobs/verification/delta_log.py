@@ -7,12 +7,13 @@ entries would assume what it has to prove. Only the splitting of a commit file i
 from __future__ import annotations
 
 import json
+from base64 import b85decode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.verification.offset_ranges import Span
 
 _DIGITS = 20
@@ -70,18 +71,18 @@ class LoggedCommit:
     entry: Entry | None
 
 
-def versions(table: Path) -> list[int]:
+def versions(table: Location) -> list[int]:
     """The versions whose commit files are still there, in order; none for a table that does not exist."""
     names = (table / "_delta_log").glob("*.json")
     return sorted(int(file.stem) for file in names if file.stem.isdigit() and len(file.stem) == _DIGITS)
 
 
-def commit_file(table: Path, version: int) -> Path:
+def commit_file(table: Location, version: int) -> Location:
     """The file of a version's commit in the log."""
     return table / "_delta_log" / f"{version:0{_DIGITS}d}.json"
 
 
-def read_commit(table: Path, version: int) -> LoggedCommit:
+def read_commit(table: Location, version: int) -> LoggedCommit:
     """One commit; raises FileNotFoundError when the log no longer has it, ValueError when it cannot be read."""
     operation, entry, changes = "", None, False
     txns: dict[str, int] = {}
@@ -106,7 +107,9 @@ def _entry(text: Any) -> Entry | None:
         return None
     try:
         ranges = tuple(
-            Range(topic, str(read["id"]), numbers(read["start"]), numbers(read["end"]))
+            Range(topic, str(read["id"]), *_packed(read))
+            if "packed" in read
+            else Range(topic, str(read["id"]), numbers(read["start"]), numbers(read["end"]))
             for topic, read in value["offsets"].items()
         )
         return Entry(
@@ -120,8 +123,26 @@ def _entry(text: Any) -> Entry | None:
             code=code_of(str(value.get("code", {}).get("hash", "")), value.get("note")),
             broken={table: dict(rules) for table, rules in value.get("rules", {}).items()},
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise ValueError(f"a ledger entry without {error}") from error
+
+
+def _packed(read: Mapping[str, Any]) -> tuple[dict[int, int], dict[int, int]]:
+    """First offsets and ends by partition, from the short form: two rows of numbers in Rice's code."""
+    size, middle, *widths = read["packed"]
+    bits = (byte >> place & 1 for byte in b85decode(read["bits"].replace(".", "$")) for place in range(7, -1, -1))
+
+    def number(width: int) -> int:
+        value = 0
+        while next(bits):
+            value += 1
+        for _ in range(width):
+            value = 2 * value + next(bits)
+        return value
+
+    beside, counts = ([number(width) for _ in range(size)] for width in widths)
+    end = {p: middle + (-1 if n % 2 else 1) * ((n + 1) // 2) for p, n in enumerate(beside)}
+    return {p: end[p] - counts[p] for p in end if p not in read.get("new", ())}, end
 
 
 def code_of(code: str, note: Any) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import read_commit, versions
 from streaming_jobs.verification.lineage import Batch, Coverage
@@ -22,7 +22,7 @@ class VersionGone(Exception):
         super().__init__("its version at the position that is judged is cleaned up already: verify again")
 
 
-def version_at(table: Path, position: Batch | None) -> int | None:
+def version_at(table: Location, position: Batch | None) -> int | None:
     """The newest version of a table that has nothing after a position; None when there is no such table.
 
     Raises VersionGone when the log holds only newer ones.
@@ -48,7 +48,7 @@ def version_at(table: Path, position: Batch | None) -> int | None:
     return max(newest, there[0])
 
 
-def still(table: Path, version: int) -> int | None:
+def still(table: Location, version: int) -> int | None:
     """The version that was noted before the topics were read; None for -1, which means no table.
 
     Raises VersionGone when the log no longer has it.
@@ -64,7 +64,7 @@ class Examination:
     """The state of one stream's verification: coverage, position, the version of the primary table, and outcomes."""
 
     subject: Subject
-    tables: Path
+    tables: Location
     topics: Mapping[str, CommittedTopic]
     coverage: Coverage
     beside: StateEvidence | None

@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from streaming_jobs.platform import table_rows
+from streaming_jobs.platform.locations import Location, delta_table
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.dead_letters import OF_ROWS
 from streaming_jobs.verification.delta_log import Entry
@@ -314,9 +313,9 @@ class Letters:
         return sum(1 for row in self.rows if row.columns <= columns)
 
 
-def refused_rows(path: Path, version: int, topic: str, position: tuple[str, str] | None) -> Iterator[RowLetter]:
+def refused_rows(path: Location, version: int, topic: str, position: tuple[str, str] | None) -> Iterator[RowLetter]:
     """The refused rows among the dead letters; for a letter without a place, it is taken from the row's columns."""
-    letters = table_rows.dataset(DeltaTable(path, version=version), path)
+    letters = table_rows.dataset(delta_table(path, version), path)
     columns = [name for name in (*LETTERS, "value") if name in letters.schema.names]
     for row in letters.to_table(columns=columns, filter=pc.field("reason").isin(_NOT_HELD)).to_pylist():
         value = _value(row)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.catalog.archive import is_archive
 from streaming_jobs.catalog.truths import Truth
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform import table_rows
+from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import KafkaTopic, Stream
@@ -154,7 +154,7 @@ class _Known:
         recorded = outputs_of(self.settings.state, stream.name)
         made = Made.of(recorded, self.verdict.coverage.entries, table)
         topic, *others = (source.name for source in stream.sources.values())
-        columns = {c.name for c in DeltaTable(self.settings.tables / table, version=version).schema().fields}
+        columns = {c.name for c in delta_table(self.settings.tables / table, version).schema().fields}
         unheld = 0
         for row in refused_rows(path, at, topic, None if others else made.position):
             if row.columns <= columns:

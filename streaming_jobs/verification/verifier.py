@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.verification.comparisons import compare_tables
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import Entry, commit_file, read_commit, versions
@@ -27,14 +28,14 @@ from streaming_jobs.verification.subject import Comparison, Subject
 from streaming_jobs.verification.topic import CommittedTopic
 
 
-def newest_versions(subjects: Sequence[Subject], tables: Path) -> dict[str, int]:
+def newest_versions(subjects: Sequence[Subject], tables: Location) -> dict[str, int]:
     """The newest version of each subject's table, -1 without one; call it before the ends of the topics are read."""
     return {subject.table: max(versions(tables / subject.table), default=-1) for subject in subjects}
 
 
 def verify(
     subjects: Sequence[Subject],
-    tables: Path,
+    tables: Location,
     topics: Mapping[str, CommittedTopic],
     *,
     finished: bool = False,
@@ -68,7 +69,7 @@ def verify(
 @dataclass
 class _Judge:
     subject: Subject
-    tables: Path
+    tables: Location
     topics: Mapping[str, CommittedTopic]
     finished: bool
     newest: int
@@ -148,7 +149,7 @@ class _Judge:
         comparisons = (Comparison(table, "rows", "unproved", text),)
         return StreamVerdict(self.subject.stream, table, self.newest, comparisons=comparisons)
 
-    def _chain(self, path: Path, there: Sequence[int]) -> Chain:
+    def _chain(self, path: Location, there: Sequence[int]) -> Chain:
         chain = Chain(self.subject.stream, self.subject.table, cut=bool(there) and there[0] > 0)
         accepted = self.beside.accepted.get(self.subject.table, frozenset()) if self.beside is not None else frozenset()
         for place, version in enumerate(there):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Iterator
 
+import psutil
 import pytest
+from deltalake import DeltaTable
 
+from streaming_jobs.errors import PermanentError
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import read_status
+from streaming_jobs.state.stream_folder import StreamFolder
 from tests.conftest import SettingsFactory
-from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows, until
+from tests.support.driver import CRASH, assert_chained, driver, finished, ledger, produce, rows, until
 from tests.support.standalone import StandaloneCluster, standalone
 from tests.support.things import expected_totals, thing
 
@@ -38,11 +44,11 @@ def things(settings: SettingsFactory, broker: Broker, cluster: StandaloneCluster
     return made, bootstrap
 
 
-def on(cluster: StandaloneCluster) -> dict[str, str]:
+def on(cluster: StandaloneCluster, cores: int = 2) -> dict[str, str]:
     return {
         "RECOURSE_SPARK__MASTER": cluster.url,
         "RECOURSE_SPARK__DRIVER_HOST": "127.0.0.1",
-        "RECOURSE_SPARK__EXTRA": '{"spark.executor.memory": "512m"}',
+        "RECOURSE_SPARK__EXTRA": json.dumps({"spark.executor.memory": "512m", "spark.cores.max": str(cores)}),
         "RECOURSE_STREAM__PATH": "executor",
         "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "1000",
     }
@@ -60,13 +66,57 @@ def test_executors_write_every_record_once_although_one_machine_is_lost(
     code, output = finished(process)
     assert code == 0, output
     assert all((seen := read_status(made, name)) and seen.restarts == 0 for name in streams.split(","))
-    assert_chained(ledger(made, "plain"))
     if "totals" in streams:
         totals = {row["k"]: (row["c"], row["s"]) for row in rows(made, "totals")}
         assert totals == expected_totals(range(COUNT))
+    assert_once(made, bootstrap)
+    cluster.add_worker()
+
+
+def assert_once(made: Settings, bootstrap: str) -> None:
+    """Each record is one row."""
+    assert_chained(ledger(made, "plain"))
     assert sorted((row["part"], row["off"]) for row in rows(made, "plain")) == sorted(
         (part, offset)
         for part, last in Topics.of(made.kafka, bootstrap).offsets("things").latest.items()
         for offset in range(last)
     )
-    cluster.add_worker()
+
+
+@pytest.mark.long
+def test_the_next_driver_repeats_the_batch_whose_files_executors_had_written(
+    things: tuple[Settings, str], cluster: StandaloneCluster
+) -> None:
+    made, bootstrap = things
+    arguments, environment = ("--streams", "plain", "--trigger", "available-now"), on(cluster)
+    code, output = finished(driver(made, bootstrap, *arguments, environment={**environment, CRASH: "plain:staged:1"}))
+    assert code == -signal.SIGKILL, output
+    written = {*(made.tables / "plain" / "g0001").glob("b000000001-*/**/*.parquet")}
+    assert written and len(ledger(made, "plain")) == 1
+    code, output = finished(driver(made, bootstrap, *arguments, environment=environment))
+    assert code == 0, output
+    assert not any(file.exists() for file in written), "the repeated batch has files of its own"
+    assert_once(made, bootstrap)
+
+
+@pytest.mark.long
+def test_a_driver_that_wakes_after_another_one_took_over_commits_nothing(
+    things: tuple[Settings, str], cluster: StandaloneCluster
+) -> None:
+    """As after a pause in which the file server has given the paused machine's locks away."""
+    made, bootstrap = things
+    arguments, environment = ("--streams", "plain", "--trigger", "available-now"), on(cluster, cores=1)
+    paused = driver(made, bootstrap, *arguments, environment={**environment, CRASH: "plain:staged:1:stop"})
+    python = psutil.Process(paused.pid)
+    try:
+        until(lambda: python.status() == psutil.STATUS_STOPPED, 120, "the pause of the first driver")
+        StreamFolder.of(made, "plain").lease.unlink()
+        code, output = finished(driver(made, bootstrap, *arguments, environment=environment))
+        assert code == 0, output
+        version = DeltaTable(made.tables / "plain").version()
+    finally:
+        python.resume()
+    code, output = finished(paused)
+    assert code == PermanentError.exit_code and "g0001 batch 1 appeared in table plain" in output, output
+    assert DeltaTable(made.tables / "plain").version() == version
+    assert_once(made, bootstrap)

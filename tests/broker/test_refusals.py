@@ -101,7 +101,9 @@ def test_a_foreign_append_is_refused_until_it_is_accepted(ran: Ran) -> None:
 
 def test_a_compaction_by_hand_is_no_reason_to_refuse(ran: Ran) -> None:
     bench, stream = ran
-    DeltaTable(bench.settings.tables / "plain").optimize.compact()
+    table = DeltaTable(bench.settings.tables / "plain")
+    assert table.transaction_version("recourse-epoch:plain") == 1, "its batches carry the epoch of their lease"
+    table.optimize.compact()
     assert bench.run(stream).status.state == "stopped"
 
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,34 @@ def test_a_schedule_of_the_job_yaml_is_a_schedule(shop: Settings, tmp_path: Path
         assert isinstance(skipped, dg.SkipReason) and run.run_id[:8] in str(skipped)
     assert (schedule.cron_schedule, schedule.execution_timezone) == ("0 4 * * 0", "UTC")  # type: ignore[union-attr]
     assert "keepalive_shop" not in {s.name for s in defs.sensors or []}
+
+
+def test_tasks_beside_the_session_are_steps_of_its_job_in_their_order(shop: Settings, tmp_path: Path) -> None:
+    assert shop.jobs is not None
+    quality = "python_wheel_task: {package_name: recourse-streams, entry_point: recourse, parameters: [quality, run]}"
+    text = shop.jobs.read_text().replace("continuous:\n        pause_status: UNPAUSED", "queue: {enabled: true}")
+    text += f"        - {{task_key: check, depends_on: [{{task_key: session}}], {quality}}}\n"
+    text += "    alone:\n      trigger: {periodic: {interval: 5, unit: HOURS}}\n"
+    text += f"      tasks: [{{task_key: a, {quality}}}]\n"
+    path = tmp_path / "tasks.yml"
+    path.write_text(text)
+    defs = definitions(shop.model_copy(update={"jobs": path}))
+    job = defs.resolve_job_def("shop")
+    assert [node.name for node in job.nodes_in_topological_order] == ["shop_session", "task_shop_check"]
+    keys = {key.to_user_string() for key in job.asset_layer.executable_asset_keys}
+    assert "tasks/shop/check" in keys and "orders" in keys
+    alone = defs.resolve_job_def("alone")
+    assert [node.name for node in alone.nodes] == ["task_alone_a"]
+    (schedule,) = defs.schedules or []
+    with stored_instance(shop) as instance:
+        due = datetime(2026, 11, 26, 14, tzinfo=UTC)
+        at = partial(dg.build_schedule_context, instance=instance)
+        assert isinstance(schedule(at(scheduled_execution_time=due)), dg.RunRequest)  # type: ignore[operator]
+        not_due = schedule(at(scheduled_execution_time=due.replace(hour=15)))  # type: ignore[operator]
+        assert "not now: each 5 hours" in str(not_due)
+        instance.create_run_for_job(alone, status=dg.DagsterRunStatus.STARTED, tags=alone.tags)
+        busy = schedule(at(scheduled_execution_time=due))  # type: ignore[operator]
+        assert "a job has one run at a time" in str(busy)
 
 
 def test_loading_starts_no_jvm_and_does_not_import_what_takes_seconds(shop: Settings) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
+from streaming_jobs.platform.table_rows import rows as rows_of
 from streaming_jobs.settings import Settings
 from tests.support.orders import HOSTILE, NAN, Event, Tables, expected, output, pairs, read
 
@@ -24,12 +26,16 @@ def script(chance: random.Random) -> list[Event]:
     return read(events)
 
 
-def test_both_paths_and_their_mixture_end_as_the_definition_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_both_paths_and_their_mixture_end_as_the_definition_says(
+    spark: SparkSession, tmp_path: Path, tables_on_a_store: dict[str, Any]
+) -> None:
+    """On a store executors merge large batches themselves."""
     chance = random.Random(3)
     events = script(chance)
     numbered = list(enumerate(events))
-    ways = {"driver": (True, True, True), "mixed": (False, True, False)}
-    tables = {way: Tables.make(Settings.load({"home": tmp_path / way})) for way in ways}
+    ways = {"driver": (True, True, True), "mixed": (False, True, False), "store": (False, True, False)}
+    flags = {"store": tables_on_a_store}
+    tables = {way: Tables.make(Settings.load({"home": tmp_path / way, **flags.get(way, {})})) for way in ways}
     for batch, (begin, end) in enumerate(((0, 60), (60, 100), (100, len(events)))):
         rows = numbered[begin:end]
         chance.shuffle(rows)
@@ -40,11 +46,11 @@ def test_both_paths_and_their_mixture_end_as_the_definition_says(spark: SparkSes
     assert len(truth) > 5 and len(truth) < 25
     assert {way: each.shown() for way, each in tables.items()} == dict.fromkeys(ways, truth)
     deletes = {way: sorted(map(repr, remembered(each))) for way, each in tables.items()}
-    assert deletes["driver"] and deletes["mixed"] == deletes["driver"]
+    assert deletes["driver"] and deletes["mixed"] == deletes["store"] == deletes["driver"]
 
 
 def remembered(tables: Tables) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = tables.kept.handle.to_pyarrow_table().drop_columns(["_deleted_at"]).to_pylist()
+    rows: list[dict[str, object]] = rows_of(tables.kept.path).drop_columns(["_deleted_at"]).to_pylist()
     return rows
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.platform.runtime import ExistingSpark
+from streaming_jobs.platform.runtime import ExistingSpark, existing_spark
 from tests.conftest import SettingsFactory
 
 ZONE = "spark.sql.session.timeZone"
@@ -51,6 +51,20 @@ def test_the_session_that_is_active_is_taken_if_none_is_given(spark: SparkSessio
     runtime.kill()
     assert not query.isActive, "no lease covers it from now on"
     assert runtime.jvm is not None, "an interrupted batch ends with this process, which the JVM may outlive"
+
+
+def test_a_driver_takes_the_session_of_its_process_and_its_master(
+    spark: SparkSession, settings: SettingsFactory
+) -> None:
+    made = settings({"spark.master": "spark://elsewhere:7077"})
+    found, runtime = existing_spark(made)
+    assert runtime is not None and runtime.session is not None
+    assert runtime.session.sparkContext is spark.sparkContext
+    assert found.spark.master == spark.sparkContext.master and not found.spark.has_executors
+    ours = runtime.start("ours")
+    assert ours.range(3).count() == 3
+    runtime.stop()
+    assert spark.range(3).count() == 3
 
 
 def numbers(spark: SparkSession, name: str) -> StreamingQuery:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.cloudpickle import dumps, loads
 from pyspark.sql.types import StructType
 
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -41,7 +42,7 @@ def shorten_log(table: Path, keep: int = 1, *, at: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class InProcess:
-    """Rows where Spark has a frame; the tasks of `mapInArrow` run in this process."""
+    """Rows where Spark has a frame; the tasks of `mapInArrow` run in this process, one for each batch of the rows."""
 
     rows: pa.Table
     schema: StructType
@@ -55,7 +56,8 @@ class InProcess:
     def mapInArrow(
         self, task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
     ) -> InProcess:
-        made = list(task(iter(self.rows.to_batches())))
+        sent = dumps(task)
+        made = [told for batch in self.rows.to_batches() for told in loads(sent)(iter([batch]))]
         self.after()
         return InProcess(pa.Table.from_batches(made), schema)
 

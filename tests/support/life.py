@@ -23,11 +23,13 @@ from reprocessing.plan.targets import Target
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import OfOneStream, Result, stages_of
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
+from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.preflight.findings import StartFinding
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Accepted, CodeSince
@@ -73,9 +75,11 @@ class Life(StreamOnDisk):
         self.topics = topics or Topics()
 
     @classmethod
-    def begin(cls, home: Path, stream: Stream = STREAM, topics: Any = None) -> Life:
+    def begin(cls, home: Path, stream: Stream = STREAM, topics: Any = None, flags: Any = None) -> Life:
         """The stream's first start, up to where Spark is started."""
-        return cls(Settings.load({"home": home}), stream, topics).make([CodeSince("a", "1", 1, 0, time.time())])
+        return cls(Settings.load({"home": home, **(flags or {})}), stream, topics).make(
+            [CodeSince("a", "1", 1, 0, time.time())]
+        )
 
     @classmethod
     def of_batches(
@@ -136,7 +140,7 @@ class Life(StreamOnDisk):
     @property
     def table(self) -> Path:
         """The primary table."""
-        return self.settings.tables / self.stream.primary.name
+        return self.settings.tables_folder / self.stream.primary.name
 
     def sink(self) -> DeltaSink:
         """The primary table, opened anew."""
@@ -210,7 +214,7 @@ class Life(StreamOnDisk):
 
     def ids(self, name: str | None = None) -> list[int]:
         """The ids in a table of any store, sorted; in the primary one, if none is named."""
-        return sorted(self.stored(name).readable().to_pyarrow_table()["id"].to_pylist())
+        return ids_of(self.stored(name))
 
 
 @cache
@@ -221,6 +225,13 @@ def _made(count: int, stream: str, wrong: range, code: str) -> TemporaryDirector
     for number in range(count):
         life.batch(number, wrong=number in wrong, code="bug" if code[number] == "x" else code[number])
     return home
+
+
+def ids_of(table: StoredTable) -> list[int]:
+    """The ids in a table of any store, sorted."""
+    readable = table.readable()
+    rows = dataset(readable, table.path).to_table() if isinstance(table, DeltaSink) else readable.to_pyarrow_table()
+    return sorted(rows["id"].to_pylist())
 
 
 def plan_one(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     BinaryType,
@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.declare.columns import POSITION_COLUMN
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.table_rows import rows as rows_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
 from streaming_jobs.sinks.base import PendingWrite
@@ -175,7 +176,7 @@ class Tables:
             self.sink,
             self.sink.fit(frame, ["t"]),
             driver=driver,
-            spark_commits=not driver,
+            spark_commits=not driver and isinstance(self.sink.path, Path),
             batch=at,
             topics=["t"],
             deletes_table=self.kept,
@@ -214,7 +215,7 @@ class Tables:
 
     def shown(self) -> dict[int, int]:
         """The table's rows: key and the number of the event."""
-        stored = DeltaTable(self.sink.path).to_pyarrow_table().to_pylist()
+        stored = rows_of(self.sink.path).to_pylist()
         rows = {row["k"]: row["value"] for row in stored}
         assert len(rows) == len(stored), "a key has two rows"
         return rows

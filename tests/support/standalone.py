@@ -32,10 +32,11 @@ _START = 60.0
 
 @dataclass
 class StandaloneCluster:
-    """`url` is the master's; each worker has one core and one executor of 512 MB at most."""
+    """`url` is the master's; each worker has one core, and by default one executor of 512 MB at most."""
 
     folder: Path
     java: Path
+    memory_mb: int = 700
     url: str = ""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _processes: ExitStack = field(default_factory=ExitStack)
@@ -51,7 +52,8 @@ class StandaloneCluster:
         empty = self.folder / "empty"
         empty.mkdir(exist_ok=True)
         hide = " && ".join(f"mount --bind {empty} {ROOT / package}" for package in PACKAGES)
-        command = [_WORKER, "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "700m"]
+        command = [_WORKER, "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1"]
+        command += ["--memory", f"{self.memory_mb}m"]
         self._started(
             name,
             [*command, "--work-dir", str(work), self.url],
@@ -65,7 +67,8 @@ class StandaloneCluster:
 
     def kill_worker(self, index: int) -> None:
         """kill -9 of a worker with its executors and their Python, as a machine that is lost."""
-        for process in [*psutil.Process(self.workers[index].pid).children(recursive=True), self.workers[index]]:
+        worker = psutil.Process(self.workers[index].pid)
+        for process in [*worker.children(recursive=True), worker]:
             try:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
@@ -149,14 +152,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def standalone(folder: Path, workers: int = 2) -> Iterator[StandaloneCluster]:
+def standalone(folder: Path, workers: int = 2, memory_mb: int = 700) -> Iterator[StandaloneCluster]:
     """A cluster in `folder`; skips the test without a Java for executors, or without the right to a mount namespace."""
     allowed = subprocess.run(["unshare", *_rights(), "--mount", "true"], check=False, capture_output=True)
     if allowed.returncode:
         pytest.skip(f"no mount namespace here: {allowed.stderr.decode().strip()}")
     if (java := _java()) is None:
         pytest.skip(f"no Java of this machine has the module {_MODULE}")
-    cluster = StandaloneCluster(folder, java)
+    cluster = StandaloneCluster(folder, java, memory_mb)
     try:
         cluster.start(workers)
         yield cluster

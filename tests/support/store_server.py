@@ -25,7 +25,7 @@ _CONTROL = "/_control/"
 _WRITES = ("PUT", "POST", "DELETE")
 BUCKET = "lake"
 
-Kind = Literal["refused", "unavailable", "denied", "answer lost", "slow"]
+Kind = Literal["refused", "unavailable", "denied", "answer lost", "slow", "condition ignored"]
 _STATUS = {
     "refused": "412 Precondition Failed",
     "unavailable": "503 Slow Down",
@@ -49,7 +49,8 @@ class Request:
 class Fault:
     """What happens to the next `times` requests of a method whose key matches a pattern.
 
-    "answer lost": the server obeys and answers 503. "slow": the server waits `seconds` before it obeys.
+    "answer lost": the server obeys and answers 503. "slow": the server waits `seconds` before it obeys. "condition
+    ignored": it writes whatever the condition says, as servers without conditional writes do.
     """
 
     kind: Kind
@@ -140,11 +141,15 @@ class _Recorder:
                 fault.times -= 1
         if fault is not None and fault.kind == "slow":
             time.sleep(fault.seconds)
-        if fault is None or fault.kind in ("slow", "answer lost"):
+        if fault is not None and fault.kind == "condition ignored":
+            environ = {
+                name: value for name, value in environ.items() if name not in ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
+            }
+        if fault is None or fault.kind in ("slow", "answer lost", "condition ignored"):
             status, headers, body = self.obeyed(environ, alone=method in _WRITES)
         else:
             _body(environ)
-        if fault is not None and fault.kind != "slow":
+        if fault is not None and fault.kind not in ("slow", "condition ignored"):
             status, headers, body = _STATUS[fault.kind], [("Content-Type", "application/xml")], [b"<Error/>"]
         condition = next(
             (

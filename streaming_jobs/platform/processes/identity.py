@@ -20,6 +20,7 @@ TOLERANCE = 10.0
 """Seconds by which a mark in seconds may differ: the clock may have been set since it was written."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PIDS = Path("/proc/self/ns/pid")
 _ENDED = ("Z", "X", "x")
 _STATE, _START = 0, 19  # of the fields behind the command's closing bracket
 
@@ -44,6 +45,18 @@ def is_alive(pid: int, started: Mark) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE and apart < TOLERANCE
     except (psutil.NoSuchProcess, ValueError):
         return False
+
+
+def machine() -> str:
+    """The boot of this machine and the namespace of pids: among processes with the same text, pids can be compared.
+
+    Empty where neither is known.
+    """
+    boot = _boot()
+    try:
+        return f"{boot}/{_PIDS.readlink()}" if boot else ""
+    except OSError:
+        return ""
 
 
 def _boot() -> str:

@@ -1,22 +1,42 @@
 """The content of one version of a Delta table as a value: its files. Two contents are the same if their files are.
 
-A file is identified by device and inode: a hard link is the same file. So on the file system of the table, staging,
-retaining and publishing a content copies no data.
+On a file system a file is identified by device and inode: a hard link is the same file. So staging, retaining and
+publishing a content copies no data there.
+
+On a store a file is identified by its URL, and a table may list files of another one by their URLs. So a staged table
+shares the files of the table that it is staged for, and lies below it, so that its own files become files of that one
+where they are. Some files have to be copied for it, to `copied/<key of the original>`, and such a copy is the same file
+as its original: those of a table that is merged into, since deltalake rewrites no file outside of the table, and those
+whose keys need an escape in a URL (partition values with a space, say), since deltalake escapes these twice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.platform.files import hard_link
+from streaming_jobs.platform.locations import Location, StorePath, copy_object, delta_options, delta_table, path_below
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.stored import Content
+
+Identity: TypeAlias = tuple[int, int] | str
+"""What identifies a file: device and inode, or its URL."""
+
+COPIED = "copied"
+"""The folder of a staged table on a store with copies of the other table's files."""
+_PLAIN = re.compile(r"[A-Za-z0-9_./=-]*")
+_AT_A_TIME = 16
+"""Copies that a store makes at a time."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +44,7 @@ class DeltaContent:
     """Files by their paths in the log, the folder that these paths are relative to, and the columns (Delta's JSON)."""
 
     files: Mapping[str, TableFile]
-    root: Path
+    root: Location
     schema: str
     partition_by: tuple[str, ...]
 
@@ -32,20 +52,20 @@ class DeltaContent:
     def pieces(self) -> int:
         return len(self.files)
 
-    def inodes(self) -> list[tuple[int, int]]:
-        """Device and inode of each file on disk, in order."""
-        return self._inodes
+    def identities(self) -> list[Identity]:
+        """The identity of each file, in order."""
+        return self._identities
 
     @cached_property
-    def _inodes(self) -> list[tuple[int, int]]:
-        return inodes(self.root, self.files)
+    def _identities(self) -> list[Identity]:
+        return identities(self.root, self.files)
 
     def without(self, other: Content) -> DeltaContent:
         """Only the files that the other content lacks."""
-        there = set(delta_content(other).inodes())
+        there = set(delta_content(other).identities())
         left = {
             path: file
-            for (path, file), place in zip(self.files.items(), self.inodes(), strict=True)
+            for (path, file), place in zip(self.files.items(), self.identities(), strict=True)
             if place not in there
         }
         return replace(self, files=left)
@@ -57,41 +77,82 @@ def delta_content(content: Content) -> DeltaContent:
     return content
 
 
-def inodes(root: Path, files: Iterable[str]) -> list[tuple[int, int]]:
-    """Device and inode of each file below a folder, in order."""
-    return [((status := on_disk(root, path).stat()).st_dev, status.st_ino) for path in files]
+def identities(root: Location, files: Iterable[str]) -> list[Identity]:
+    """The identity of each file of a table, in order."""
+    return [_identity(on_disk(root, path)) for path in files]
 
 
-def content_of(table: Path, version: int | None = None) -> DeltaContent:
+def _identity(place: Location) -> Identity:
+    if isinstance(place, Path):
+        return (status := place.stat()).st_dev, status.st_ino
+    _, copied, key = place.url.partition(f"/{COPIED}/")
+    return f"{place.bucket}/{key}" if copied else place.url
+
+
+def content_of(table: Location, version: int | None = None) -> DeltaContent:
     """The content of a version of a table (None: the newest)."""
-    handle = DeltaTable(table, version=version)
+    handle = delta_table(table, version)
     files = table_files(table, handle.version())
     return DeltaContent(files, table, handle.schema().to_json(), tuple(handle.metadata().partition_columns))
 
 
-def has_content(table: Path, content: DeltaContent, version: int | None = None) -> bool:
+def has_content(table: Location, content: DeltaContent, version: int | None = None) -> bool:
     """True if a version of a table (None: the newest) consists of exactly these files."""
-    number = DeltaTable(table).version() if version is None else version
-    return sorted(inodes(table, table_files(table, number))) == sorted(content.inodes())
+    number = delta_table(table).version() if version is None else version
+    return sorted(identities(table, table_files(table, number))) == sorted(content.identities())
 
 
-def make_table(path: Path, name: str, content: DeltaContent, stream: str, properties: CommitProperties) -> None:
-    """Make a Delta table at `path` with the files of a content (hard links), in one commit with these properties."""
+def make_table(
+    path: Location,
+    name: str,
+    content: DeltaContent,
+    stream: str,
+    properties: CommitProperties,
+    *,
+    rewritten: bool = False,
+) -> None:
+    """Make a Delta table at `path` with the files of a content, in one commit with these properties.
+
+    The files are hard links; on a store the same files, or copies if they are to be `rewritten`.
+    """
     handle = DeltaTable.create(
-        path,
+        path if isinstance(path, Path) else path.url,
         Schema.from_json(content.schema),
         partition_by=list(content.partition_by) or None,
         name=name,
         configuration={STREAM_PROPERTY: stream},
         raise_if_key_not_exists=False,
+        storage_options=delta_options(path),
     )
-    for file in content.files.values():
-        source = on_disk(content.root, file.path)
-        hard_link(source, path / source.relative_to(content.root))
+    adds = _linked(path, content) if isinstance(path, Path) else _shared(path, content, copied=rewritten)
     handle.create_write_transaction(
-        [file.add() for file in content.files.values()],
+        adds,
         mode="append",
         schema=handle.schema(),
         partition_by=list(content.partition_by) or None,
         commit_properties=properties,
     )
+
+
+def _linked(path: Path, content: DeltaContent) -> list[AddAction | RemoveAction]:
+    for file in content.files.values():
+        source = on_disk(content.root, file.path)
+        assert isinstance(source, Path)
+        hard_link(source, path / path_below(source, content.root))
+    return [file.add() for file in content.files.values()]
+
+
+def _shared(path: StorePath, content: DeltaContent, *, copied: bool) -> list[AddAction | RemoveAction]:
+    """The actions that add the content's files where they lie, or copies of them."""
+    originals = [StorePath(str(identity), path.options) for identity in content.identities()]
+    copies = {each: f"{COPIED}/{each.key}" for each in originals if copied or not _PLAIN.fullmatch(each.key)}
+
+    def copy(original: StorePath) -> None:
+        copy_object(original, path / copies[original])
+
+    with ThreadPoolExecutor(_AT_A_TIME) as threads:
+        list(threads.map(copy, copies))
+    return [
+        file.add(copies.get(original, original.url))
+        for original, file in zip(originals, content.files.values(), strict=True)
+    ]

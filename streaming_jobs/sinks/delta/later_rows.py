@@ -10,7 +10,6 @@ DataFusion finds the files to split, and their later rows; only files that one o
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.platform.files import hard_link
+from streaming_jobs.platform.locations import Location, StorePath, delta_table, local_scratch, path_below, remove_tree
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
@@ -48,15 +48,17 @@ def add_later_rows(sink: DeltaSink, now: DeltaContent, then: DeltaContent) -> La
         _link(sink, came)
         _give_bounds(sink)
         return LaterRows(came.pieces, 0)
-    scratch = _Scratch(sink, sink.path / _SCRATCH)
+    folder = sink.path / _SCRATCH
     try:
-        mixed = scratch.mixed(came, gone)
-        whole = replace(came, files={path: file for path, file in came.files.items() if path not in mixed})
-        _link(sink, whole)
-        _give_bounds(sink)
-        scratch.split(replace(came, files=mixed), gone)
+        with local_scratch(folder) as spill:
+            scratch = _Scratch(sink, folder, spill / "_spill")
+            mixed = scratch.mixed(came, gone)
+            whole = replace(came, files={path: file for path, file in came.files.items() if path not in mixed})
+            _link(sink, whole)
+            _give_bounds(sink)
+            scratch.split(replace(came, files=mixed), gone)
     finally:
-        scratch.remove()
+        remove_tree(folder)
     return LaterRows(whole.pieces, len(mixed))
 
 
@@ -82,8 +84,11 @@ def _link(sink: DeltaSink, content: DeltaContent) -> None:
     adds: list[AddAction | RemoveAction] = []
     for path, file in content.files.items():
         source = on_disk(content.root, path)
-        name = f"{_PLACE}/{source.relative_to(content.root).as_posix()}"
-        hard_link(source, sink.path / name)
+        if isinstance(source, StorePath):
+            adds.append(file.add(source.url))
+            continue
+        name = f"{_PLACE}/{path_below(source, content.root)}"
+        hard_link(source, Path(str(sink.path)) / name)
         adds.append(file.add(name))
     if adds:
         sink.commit_actions(adds, CommitProperties())
@@ -94,7 +99,8 @@ class _Scratch:
     """Tables for queries below the folder of the table `sink`, of files that are linked there."""
 
     sink: DeltaSink
-    folder: Path
+    folder: Location
+    spill: Path
 
     def mixed(self, came: DeltaContent, gone: DeltaContent) -> dict[str, TableFile]:
         """The files of `came` that have a row of `gone`."""
@@ -145,14 +151,11 @@ class _Scratch:
         write_deltalake(self.sink.handle, left, mode="append", writer_properties=written)
         self.sink.refresh()
 
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def _table(self, name: str, content: DeltaContent) -> DeltaTable:
         path = self.folder / name
         if not path.exists():
             make_table(path, self.sink.name, content, self.sink.stream, CommitProperties())
-        return DeltaTable(path)
+        return delta_table(path)
 
     def _numbered(self, name: str, content: DeltaContent) -> DeltaTable:
         """A table of the files with one more column: the number of the row's file, a partition value in the log."""
@@ -166,7 +169,7 @@ class _Scratch:
         return self._table(name, replace(content, files=files, schema=json.dumps(schema), partition_by=partitions))
 
     def _data(self, **tables: DeltaTable) -> QueryBuilder:
-        return opened(tables, self.folder / "_spill")
+        return opened(tables, self.spill)
 
 
 def _values(partition: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

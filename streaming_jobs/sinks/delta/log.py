@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.entry import LedgerEntry, epoch_id
 from streaming_jobs.platform.delta_log import actions, commit_file, names_on_disk, read_commit, versions_in_log
 from streaming_jobs.platform.files import sync_files
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.sinks import stored
 from streaming_jobs.sinks.stored import Commit
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties
 
 
-def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
+def walk(table: Location, version: int | None = None) -> Iterator[Commit]:
     """The commits of a table's log up to a version (None: all), newest first, as far back as it has no gap.
 
     Raises PreflightRefused for a damaged commit.
@@ -41,7 +42,7 @@ def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
         yield commit
 
 
-def newest(table: Path, stream: str, version: int | None = None) -> tuple[Commit | None, list[Commit]]:
+def newest(table: Location, stream: str, version: int | None = None) -> tuple[Commit | None, list[Commit]]:
     """The stream's newest entry on the table, up to a version, and later commits that change data and are not ours.
 
     Without an entry in the log, None and every such commit that the log still holds.
@@ -55,20 +56,25 @@ STREAM_PROPERTY = "recourse.stream"
 """The property of a table that names the stream it belongs to."""
 
 
-def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties:
+def noted(entry: LedgerEntry, *, retries: int | None = None, epoch: int = 0) -> CommitProperties:
     """Properties of a commit that leaves the stream's position as it is; `retries` None: deltalake's default."""
-    from deltalake import CommitProperties  # who only reads the log does without
-
-    return CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=retries)
+    return _properties(entry, {epoch_id(entry.stream): epoch}, retries)
 
 
-def moving(entry: LedgerEntry, app: str) -> CommitProperties:
+def moving(entry: LedgerEntry, app: str, epoch: int = 0) -> CommitProperties:
     """Properties of a commit that moves the table to the entry's position; no retry: no commit may come between."""
-    from deltalake import CommitProperties, Transaction
+    return _properties(entry, {app: entry.txn.version, epoch_id(entry.stream): epoch}, 0)
 
-    transaction = Transaction(app, entry.txn.version, int(time.time() * 1000))
+
+def _properties(entry: LedgerEntry, versions: Mapping[str, int], retries: int | None) -> CommitProperties:
+    """The entry, and the transactions: appId -> version; 0 is none."""
+    from deltalake import CommitProperties, Transaction  # who only reads the log does without
+
+    now = int(time.time() * 1000)
     return CommitProperties(
-        custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0, app_transactions=[transaction]
+        custom_metadata={"userMetadata": entry.encode()},
+        max_commit_retries=retries,
+        app_transactions=[Transaction(app, version, now) for app, version in versions.items() if version] or None,
     )
 
 
@@ -81,8 +87,13 @@ def moving(entry: LedgerEntry, app: str) -> CommitProperties:
 _WITH_FILES = ("add", "cdc")
 
 
-def sync_commits(table: Path, versions: Iterable[int]) -> int:
-    """Have these versions on disk; returns the bytes of files that they removed. One that the log lacks is skipped."""
+def sync_commits(table: Location, versions: Iterable[int]) -> int:
+    """Have these versions on disk; returns the bytes of files that they removed. One that the log lacks is skipped.
+
+    An object is whole and durable once it is there, so nothing is done for a table on a store.
+    """
+    if not isinstance(table, Path):
+        return 0
     log = table / "_delta_log"
     data: set[Path] = set()
     commits: list[Path] = []
@@ -93,7 +104,7 @@ def sync_commits(table: Path, versions: Iterable[int]) -> int:
             lines = list(actions(commit))
         except FileNotFoundError:
             continue
-        commits.append(commit)
+        commits.append(Path(str(commit)))
         if (checkpoint := log / f"{version:020d}.checkpoint.parquet").exists():
             commits += [checkpoint, log / "_last_checkpoint"]
         for kind, action in (one for line in lines for one in line.items()):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.platform.delta_log import UNREAD, actions, names_on_disk
+from streaming_jobs.platform.locations import Location, StorePath, files_below, moved, remove_tree
 from streaming_jobs.sinks.stored import Need
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -31,30 +31,39 @@ class LogFile:
     A part of a checkpoint is of kind `beside`: only checkpoints in one file count as complete.
     """
 
-    path: Path
+    path: Location
     kind: Literal["commit", "checkpoint", "beside"]
     version: int
     modified: float
     size: int = 0
 
 
-def log_files(log: Path) -> Iterator[LogFile]:
+def log_files(log: Location) -> Iterator[LogFile]:
     """The files of a log whose names are known."""
+    if isinstance(log, StorePath):
+        for name, found in files_below(log):
+            if (known := _known(name)) is not None:
+                yield LogFile(log / name, *known, found.st_mtime, found.st_size)
+        return
     with os.scandir(log) as listing:
         for file in listing:
-            kind: Literal["commit", "checkpoint", "beside"] = "beside"
-            if match := _COMMIT.fullmatch(file.name):
-                kind = "commit"
-            elif match := _CHECKPOINT.fullmatch(file.name):
-                kind = "checkpoint"
-            elif not (match := _PART.fullmatch(file.name) or _BESIDE.fullmatch(file.name)):
+            if (known := _known(file.name)) is None:
                 continue
             try:
                 status = file.stat()
             except FileNotFoundError:
                 continue
-            version = int(match[1] or match[2])
-            yield LogFile(Path(file.path), kind, version, status.st_mtime, status.st_blocks * 512)
+            yield LogFile(Path(file.path), *known, status.st_mtime, status.st_blocks * 512)
+
+
+def _known(name: str) -> tuple[Literal["commit", "checkpoint", "beside"], int] | None:
+    """The kind and the version of a file of a log by its name."""
+    if match := _COMMIT.fullmatch(name):
+        return "commit", int(match[1])
+    if match := _CHECKPOINT.fullmatch(name):
+        return "checkpoint", int(match[1])
+    match = _PART.fullmatch(name) or _BESIDE.fullmatch(name)
+    return None if match is None else ("beside", int(match[1] or match[2]))
 
 
 def expired(
@@ -136,13 +145,13 @@ class Removal:
 class UnreadLog:
     """The commits of the table in a folder that are kept for its readers."""
 
-    table: Path
+    table: Location
     _files: dict[int, LogFile] | None = field(default=None, init=False)
     _checkpoints: dict[int, LogFile] = field(default_factory=dict, init=False)
     _removals: dict[int, Removal] = field(default_factory=dict, init=False)
 
     @property
-    def log(self) -> Path:
+    def log(self) -> Location:
         return self.table / UNREAD / "_delta_log"
 
     def before(self, log: Iterable[LogFile]) -> list[LogFile]:
@@ -170,17 +179,14 @@ class UnreadLog:
         commits = self._commits()
         bases = [v for v in (*self._checkpoints, *(f.version for f in leaving if f.kind == "checkpoint")) if v <= first]
         base = max(bases, default=0)
-        self.log.mkdir(parents=True, exist_ok=True)
         for file in leaving:
             needed = file.version >= base
             if file.kind == "checkpoint":
                 needed = file.version == base or (needed and self._far(file.version))
             if not needed or file.kind == "beside":
                 continue
-            moved = LogFile(
-                file.path.replace(self.log / file.path.name), file.kind, file.version, file.modified, file.size
-            )
-            (commits if file.kind == "commit" else self._checkpoints)[file.version] = moved
+            kept = replace(file, path=moved(file.path, self.log / file.path.name))
+            (commits if file.kind == "commit" else self._checkpoints)[file.version] = kept
 
     def trim(self, first: int | None, start: int) -> None:
         """Remove what no reader needs from `first` on; the table's log begins at `start`."""
@@ -188,7 +194,7 @@ class UnreadLog:
         self._removals = {version: removal for version, removal in self._removals.items() if version >= oldest}
         commits = self._commits()
         if first is None or first >= start:
-            shutil.rmtree(self.table / UNREAD, ignore_errors=True)
+            remove_tree(self.table / UNREAD)
             self._files = None
             return
         base = max((version for version in self._checkpoints if version <= first), default=0)

@@ -1,9 +1,10 @@
 """The maintenance that keeps a table fast and its disk use bounded: compaction, removal of unlisted files, a short log.
 
-All of it runs in the stream's driver between two batches, so nothing else writes the table meanwhile. Its commits
-change no rows and say so in their ledger entry. The batch is committed by then, so no failure here ends the stream: if
-another writer's commit comes first, the disk is full or the log is damaged, the task is put off with a warning and
-tried again later. The part of the log that preflight reads stays: the stream's newest entry and all later commits.
+All of it runs in the stream's driver between two batches, so nothing else writes the table meanwhile; a driver whose
+lease another driver has taken over deletes nothing (`DeltaSink.check_epoch`). The commits of upkeep change no rows and
+say so in their ledger entry. The batch is committed by then, so no failure here ends the stream: if another writer's
+commit comes first, the disk is full or the log is damaged, the task is put off with a warning and tried again later.
+The part of the log that preflight reads stays: the stream's newest entry and all later commits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,8 +23,9 @@ from streaming_jobs.declare.columns import DELETED_AT_COLUMN
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync_files
+from streaming_jobs.platform.locations import StorePath
 from streaming_jobs.settings import TableSettings
-from streaming_jobs.sinks.delta import column_bounds, orphan_files
+from streaming_jobs.sinks.delta import column_bounds, orphan_files, retained
 from streaming_jobs.sinks.delta.log import newest, noted
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, UnreadLog, bounded, expired, log_files
 from streaming_jobs.sinks.stored import Unread, no_readers
@@ -34,6 +37,8 @@ log = structlog.get_logger()
 
 _LOOK_EVERY = 50
 _SWEEP_EVERY = 60.0
+_SWEEP_STORE_EVERY = 900.0
+"""Seconds between listings of a table on a store, which asks for a thousand objects at a time."""
 _SWEEP_SHARE = 0.01
 _LOOK_BYTES = 4
 """Commits may remove this part (one in four) of `deleted_files_max_mb`; then unlisted files are looked for at once."""
@@ -112,7 +117,8 @@ class TableMaintenance:
             began = time.monotonic()
             self.remove_unlisted()
             ended = time.monotonic()
-            self._sweep_at = ended + max(_SWEEP_EVERY, (ended - began) / _SWEEP_SHARE)
+            every = _SWEEP_STORE_EVERY if isinstance(self.sink.path, StorePath) else _SWEEP_EVERY
+            self._sweep_at = ended + max(every, (ended - began) / _SWEEP_SHARE)
         self.shorten_log()
 
     def compaction_size(self) -> int | None:
@@ -142,6 +148,7 @@ class TableMaintenance:
     def _compact(self, size: int) -> int:
         began = time.monotonic()
         self.sink.refresh()
+        self.sink.check_epoch()
         metrics = self.sink.handle.optimize.compact(
             target_size=size,
             writer_properties=column_bounds.writer_properties(self.sink.schema, "ZSTD"),
@@ -177,6 +184,7 @@ class TableMaintenance:
             needed=0 if place is None else place.version,
         )
         if gone:
+            self.sink.check_epoch()
             self._sync_checkpoints()
         self._kept.keep(gone, first)
         for file in gone:
@@ -200,7 +208,18 @@ class TableMaintenance:
         live = self.sink.handle.get_add_actions()["path"].to_pylist()
         kept = self._kept_for_readers()
         files = [file for file in orphan_files.find(self.sink.path, live) if file.name not in kept]
-        gone = orphan_files.due(files, now=now, retention=retention, max_bytes=self.settings.deleted_files_max_mb << 20)
+        stored = isinstance(self.sink.path, StorePath)
+        gone = orphan_files.due(
+            files,
+            now=now,
+            retention=max(retention, orphan_files.AT_LEAST_ON_STORES) if stored else retention,
+            max_bytes=self.settings.deleted_files_max_mb << 20,
+            at_least=orphan_files.AT_LEAST_ON_STORES if stored else orphan_files.AT_LEAST,
+        )
+        if isinstance(self.sink.path, StorePath) and gone:
+            saved = retained.names(self.sink.path)  # after the choice: `retained.py` says why
+            gone = [file for file in gone if file.name not in saved]
+        self.sink.check_epoch()
         for file in gone:
             file.path.unlink(missing_ok=True)
         orphan_files.remove_empty_folders(self.sink.path, before=now - retention.total_seconds())
@@ -233,7 +252,8 @@ class TableMaintenance:
     def _sync_checkpoints(self) -> None:
         """Have the log's checkpoints on disk before the commits that they replace are deleted."""
         log = self.sink.path / "_delta_log"
-        sync_files((file.path for file in log_files(log) if file.kind == "checkpoint"), log)
+        if isinstance(log, Path):
+            sync_files((Path(str(file.path)) for file in log_files(log) if file.kind == "checkpoint"), log)
 
     def forget(self, retention: timedelta) -> int:
         """Remove remembered deletes older than `retention`; returns their number."""
@@ -267,6 +287,7 @@ def forget(sink: DeltaSink, retention: timedelta, generation: int) -> int:
     before = (datetime.now(UTC) - retention).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
     sink.refresh()
+    sink.check_epoch()
     figures = sink.handle.delete(
         f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
         commit_properties=noted(entry, retries=0),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,40 +17,68 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
+from streaming_jobs.errors import PermanentError
+from streaming_jobs.platform.locations import Location, opened_for_reading
+from streaming_jobs.text.spelling import counted
+
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = frozenset("\"#%'*/:=?\\{[]^\x7f")
 _JULIAN_END, _GREGORIAN_BEGIN = date(1582, 10, 4), date(1582, 10, 15)
 _LAST = datetime.max - timedelta(milliseconds=1)
+_FEW, _AT_ONCE = 2, 16
+"""Files whose footers are read one after the other; footers that are read at the same time."""
 
 
 def add_actions(
-    table: Path, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str]
+    table: Location, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str]
 ) -> tuple[list[AddAction], int]:
     """The `add` actions for Parquet files below the table's folder, and the number of rows in those that are there.
 
     `bounded` are the columns that have bounds (`column_bounds.py`).
     """
-    actions, rows = [], 0
-    for path in sorted(files):
-        if not (file := table / path).exists():
-            continue
-        metadata = pq.read_metadata(file)
-        rows += metadata.num_rows
-        status = file.stat()
-        actions.append(
-            AddAction(
-                path=path,
-                size=status.st_size,
-                partition_values=_partition_values(path, partition_by),
-                modification_time=int(status.st_mtime * 1000),
-                data_change=True,
-                stats=json.dumps(statistics(file, metadata, bounded)),
-            )
+
+    def described(path: str) -> tuple[AddAction, int] | None:
+        file = table / path
+        try:
+            status = file.stat()
+        except FileNotFoundError:
+            return None
+        metadata = pq.read_metadata(opened_for_reading(file))
+        action = AddAction(
+            path=path,
+            size=status.st_size,
+            partition_values=_partition_values(path, partition_by),
+            modification_time=int(status.st_mtime * 1000),
+            data_change=True,
+            stats=json.dumps(statistics(file, metadata, bounded)),
         )
-    return actions, rows
+        return action, metadata.num_rows
+
+    paths = sorted(files)
+    if len(paths) <= _FEW:
+        found = [described(path) for path in paths]
+    else:  # each footer is a round trip or more where the table is not on a disk of this machine
+        with ThreadPoolExecutor(min(len(paths), _AT_ONCE), thread_name_prefix="footers") as pool:
+            found = list(pool.map(described, paths))
+    there = [each for each in found if each is not None]
+    return [action for action, _ in there], sum(rows for _, rows in there)
 
 
-def statistics(file: Path, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:
+def checked_actions(
+    table: Location, files: Iterable[str], partition_by: Sequence[str], bounded: Sequence[str], expected: int
+) -> tuple[list[AddAction], int]:
+    """`add_actions`; raises PermanentError if the driver does not see as many rows as were written."""
+    actions, count = add_actions(table, files, partition_by, bounded)
+    if count != expected:
+        raise PermanentError(
+            f"the executors wrote {counted(expected, 'row')} for table {table.name}, and its files have {count:,} as "
+            "the driver sees them",
+            "let the driver and all executors see one file system: they share the folders of tables and of state",
+        )
+    return actions, count
+
+
+def statistics(file: Location, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:
     """The file's statistics as Delta writes them: numRecords, minValues, maxValues, nullCount."""
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
@@ -78,9 +106,9 @@ def _from_footer(metadata: pq.FileMetaData, index: int) -> tuple[int, Any, Any] 
     return nulls, min((group.min for group in valued), default=None), max((group.max for group in valued), default=None)
 
 
-def _from_rows(file: Path, name: str) -> tuple[int, Any, Any]:
+def _from_rows(file: Location, name: str) -> tuple[int, Any, Any]:
     """The same from the column itself: a file without bounds for a column that has them elsewhere hides its rows."""
-    values = pq.ParquetFile(file).read(columns=[name])[name]
+    values = pq.ParquetFile(opened_for_reading(file)).read(columns=[name])[name]
     bounds = pc.min_max(values).as_py()
     return values.null_count, bounds["min"], bounds["max"]
 

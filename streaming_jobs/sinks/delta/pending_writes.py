@@ -85,7 +85,7 @@ class ArrowMerge(DeltaWrite):
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if not self.rows:
                 return
-            does = _clauses(self.sink, self.table.column_names, by_position=self.by_position)
+            does = merge_clauses(self.sink, self.table.column_names, by_position=self.by_position)
             values = {f"`{c}`": f"s.`{c}`" for c in self.table.column_names if c not in FLAGS}
             merge = handle.merge(
                 self.table,
@@ -160,7 +160,7 @@ class SparkMerge(SparkAppend):
         from delta.tables import DeltaTable as SparkDeltaTable
 
         session = self.frame.sparkSession
-        does = _clauses(self.sink, self.frame.columns, by_position=self.by_position)
+        does = merge_clauses(self.sink, self.frame.columns, by_position=self.by_position)
         values: dict[str, str | Column] = {f"`{c}`": f"s.`{c}`" for c in self.frame.columns if c not in FLAGS}
         table = SparkDeltaTable.forPath(session, str(self.sink.path)).alias("t")
         merge = table.merge(self.frame.alias("s"), _same_key(self.sink))
@@ -186,7 +186,7 @@ def _same_key(sink: DeltaSink) -> str:
     return " AND ".join(f"t.`{key}` = s.`{key}`" for key in sink.declared.keys)
 
 
-def _clauses(sink: DeltaSink, columns: Sequence[str], *, by_position: bool) -> Clauses:
+def merge_clauses(sink: DeltaSink, columns: Sequence[str], *, by_position: bool) -> Clauses:
     return clauses(order_of(sink.schema, sink.declared.order_by, by_position=by_position), columns)
 
 
@@ -216,6 +216,7 @@ def _spark_commit(
             break
     if (now := sink.position) is not None and now.generation > entry.generation:
         raise sink.fenced(now, entry)
+    sink.check_epoch()
     raise LedgerConflict(
         f"delta-spark left table {sink.name} at {now} when it should have written {entry.txn}",
         "look for a second driver with another state folder on the same tables",

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from streaming_jobs.declare.columns import DELETED_AT_COLUMN, POSITION_COLUMN
+from streaming_jobs.platform.locations import Location, delta_table
 from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.sinks.delta.upsert_order import (
     DELETE_COLUMN,
@@ -38,7 +38,7 @@ from streaming_jobs.sinks.row_rules import comparable
 class RememberedDeletes:
     """One version of a table of remembered deletes, for the driver and for Spark's Python processes."""
 
-    path: Path
+    path: Location
     version: int
     keys: Sequence[str]
     bounded: Sequence[str]
@@ -57,7 +57,7 @@ class RememberedDeletes:
         wanted = pa.schema([rows.schema.field(column).with_nullable(True) for column in columns])
         if not rows.num_rows:
             return wanted.empty_table()
-        handle = self.handle or DeltaTable(self.path, version=self.version)
+        handle = self.handle or delta_table(self.path, self.version)
         if not handle.get_add_actions().num_rows:
             return wanted.empty_table()
         parts = []

@@ -22,9 +22,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.errors import CommitRefused, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.files import link_as_new, sync
+from streaming_jobs.platform.files import sync
+from streaming_jobs.platform.locations import StorePath, path_below, placed
 from streaming_jobs.sinks.delta import column_bounds
-from streaming_jobs.sinks.delta.content import DeltaContent, has_content, inodes
+from streaming_jobs.sinks.delta.content import DeltaContent, Identity, has_content, identities
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.stored import Replaced, committed_as
@@ -45,7 +46,7 @@ def replace_rows(
     """
     sink.widen(content.schema, _ANY_GENERATION)
     _narrow(sink, content)
-    unread = None if new is None else set(new.inodes())
+    unread = None if new is None else set(new.identities())
     made = Replaced(None, 0, 0, 0, 0.0)
 
     def done(entry: LedgerEntry) -> bool:
@@ -66,29 +67,40 @@ def replace_rows(
 
 @dataclass(frozen=True)
 class _Change:
-    """The actions that make a content of the rows of the table's newest version, and the paths added, by inode."""
+    """The actions that make a content of the rows of the table's newest version, and the paths added, by identity."""
 
     adds: tuple[AddAction, ...]
     removes: tuple[RemoveAction, ...]
-    names: Mapping[tuple[int, int], str]
+    names: Mapping[Identity, str]
     stayed: int
 
 
 def _change(sink: DeltaSink, content: DeltaContent, place: str) -> _Change:
     """Compare the content with the version that is committed to, and link the files that the table lacks."""
     live = table_files(sink.path, sink.handle.version())
-    here = dict(zip(inodes(sink.path, live), live, strict=True))
-    wanted = dict(zip(content.inodes(), content.files.items(), strict=True))
+    here = dict(zip(identities(sink.path, live), live, strict=True))
+    wanted = dict(zip(content.identities(), content.files.items(), strict=True))
     names, adds = {}, []
-    for inode in wanted.keys() - here.keys():
-        path, file = wanted[inode]
-        source = on_disk(content.root, path)
-        names[inode] = name = f"{place}/{source.relative_to(content.root).as_posix()}"
-        link_as_new(source, sink.path / name)
+    for identity in wanted.keys() - here.keys():
+        path, file = wanted[identity]
+        names[identity] = name = _name(sink, content, path, identity, place)
         adds.append(file.add(name))
     at = int(time.time() * 1000)
-    removes = tuple(live[path].remove(at) for inode, path in here.items() if inode not in wanted)
+    removes = tuple(live[path].remove(at) for identity, path in here.items() if identity not in wanted)
     return _Change(tuple(adds), removes, names, len(here) - len(removes))
+
+
+def _name(sink: DeltaSink, content: DeltaContent, path: str, identity: Identity, place: str) -> str:
+    """The path below the table of a file that comes.
+
+    On a store it lies below the table already: staged there, or once a file of the table that a savepoint has kept.
+    """
+    if isinstance(identity, str):
+        return StorePath(identity).relative_to(sink.path).as_posix()
+    source = on_disk(content.root, path)
+    name = f"{place}/{path_below(source, content.root)}"
+    placed(source, sink.path / name)
+    return name
 
 
 def _published(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry) -> bool:
@@ -100,13 +112,13 @@ def _published(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry) -> bo
         return False
 
 
-def _naming(sink: DeltaSink, change: _Change, entry: LedgerEntry, unread: set[tuple[int, int]] | None) -> LedgerEntry:
+def _naming(sink: DeltaSink, change: _Change, entry: LedgerEntry, unread: set[Identity] | None) -> LedgerEntry:
     """The entry with the added files that are unread; those of an earlier commit with it have been shown to readers."""
     if unread is None:
         return entry
     earlier = committed_as(walk(sink.path), entry)
     shown = set(earlier.entry.new or ()) if earlier is not None and earlier.entry is not None else set()
-    named = (name for inode, name in change.names.items() if inode in unread and name not in shown)
+    named = (name for identity, name in change.names.items() if identity in unread and name not in shown)
     return replace(entry, new=tuple(sorted(named)))
 
 
@@ -133,6 +145,8 @@ def rename_unencoded(sink: DeltaSink, generation: int) -> int:
     One commit that changes no rows. It is written here because deltalake cannot express the removal of such a path.
     Raises CommitRefused, with nothing changed, if another writer's commit comes first.
     """
+    if not isinstance(sink.path, Path):  # delta-spark never writes there
+        return 0
     paths = sink.handle.get_add_actions()["path"].to_pylist()
     if all(path.isascii() for path in paths):  # deltalake shows some of the encoded ones decoded
         return 0
@@ -147,7 +161,7 @@ def rename_unencoded(sink: DeltaSink, generation: int) -> int:
     actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
     for file in raw:
         name = f"{RENAMED}/{hashlib.sha256(file.path.encode()).hexdigest()[:32]}.parquet"
-        link_as_new(on_disk(sink.path, file.path), sink.path / name)
+        placed(on_disk(sink.path, file.path), sink.path / name)
         actions += rename_actions(file, name, now)
     _commit(sink.path / "_delta_log", version + 1, actions)
     sink.refresh()

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from pyspark.sql.types import BooleanType, IntegerType, StringType, StructField,
 from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.platform.locations import Location, opened_for_writing, path_below
 from streaming_jobs.sinks import row_rules
 from streaming_jobs.sinks.base import RuleOutcome
 from streaming_jobs.sinks.delta import refused_rows
@@ -220,7 +221,7 @@ class RowTask:
             made = self.engine.divide(rows, with_unique=False)
             tally.add(made)
             if made.failing is None:
-                for folder, part in _partitions(made.written, self.engine.declared.partition_by, values):
+                for folder, part in partitions_of(made.written, self.engine.declared.partition_by, values):
                     files.add(folder, part.select([c for c in columns if c not in self.engine.declared.partition_by]))
                 if aside is not None and made.quarantined is not None:
                     aside.add("", self.engine.aside(made.quarantined))
@@ -296,11 +297,12 @@ def _tally(shape: pa.Schema, tally: TaskTally) -> pa.RecordBatch:
 class Files:
     """Parquet files of one task below a folder of the table; one is open at a time."""
 
-    table: Path
-    folder: Path
+    table: Location
+    folder: Location
     _written: list[str] = field(default_factory=list)
     _at: str | None = None
     _writer: pq.ParquetWriter | None = None
+    _output: Path | BinaryIO | None = None
     _waiting: list[pa.Table] = field(default_factory=list)
 
     def add(self, partition: str, rows: pa.Table) -> None:
@@ -323,13 +325,12 @@ class Files:
             return
         rows = pa.concat_tables(self._waiting)
         if self._writer is None:
-            folder = self.folder / (self._at or "")
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"part-{len(self._written):05d}-{uuid.uuid4().hex}.snappy.parquet"
+            path = self.folder / (self._at or "") / f"part-{len(self._written):05d}-{uuid.uuid4().hex}.snappy.parquet"
             # As in `column_bounds.writer_properties`: statistics of floats would hide NaN, and of nested ones too.
             plain = [f.name for f in rows.schema if not pa.types.is_nested(f.type) and not pa.types.is_floating(f.type)]
-            self._writer = pq.ParquetWriter(path, rows.schema, compression="snappy", write_statistics=plain)
-            self._written.append(path.relative_to(self.table).as_posix())
+            self._output = opened_for_writing(path)
+            self._writer = pq.ParquetWriter(self._output, rows.schema, compression="snappy", write_statistics=plain)
+            self._written.append(path_below(path, self.table))
         self._writer.write_table(rows)
         self._waiting.clear()
 
@@ -337,10 +338,12 @@ class Files:
         self._flush()
         if self._writer is not None:
             self._writer.close()
-            self._writer = None
+            if not isinstance(self._output, Path | None):
+                self._output.close()
+            self._writer = self._output = None
 
 
-def _partitions(rows: pa.Table, names: Sequence[str], values: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+def partitions_of(rows: pa.Table, names: Sequence[str], values: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
     """The rows by partition, in their order, each with the partition's folder; `values` are the columns of its text."""
     if not names or not rows.num_rows:
         yield from [("", rows)] if rows.num_rows else []

@@ -3,6 +3,7 @@
 Every commit goes through `DeltaSink.commit`, which is the one place where exactly once is decided:
 refresh the table, compare its transaction version with the batch's, commit with no retries, and after a refusal
 start again. A version of a newer generation raises Fenced; the batch's version means that it is committed already.
+The epoch of the driver's lease, if it has one, is a second transaction: a later epoch in the table raises Fenced too.
 
 Batches use the methods of `sinks/base.py`, all other code the methods of `sinks/stored.py`.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -25,13 +25,14 @@ from pyspark.sql.types import StructField, StructType
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, PreflightRefused, RecourseError, UsageError
-from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id, epoch_id
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify
+from streaming_jobs.platform.locations import Location, StorePath, delta_table, files_below
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
-from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, WriteLease, refuse_later_epoch
 from streaming_jobs.sinks.delta import column_bounds, dead_letters
-from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content
+from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content, identities
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, newest, noted, sync_commits, walk
@@ -48,6 +49,7 @@ from streaming_jobs.sinks.stored import (
     Replaced,
     StoredTable,
     Unread,
+    fence_entry,
     no_readers,
     refuse_foreign,
 )
@@ -72,7 +74,7 @@ _DIRECT_WRITER_FEATURES = {
 class DeltaSink:
     """One open table of one stream. Not for two threads at once."""
 
-    def __init__(self, path: Path, declared: DeclaredTable, stream: str, handle: DeltaTable) -> None:
+    def __init__(self, path: Location, declared: DeclaredTable, stream: str, handle: DeltaTable) -> None:
         self.path = path
         self.declared = declared
         self.stream = stream
@@ -83,10 +85,12 @@ class DeltaSink:
         self.rules = NO_RULES
         self.quarantine: DeltaSink | None = None
         self.deletes_table: DeltaSink | None = None
+        self.lease: WriteLease | None = None
         self._known = handle.version()
         self._synced = handle.version() - _OPEN_END
         self._sized: tuple[int, float] | None = None
         self._at: tuple[int, Txn | None] | None = None
+        self._epoch_at: tuple[int, int] | None = None
         self._read_schema()
 
     @property
@@ -117,6 +121,14 @@ class DeltaSink:
         if self._at is None or self._at[0] != version:
             self._at = (version, _position(self.handle, self.app_id))
         return self._at[1]
+
+    @property
+    def epoch(self) -> int:
+        """As of the last refresh; read from deltalake only after commits of others, or commits of upkeep."""
+        version = self.handle.version()
+        if self._epoch_at is None or self._epoch_at[0] != version:
+            self._epoch_at = (version, int(self.handle.transaction_version(epoch_id(self.stream)) or 0))
+        return self._epoch_at[1]
 
     @property
     def megabytes(self) -> float:
@@ -150,7 +162,7 @@ class DeltaSink:
         version must still be in the log: otherwise the log is another one, or was cleaned up after later commits.
         """
         log, version = self.path / "_delta_log", self.handle.version()
-        if (log / f"{version + 1:020d}.json").exists() or not (log / f"{version:020d}.json").exists():
+        if (log / f"{version + 1:020d}.json").is_file() or not (log / f"{version:020d}.json").is_file():
             self.handle.update_incremental()
 
     def commit(
@@ -168,23 +180,32 @@ class DeltaSink:
         the last commit, CommitRefused when other commits keep coming first, CommitImpossible when the table allows no
         such commit.
         """
+        # On a store a look at the log costs requests, and the commit is refused if another one came first.
+        done = done or (self._holds if isinstance(self.path, StorePath) else self.holds)
         for _ in range(_ATTEMPTS):
-            if (done or self.holds)(entry):
+            if done(entry):
                 self.sync()
                 return None
             version = self.handle.version()
             try:
                 write(self.handle, self.properties(entry))
-                self.refresh()
-                if self.position is None or self.position < entry.txn:
+                if not self._written(version, entry):
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError as error:
                 self.refresh()
                 if self.handle.version() == version:  # no other commit came first, so this was not a race
                     raise self._failed(error) from error
                 continue
+            self._at = (self.handle.version(), entry.txn)
             return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
+
+    def _written(self, before: int, entry: LedgerEntry) -> bool:
+        """True if the write has made its commit; on a store the handle says so, since no other commit came first."""
+        if isinstance(self.path, StorePath):
+            return self.handle.version() > before
+        self.refresh()
+        return self.position is not None and self.position >= entry.txn
 
     def _failed(self, error: CommitFailedError) -> RecourseError:
         if "append-only" in str(error):
@@ -195,11 +216,16 @@ class DeltaSink:
         return classify(error)
 
     def holds(self, entry: LedgerEntry) -> bool:
-        """True if the table, as it is now, has the entry's batch; raises Fenced and ForeignWrite."""
+        """True if the table, as it is now, has the entry's batch; raises Fenced, LeaseLost and ForeignWrite."""
         self.refresh()
+        return self._holds(entry)
+
+    def _holds(self, entry: LedgerEntry) -> bool:
+        """`holds` for the version that the handle has loaded."""
         at = self.position
         if at is not None and at.generation > entry.generation:
             raise self.fenced(at, entry)
+        self._refuse_later_epoch()
         self._refuse_foreign()
         return at is not None and at >= entry.txn
 
@@ -209,7 +235,38 @@ class DeltaSink:
         self.sync()
         if version == self._known + 1:  # with others in between, `_refuse_foreign` reads them next time
             self._known = version
+            if self.lease is not None:
+                self._epoch_at = (version, self.lease.epoch)
         return version
+
+    def check_epoch(self) -> None:
+        """Raise Fenced or LeaseLost if this driver may no longer write the table, as it is now.
+
+        Deletes of files are not conditional. So list what to delete, then call this, then delete just that: the next
+        driver adds its files after its fence, so the list has none of them.
+        """
+        if self.lease is not None:
+            self.refresh()
+            self._refuse_later_epoch()
+
+    def under(self, lease: WriteLease, generation: int) -> None:
+        self.refresh()
+        if self.epoch > lease.epoch:
+            lease.exceed(self.epoch)
+        self.lease = lease
+        while lease.expires and self.epoch < lease.epoch:
+            entry, version = fence_entry(self.stream, self.name, generation, lease), self.handle.version()
+            try:
+                self.commit_actions([], noted(entry, retries=0, epoch=lease.epoch))
+            except CommitFailedError as error:
+                self.refresh()
+                if self.handle.version() == version:
+                    raise self._failed(error) from error
+            self.check_epoch()
+        self.sync()
+
+    def _refuse_later_epoch(self) -> None:
+        refuse_later_epoch(self.name, self.epoch if self.lease is not None else 0, self.lease)
 
     def sync(self) -> None:
         """Have everything up to the handle's version on disk; adds the bytes of removed files to `removed_bytes`.
@@ -244,11 +301,11 @@ class DeltaSink:
             partition_by=list(self.declared.partition_by) or None,
             commit_properties=properties,
         )
-        self.refresh()
+        self.handle.update_incremental() if isinstance(self.path, StorePath) else self.refresh()
 
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
-        return moving(entry, self.app_id)
+        return moving(entry, self.app_id, 0 if self.lease is None else self.lease.epoch)
 
     def add_columns(self, fields: Sequence[StructField], generation: int) -> None:
         """Add columns, null in all rows that are there."""
@@ -336,6 +393,14 @@ class DeltaSink:
         """
         large = self.declared.mode == "upsert" and self.megabytes > self.settings.direct_merge_max_mb
         direct = self.direct and (self.quarantine is None or self.quarantine.direct)
+        if isinstance(self.path, StorePath):
+            if self.settings.committer == "spark" or not direct:
+                raise CommitImpossible(
+                    f"table {self.name} is on an object store and would need delta-spark to commit, which overwrites "
+                    "commits of others there",
+                    'set stream.committer = "auto", and keep the table free of constraints and of other features',
+                )
+            return rows.driver and not large, False
         return rows.driver and not large, self.settings.committer == "spark" or not direct
 
     def upkeep(
@@ -378,14 +443,19 @@ class DeltaSink:
     def complete(self, version: int) -> bool:
         """True if the files of a version are all there."""
         try:
-            for path in table_files(self.path, version):
+            files = table_files(self.path, version)
+            if isinstance(self.path, StorePath):
+                return set(identities(self.path, files)) <= {
+                    f"{self.path}/{name}" for name, _ in files_below(self.path)
+                }
+            for path in files:
                 on_disk(self.path, path)
         except PreflightRefused:
             return False
         return True
 
     def readable(self, version: int | None = None) -> DeltaTable:
-        return DeltaTable(self.path, version=version)
+        return delta_table(self.path, version)
 
     def size(self) -> tuple[int, int]:
         """The number of its files, and their total bytes."""
@@ -420,7 +490,7 @@ def open_sink(settings: Settings, declared: DeclaredTable, stream: str) -> Delta
     """The table if it exists, even if another program created it."""
     path = settings.tables / declared.name
     try:
-        return DeltaSink(path, declared, stream, DeltaTable(path))
+        return DeltaSink(path, declared, stream, delta_table(path))
     except TableNotFoundError:
         return None
 

@@ -12,7 +12,6 @@ of that one. Readers skip the folder.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +33,16 @@ from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import CommitRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
-from streaming_jobs.platform.files import link_as_new, private_folder, sync_tree
+from streaming_jobs.platform.files import sync_tree
+from streaming_jobs.platform.locations import (
+    delta_options,
+    delta_table,
+    made_folder,
+    opened_for_reading,
+    path_below,
+    placed,
+    remove_tree,
+)
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
@@ -65,7 +73,7 @@ class DeltaSlices:
     def remove_staged(self, needed: Collection[str]) -> None:
         for folder in (self.sink.path / STAGED).glob("*"):
             if folder.name not in needed:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
 
     def replace(self, change: Mapping[str, Any], entry: LedgerEntry, at: Callable[[str], None]) -> int:
         try:
@@ -82,7 +90,7 @@ class DeltaStagedSlice:
         self.version = int(sink.handle.version())
         self.folder = sink.path / STAGED / name
         self._removes: tuple[str, ...] = ()
-        private_folder(self.folder.parent)
+        made_folder(self.folder.parent)
 
     def split(self, chosen: SliceRange) -> int:
         """Stage the rows of the slice as they are, and the other rows of their files."""
@@ -95,7 +103,7 @@ class DeltaStagedSlice:
         content = DeltaContent(touched, self.sink.path, self.sink.handle.schema().to_json(), parts)
         make_table(self.folder / "touched", self.sink.name, content, self.sink.stream, CommitProperties())
         inside, names = _sql(chosen), ", ".join(quoted(f.name, "datafusion") for f in self.sink.schema.fields)
-        data = QueryBuilder().register("t", DeltaTable(self.folder / "touched"))
+        data = QueryBuilder().register("t", delta_table(self.folder / "touched"))
         written = column_bounds.writer_properties(self.sink.schema)
         for target, condition in ((before, inside), (rest, f"({inside}) IS NOT TRUE")):
             rows = data.execute(f"SELECT {names} FROM t WHERE {condition}")  # noqa: S608 - names are quoted
@@ -135,26 +143,27 @@ class DeltaStagedSlice:
         return Rebuilt(pending.rows, pending.outcome.dropped, refused)
 
     def before(self) -> DeltaTable:
-        return DeltaTable(self.folder / "before")
+        return delta_table(self.folder / "before")
 
     def after(self) -> DeltaTable:
-        return DeltaTable(self.folder / "after")
+        return delta_table(self.folder / "after")
 
     def change(self) -> Mapping[str, Any]:
         """The files to remove and to add; they are on disk when this returns."""
-        shutil.rmtree(self.folder / "touched", ignore_errors=True)
-        sync_tree(self.folder)
+        remove_tree(self.folder / "touched")
+        if isinstance(self.folder, Path):
+            sync_tree(self.folder)
         adds = []
         for part in ("rest", "after"):
             table = self.folder / part
-            for path, file in table_files(table, DeltaTable(table).version()).items():
-                place = on_disk(table, path).relative_to(table).as_posix()
+            for path, file in table_files(table, delta_table(table).version()).items():
+                place = path_below(on_disk(table, path), table)
                 staged = f"{STAGED}/{self.name}/{part}/{place}"
                 adds.append(StagedFile(staged, f"s-{self.name}/{part}/{place}", file))
         return SliceChange(self.sink.table_id, self.version, self._removes, tuple(adds)).encode()
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_tree(self.folder)
 
     def _files(self) -> dict[str, TableFile]:
         return table_files(self.sink.path, self.version)
@@ -162,12 +171,14 @@ class DeltaStagedSlice:
     def _empty(self, part: str) -> DeltaTable:
         """A table without rows, like the real one."""
         bounded = self.sink.handle.metadata().configuration.get(column_bounds.PROPERTY)
+        path = self.folder / part
         return DeltaTable.create(
-            self.folder / part,
+            path if isinstance(path, Path) else path.url,
             Schema.from_json(self.sink.handle.schema().to_json()),
             partition_by=list(self.sink.handle.metadata().partition_columns) or None,
             configuration={column_bounds.PROPERTY: bounded} if bounded is not None else None,
             raise_if_key_not_exists=False,
+            storage_options=delta_options(path),
         )
 
     def _holds(self, file: TableFile, chosen: SliceRange) -> bool:
@@ -179,7 +190,7 @@ class DeltaStagedSlice:
             return value is not None and low <= value < high
         if any(_outside(file, chosen)):
             return False
-        data = pq.ParquetFile(on_disk(self.sink.path, file.path))
+        data = pq.ParquetFile(opened_for_reading(on_disk(self.sink.path, file.path)))
         if chosen.column not in data.schema_arrow.names:
             return False
         column = data.read(columns=[chosen.column])[chosen.column]
@@ -346,6 +357,6 @@ def _actions(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> list[A
         source, target = sink.path / each.staged, sink.path / each.path
         if not source.exists() and not target.exists():
             raise SliceOutdated(f"the staged file {Path(each.staged).name} of table {sink.name} is gone")
-        link_as_new(source if source.exists() else target, target)
+        placed(source if source.exists() else target, target)
     now = int(time.time() * 1000)
     return [*(live[path].remove(now) for path in change.removes), *(each.file.add(each.path) for each in change.adds)]

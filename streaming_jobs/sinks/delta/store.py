@@ -4,7 +4,9 @@
     <tables>/<table>/_savepoints/<stream>-g0001-b000000041/...    hard links of the files that a savepoint retains
     <the savepoint's folder>/files.json.gz                        these files, as the table's log adds them
 
-A link keeps a file's bytes when its name is removed, by compaction, maintenance, or a VACUUM by hand.
+A link keeps a file's bytes when its name is removed, by compaction, maintenance, or a VACUUM by hand. On a store the
+table has `_savepoints/<stream>-g0001-b000000041.json.gz` in place of the links: the names of these files, which
+maintenance then leaves where they are (`retained.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from streaming_jobs.declare.columns import checked_keys, checked_new_partitions,
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import OutputMismatch
 from streaming_jobs.ledger.entry import LedgerEntry, app_id
-from streaming_jobs.platform.files import hard_link, private_folder, sync, sync_names, sync_tree
+from streaming_jobs.platform.files import hard_link, sync, sync_names, sync_tree
+from streaming_jobs.platform.locations import Location, delta_options, delta_table, made_folder
 from streaming_jobs.settings import Settings, TableSettings
-from streaming_jobs.sinks.delta import column_bounds, truncated_commits
+from streaming_jobs.sinks.delta import column_bounds, retained, truncated_commits
 from streaming_jobs.sinks.delta.content import DeltaContent, delta_content, make_table
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, walk
 from streaming_jobs.sinks.delta.replace_rows import rename_unencoded
@@ -50,7 +53,7 @@ _FILES = "files.json.gz"
 
 
 class DeltaStore:
-    """Delta tables on a local file system."""
+    """Delta tables in folders and on object stores."""
 
     kind = "deltalake"
     faults: tuple[type[Exception], ...] = (DeltaError,)
@@ -72,11 +75,11 @@ class DeltaStore:
     def create(
         self, settings: Settings, declared: DeclaredTable, stream: str, content: Content, entry: LedgerEntry | None
     ) -> DeltaSink:
-        """A table of hard links."""
         properties = CommitProperties() if entry is None else moving(entry, app_id(stream, declared.name))
         path = settings.tables / declared.name
-        make_table(path, declared.name, delta_content(content), stream, properties)
-        return DeltaSink(path, declared, stream, DeltaTable(path))
+        rewritten = declared.mode == "upsert"
+        make_table(path, declared.name, delta_content(content), stream, properties, rewritten=rewritten)
+        return DeltaSink(path, declared, stream, delta_table(path))
 
     def companion(
         self, name: str, description: str, *, owners: Sequence[str] = (), schema: StructType | None = None
@@ -90,8 +93,11 @@ class DeltaStore:
         for table, version in versions:
             path = delta_sink(table).path
             files[table.name] = list(table_files(path, version).values())
-            _link(path, files[table.name], _links(path, saved))
-            handle = DeltaTable(path, version=version)
+            if isinstance(path, Path):
+                _link(path, files[table.name], _links(path, saved))
+            else:
+                retained.write(path, saved, files[table.name])
+            handle = delta_table(path, version)
             tables.append(
                 SavedTable(
                     name=table.name,
@@ -113,7 +119,7 @@ class DeltaStore:
         return {
             table.name: DeltaContent(
                 {file["path"]: TableFile(**file) for file in listed[table.name]},
-                _links(settings.tables / table.name, saved),
+                _kept(settings.tables / table.name, saved),
                 table.schema,
                 table.partition_by,
             )
@@ -121,24 +127,29 @@ class DeltaStore:
         }
 
     def release(self, settings: Settings, saved: SavedAs) -> None:
-        if settings.tables.is_dir():
+        if not isinstance(settings.tables, Path):
+            retained.release(settings.tables, saved)
+        elif settings.tables.is_dir():
             for links in settings.tables.glob(f"*/_savepoints/{saved.stream}-{saved.name}"):
                 shutil.rmtree(links, ignore_errors=True)
 
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
-        return (_links(settings.tables / table, saved),)
+        path = settings.tables / table
+        return (_links(path, saved),) if isinstance(path, Path) else ()
 
-    def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
+    def log_place(self, settings: Settings, declared: DeclaredTable) -> Location:
         return settings.tables / declared.name / "_delta_log"
 
     def truncated_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
-        """Remove truncated checkpoints of the log."""
-        return truncated_commits.truncated_copies(settings.tables / declared.name)
+        """Remove truncated checkpoints of the log; an object is never truncated."""
+        path = settings.tables / declared.name
+        return truncated_commits.truncated_copies(path) if isinstance(path, Path) else iter(())
 
     def truncated_end(
         self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn
     ) -> TruncatedEnd | None:
-        return truncated_commits.truncated_end(settings.tables / declared.name, stream, relied)
+        path = settings.tables / declared.name
+        return truncated_commits.truncated_end(path, stream, relied) if isinstance(path, Path) else None
 
 
 STORE = DeltaStore()
@@ -148,11 +159,17 @@ def _links(table: Path, saved: SavedAs) -> Path:
     return table / "_savepoints" / f"{saved.stream}-{saved.name}"
 
 
+def _kept(table: Location, saved: SavedAs) -> Location:
+    """The folder that the paths of a savepoint's files are relative to."""
+    return _links(table, saved) if isinstance(table, Path) else table
+
+
 def _link(table: Path, files: Iterable[TableFile], target: Path) -> None:
     """Link a table's files, and have the links on disk; the files were synced with the commits that added them."""
     made = []
     for file in files:
         source = on_disk(table, file.path)
+        assert isinstance(source, Path)
         made.append(target / source.relative_to(table))
         hard_link(source, made[-1])
     sync_names(made, table)
@@ -179,10 +196,10 @@ def ensure_sink(
     if sink is None:
         if generation == 1:  # the tables of a later one are a recovery's: they take the place of a table that is there
             checked_new_partitions(declared.name, contract, declared.partition_by)
-        path = private_folder(settings.tables) / declared.name
+        path = made_folder(settings.tables) / declared.name
         entry = LedgerEntry("schema", stream, declared.name, generation, -1, note="table made")
         DeltaTable.create(
-            path,
+            path if isinstance(path, Path) else path.url,
             Schema.from_json(contract.json()),
             partition_by=list(declared.partition_by) or None,
             name=declared.name,
@@ -195,10 +212,12 @@ def ensure_sink(
                 **_properties(settings.table, declared),
             },
             raise_if_key_not_exists=False,
+            storage_options=delta_options(path),
             commit_properties=moving(entry, app_id(stream, declared.name)),
         )
-        sync_tree(path)
-        return DeltaSink(path, declared, stream, DeltaTable(path))
+        if isinstance(path, Path):
+            sync_tree(path)
+        return DeltaSink(path, declared, stream, delta_table(path))
     _check_layout(sink, declared)
     if added := _added(sink, contract):
         sink.add_columns(added, generation)

@@ -8,19 +8,22 @@ list.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.platform.delta_log import CommitActions, actions, names_on_disk
+from streaming_jobs.platform.locations import Location, StorePath, delta_table, opened_for_reading
 from streaming_jobs.sinks.delta.log_cleanup import log_files
+
+_SLASH = re.compile(r"^([a-z0-9]+):/+")
+"""The beginning of a URL, of whose two slashes deltalake lists one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class TableFile:
         return RemoveAction(unquote(self.path), True, at, self.size, dict(self.partition))
 
 
-def table_files(table: Path, version: int) -> dict[str, TableFile]:
+def table_files(table: Location, version: int) -> dict[str, TableFile]:
     """The files of a version by their paths; raises PreflightRefused when the log no longer holds the version."""
     log = table / "_delta_log"
     log_folder = list(log_files(log))
@@ -68,15 +71,17 @@ def table_files(table: Path, version: int) -> dict[str, TableFile]:
         )
     files: dict[str, TableFile] = {}
     if begin >= 0:
-        rows = pq.read_table(log / f"{begin:020d}.checkpoint.parquet", columns=["add"])["add"].to_pylist()
+        rows = pq.read_table(opened_for_reading(log / f"{begin:020d}.checkpoint.parquet"), columns=["add"])[
+            "add"
+        ].to_pylist()
         files = {row["path"]: _file(row) for row in rows if row is not None and row["path"] is not None}
     for number in sorted(commits):
         commit = CommitActions.of(number, actions(commits[number]))
         for removed in commit.removes:
             files.pop(removed["path"], None)
         files.update({add["path"]: _file(add) for add in commit.adds})
-    listed = DeltaTable(table, version=version).get_add_actions()["path"].to_pylist()
-    if {unquote(path) for path in files} != {unquote(path) for path in listed}:
+    listed = delta_table(table, version).get_add_actions()["path"].to_pylist()
+    if {unquote(path) for path in files} != {_SLASH.sub(r"\1://", unquote(path)) for path in listed}:
         raise PreflightRefused(
             f"the files of version {version} of table {table.name} are not the same in its log and in deltalake's list",
             "report it; nothing was changed",
@@ -84,13 +89,19 @@ def table_files(table: Path, version: int) -> dict[str, TableFile]:
     return files
 
 
-def on_disk(table: Path, path: str) -> Path:
-    """The path on disk of a file of the log.
+def on_disk(table: Location, path: str) -> Location:
+    """Where a file of the log lies; on a store it is not looked for.
 
-    Raises PermanentError for a path that is absolute or has `..`: it leads out of the table's folder.
+    Raises PermanentError for a path that is absolute or has `..`: it leads out of the table's folder. On a store, a
+    staged table has the URLs of files that it shares with the table that it is staged for.
     """
+    if isinstance(table, StorePath):
+        if path.startswith(f"{table.url.partition('://')[0]}://"):
+            return StorePath(path, table.options)
+        if not _leads_out(name := unquote(path)):
+            return table / name
     for name in names_on_disk(path):
-        if name.startswith("/") or ".." in name.split("/"):
+        if _leads_out(name):
             raise PermanentError(
                 f"file {path} of table {table.name} is not in the table's folder: its path is absolute or has '..'",
                 "copy the table, so that it has its files itself (a shallow clone has not)",
@@ -100,6 +111,10 @@ def on_disk(table: Path, path: str) -> Path:
     raise PreflightRefused(
         f"file {path} of table {table.name} is gone", "put it back from a copy, or choose a savepoint"
     )
+
+
+def _leads_out(name: str) -> bool:
+    return name.startswith("/") or ".." in name.split("/") or "://" in name
 
 
 def _file(add: Mapping[str, Any]) -> TableFile:

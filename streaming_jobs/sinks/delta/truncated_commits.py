@@ -71,7 +71,9 @@ def truncated_copies(path: Path) -> Iterator[Path]:
     if not log.is_dir():
         return
     hint = log / "_last_checkpoint"
-    truncated = [file.path for file in log_files(log) if file.kind == "checkpoint" and not _is_parquet(file.path)]
+    truncated = [
+        path for file in log_files(log) if file.kind == "checkpoint" and not _is_parquet(path := Path(str(file.path)))
+    ]
     if truncated or (hint.exists() and not _points_somewhere(hint)):
         yield from remove_files(hint)
     yield from remove_files(*truncated)
@@ -80,7 +82,7 @@ def truncated_copies(path: Path) -> Iterator[Path]:
 def _tail(table: InspectedTable) -> tuple[list[TruncatedCommit], int]:
     """The newest versions that are truncated, newest first, and the one below them (-1: none)."""
     files = list(log_files(table.log))
-    commits = {file.version: file.path for file in files if file.kind == "commit"}
+    commits = {file.version: Path(str(file.path)) for file in files if file.kind == "commit"}
     last = max(commits, default=-1)
     # Checkpoint or checksum of a version without a commit: a removal was killed, or the commit's name was lost.
     alone = {file.version for file in files if commits and file.version > last}

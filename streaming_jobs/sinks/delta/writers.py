@@ -1,4 +1,4 @@
-"""The five ways of a batch's rows into a table, each in two steps: prepare (nothing visible), then commit.
+"""The six ways of a batch's rows into a table, each in two steps: prepare (nothing visible), then commit.
 
 | class          | rows travel                    | committed by | for                                        |
 |----------------|--------------------------------|--------------|--------------------------------------------|
@@ -7,20 +7,19 @@
 | ArrowMerge     | through the driver             | deltalake    | upserts that fit the driver                |
 | SparkAppend    | executors, delta-spark         | delta-spark  | appends to tables outside our profile      |
 | SparkMerge     | executors, delta-spark         | delta-spark  | large upserts, and such tables             |
+| ParquetMerge   | executors rewrite files        | deltalake    | large upserts into tables on a store       |
 
 Preparing runs the stream's plan, once, and divides the rows by `row_engine.py`. So bad records are counted in the same
-pass and written out before the primary table commits. All five write the same ledger entry.
+pass and written out before the primary table commits. All six write the same ledger entry.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -30,11 +29,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType
 
 from streaming_jobs.declare.rules import NO_RULES, RowRules
-from streaming_jobs.errors import PermanentError, RuleBroken
+from streaming_jobs.errors import RuleBroken
 from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.platform.locations import Location, StorePath, remove_tree
 from streaming_jobs.sinks.base import PendingWrite
+from streaming_jobs.sinks.delta.executor_merge import ParquetMerge, partition_text, written_files
 from streaming_jobs.sinks.delta.fitting import has_place
-from streaming_jobs.sinks.delta.parquet import add_actions
+from streaming_jobs.sinks.delta.parquet import checked_actions
 from streaming_jobs.sinks.delta.pending_writes import (
     ArrowAppend,
     ArrowMerge,
@@ -62,7 +63,6 @@ from streaming_jobs.sinks.delta.row_engine import (
     told_schema,
 )
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, FLAGS, ROW_COLUMN, order_of
-from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -135,7 +135,7 @@ class Preparation:
 
     def in_files(self, rows: DataFrame) -> ParquetAppend:
         """Rows of an append that executors write to files, in one pass."""
-        values = {f"{PARTITION_COLUMN}{n}": _text(c) for n, c in enumerate(self.sink.declared.partition_by)}
+        values = {f"{PARTITION_COLUMN}{n}": partition_text(c) for n, c in enumerate(self.sink.declared.partition_by)}
         marked = self._marked(rows).withColumns(values).sortWithinPartitions(*values) if values else self._marked(rows)
         files, aside = self._files(self.sink), None
         if self.quarantine is not None and not self._has_batch(self.quarantine):
@@ -148,7 +148,7 @@ class Preparation:
         except RuleBroken:
             for written in (files, aside):
                 if written is not None:
-                    shutil.rmtree(written.folder, ignore_errors=True)
+                    remove_tree(written.folder)
             raise
         before: list[PendingWrite] = []
         if tally.aside:
@@ -156,14 +156,14 @@ class Preparation:
             before.append(
                 CommittedBefore(self.quarantine, tally.aside)
                 if aside is None
-                else _append_of(self.quarantine, aside, tally.aside_files, tally.aside)
+                else _append_of(self.quarantine, tally.aside_files, tally.aside)
             )
-        made = _append_of(self.sink, files, tally.files, tally.written)
+        made = _append_of(self.sink, tally.files, tally.written)
         made.rejected, made.before, made.outcome = self._returned(rest), before, outcome
         return made
 
-    def by_spark(self, rows: DataFrame) -> SparkAppend:
-        """Rows on the executors, computed once, that delta-spark commits."""
+    def by_spark(self, rows: DataFrame) -> SparkAppend | ParquetMerge:
+        """Rows on the executors, computed once, that delta-spark commits; of an upsert on a store, deltalake."""
         if self.engine.upserts:  # numbered first: of rows of equal order the later one wins
             rows = rows.withColumn(ROW_COLUMN, F.monotonically_increasing_id())
         marked = self._marked(rows)
@@ -177,38 +177,37 @@ class Preparation:
             before: list[PendingWrite] = [*self._noted(rest.noted)]
             if tally.aside:
                 assert self.quarantine is not None
-                quarantined = cached.where(F.col(KIND_COLUMN) == QUARANTINED)
-                columns_aside = to_arrow_schema(self.quarantine.schema, timezone="UTC")
-                before.append(
-                    CommittedBefore(self.quarantine, tally.aside)
-                    if self._has_batch(self.quarantine)
-                    else SparkAppend(
-                        self.quarantine,
-                        quarantined.mapInArrow(partial(task.aside, columns_aside), self.quarantine.schema),
-                        tally.aside,
-                    )
-                )
+                before.append(self._aside(task, cached, tally.aside))
             flags = FLAGS if DELETE_COLUMN in rows.columns and self.engine.order.columns else (DELETE_COLUMN,)
             columns = [*self.sink.schema.fieldNames(), *(flag for flag in flags if flag in cached.columns)]
             written = cached.where(F.col(KIND_COLUMN) == WRITTEN).select(*(f"`{column}`" for column in columns))
             if self.engine.upserts:
                 written = written.coalesce(_cores(rows))  # a task of the merge writes a file
-            made = SparkMerge if self.engine.upserts else SparkAppend
-            write = made(
-                self.sink,
-                written,
-                tally.written,
-                cached,
-                rejected=self._returned(rest),
-                before=before,
-                outcome=outcome,
-            )
-            if isinstance(write, SparkMerge):
+            if isinstance(self.sink.path, StorePath):
+                write: SparkAppend | ParquetMerge = ParquetMerge(
+                    self.sink, written, tally.written, cached, self._files(self.sink)
+                )
+            else:
+                write = (SparkMerge if self.engine.upserts else SparkAppend)(self.sink, written, tally.written, cached)
+            write.rejected, write.before, write.outcome = self._returned(rest), before, outcome
+            if isinstance(write, SparkMerge | ParquetMerge):
                 write.by_position = self.engine.order.by_position
             return write
         except BaseException:
             cached.unpersist()
             raise
+
+    def _aside(self, task: RowTask, cached: DataFrame, count: int) -> PendingWrite:
+        """The quarantined rows among those that tasks have divided."""
+        assert self.quarantine is not None
+        if self._has_batch(self.quarantine):
+            return CommittedBefore(self.quarantine, count)
+        columns = to_arrow_schema(self.quarantine.schema, timezone="UTC")
+        quarantined = cached.where(F.col(KIND_COLUMN) == QUARANTINED)
+        rows = quarantined.mapInArrow(partial(task.aside, columns), self.quarantine.schema)
+        if isinstance(self.quarantine.path, StorePath):
+            return ParquetAppend(self.quarantine, *written_files(rows, self.quarantine, self._files(self.quarantine)))
+        return SparkAppend(self.quarantine, rows, count)
 
     def _marked(self, rows: DataFrame) -> DataFrame:
         """The rows, with those marked that break a rule on the rows of a batch together."""
@@ -240,27 +239,23 @@ class Preparation:
         return None if told.rejected is None else self.engine.returned(told.rejected)
 
 
-def _append_of(sink: DeltaSink, files: Files, written: Iterable[str], expected: int) -> ParquetAppend:
+def _append_of(sink: DeltaSink, written: Iterable[str], expected: int) -> ParquetAppend:
     """The append of files; raises PermanentError if the driver does not see all their rows."""
-    actions, count = add_actions(sink.path, written, list(sink.declared.partition_by), sink.bounded)
-    if count != expected:
-        raise PermanentError(
-            f"the executors wrote {counted(expected, 'row')} for table {sink.name}, and the files in {files.folder} "
-            f"have {count:,} as the driver sees them",
-            "let the driver and all executors see one file system: they share the folders of tables and of state",
-        )
-    return ParquetAppend(sink, actions, count)
+    partition_by = list(sink.declared.partition_by)
+    return ParquetAppend(sink, *checked_actions(sink.path, written, partition_by, sink.bounded, expected))
 
 
-def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
+def _remove_leftovers(sink: DeltaSink, folder: Location, prefix: str) -> None:
     """Remove the files of attempts that died before their commit; a folder with a live file is not one of them."""
-    if not (attempts := list(folder.glob(f"{prefix}*"))):
+    attempts: list[Location] = [*folder.glob(f"{prefix}*")]
+    if not attempts:
         return
     sink.refresh()
+    sink.check_epoch()
     live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}
     for attempt in attempts:
         if (folder.name, attempt.name) not in live:
-            shutil.rmtree(attempt, ignore_errors=True)  # a writer may outlive its killed JVM by moments
+            remove_tree(attempt)  # a writer may outlive its killed JVM by moments
 
 
 def _tallied(told: pa.Table) -> tuple[TaskTally, Divided]:
@@ -289,8 +284,3 @@ def _normal(rows: DataFrame, name: str) -> Column:
     """A value whose equals have the same hash: -0.0 is 0.0."""
     floating = isinstance(rows.schema[name].dataType, (DoubleType, FloatType))
     return F.col(f"`{name}`") + F.lit(0.0) if floating else F.col(f"`{name}`")
-
-
-def _text(column: str) -> Column:
-    """A partition value as Delta's log has it; an empty text is null there."""
-    return F.nullif(F.col(f"`{column}`").cast("string"), F.lit(""))

@@ -1,14 +1,15 @@
-"""Driver processes that are started to be killed: Python, its JVM, both, or a Python process of the JVM."""
+"""Driver processes that are started to be killed: Python, its JVM, both, or a process that works for the JVM."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -110,6 +111,10 @@ class DriverProcess:
             self._reading = ReadingWorkers(port)
         return self._reading.among(self._children())
 
+    def executors(self) -> list[psutil.Process]:
+        """The executors of the session on a cluster of this machine."""
+        return executors(listening(self.jvm))
+
     def wait(self, seconds: float) -> int | None:
         """The exit code once Python and JVM are gone; None if that takes longer than `seconds`."""
         return self.child.wait_until_gone(seconds)
@@ -134,6 +139,68 @@ class DriverProcess:
         text = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in text if any(mark in line for mark in _OF_ERRORS)] or text
         return "\n".join(line[:1000] for line in errors[-lines:])
+
+
+# A Spark cluster on this machine: executors, which name the port of their driver, and the workers that started them.
+
+_EXECUTOR, _SPARK_WORKER = "CoarseGrainedExecutorBackend", "org.apache.spark.deploy.worker.Worker"
+_DRIVER_URL = "--driver-url"
+
+
+def listening(process: psutil.Process | None) -> set[int]:
+    """The ports at which a process listens."""
+    with suppress(psutil.Error):
+        if process is not None:
+            return {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    return set()
+
+
+def executors(ports: Collection[int]) -> list[psutil.Process]:
+    """The executors whose driver listens at one of these ports, the oldest first."""
+    found = []
+    for process in psutil.process_iter():
+        words = list(_command(process))
+        if any(word.endswith(_EXECUTOR) for word in words) and _DRIVER_URL in words:
+            _, _, port = words[words.index(_DRIVER_URL) + 1].rpartition(":")
+            if port.isdigit() and int(port) in ports:
+                found.append(process)
+    return sorted(found, key=lambda process: process.pid)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A Spark worker with its executors and their Python, which are killed together and started again."""
+
+    worker: psutil.Process
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: str
+
+    @classmethod
+    def of(cls, executor: psutil.Process) -> Machine | None:
+        """The machine of an executor; None if its worker is gone."""
+        with suppress(psutil.Error):
+            for process in executor.parents():
+                if _SPARK_WORKER in (command := process.cmdline()):
+                    return cls(process, command, process.environ(), process.cwd())
+        return None
+
+    def kill(self) -> None:
+        """kill -9 of all of it."""
+        for process in [self.worker, *self.worker.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def start(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start the worker as it was started before; it outlives the kill loop, as it would have without a kill."""
+        return subprocess.Popen(
+            self.command,
+            env=dict(self.environment),
+            cwd=self.folder,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
 
 # The Python processes that Spark uses: the planners, and the workers while they read.

@@ -4,6 +4,10 @@ Most faults end a session. The kill of a planner or of a worker, two Python proc
 must continue unaided. Workers run with large batches only, so each of their kills has a phase of its own, which begins
 with a burst of records.
 
+On a Spark cluster the Python workers are below executors, and two other kinds of kills are in their place: of an
+executor, and of a machine, which is a Spark worker with its executors. All streams share one session there, since a
+session takes all cores of the cluster.
+
 A run is a sequence of phases. In a phase the streams share one session, or each has its own; each session (a lane) has
 a queue of faults, and is started again after each. Up to six in ten kills hit a named point of a batch, each point of
 each stream once if there are enough; the others hit at a random moment. The seed fixes the kinds of faults, their
@@ -20,8 +24,10 @@ from typing import Literal
 Victim = Literal["python", "jvm", "both"]
 VICTIMS: tuple[Victim, ...] = ("python", "jvm", "both")
 PythonProcess = Literal["planner", "worker"]
+ClusterProcess = Literal["executor", "machine"]
 Then = Literal["broker", "zombie"]
 PYTHON_PROCESSES: tuple[PythonProcess, ...] = ("planner", "worker")
+CLUSTER_PROCESSES: tuple[ClusterProcess, ...] = ("executor", "machine")
 
 _NAMED_SHARE = 0.6
 _MOST_BATCHES = 3
@@ -32,7 +38,9 @@ _PHASE = (3, 6)
 _APART_SHARE = 0.35
 _BROKER_EVERY = (5, 8)
 _MOST_PROCESSES = 64
-_IN_TURN: tuple[Victim | PythonProcess, ...] = ("python", "planner", "worker", "jvm", "both")
+_Kind = Victim | PythonProcess | ClusterProcess
+_IN_TURN: tuple[_Kind, ...] = ("python", "planner", "worker", "jvm", "both")
+_ON_A_CLUSTER: tuple[_Kind, ...] = ("executor", "machine", "python", "planner", "jvm", "both")
 
 
 @dataclass(frozen=True)
@@ -63,18 +71,19 @@ class RandomKill:
 
 @dataclass(frozen=True)
 class ProcessKill:
-    """kill -9 of a Python process of a session's JVM, `seconds` after the `versions`-th commit of its streams.
+    """kill -9 of a process that a session survives, `seconds` after the `versions`-th commit of its streams.
 
-    For a worker: `seconds` after one was first seen reading. `choice` says which of several, modulo their number.
+    For a Python worker: `seconds` after one was first seen reading. `choice` says which of several, modulo their
+    number.
     """
 
-    process: PythonProcess
+    process: PythonProcess | ClusterProcess
     versions: int
     seconds: float
     choice: int
 
     def __str__(self) -> str:
-        after = f"commit {self.versions}" if self.process == "planner" else "workers began to read"
+        after = "workers began to read" if self.process == "worker" else f"commit {self.versions}"
         return f"{self.process}, {self.seconds:.1f} s after {after}"
 
 
@@ -143,16 +152,16 @@ class FaultSchedule:
         return (fault for phase in self.phases for lane in phase.lanes for fault in lane.faults)
 
 
-def schedule(seed: int, kills: int, points: Mapping[str, Sequence[str]]) -> FaultSchedule:
-    """The faults of a run, for streams with their points; the same seed, number and streams give the same ones."""
+def schedule(seed: int, kills: int, points: Mapping[str, Sequence[str]], *, cluster: bool = False) -> FaultSchedule:
+    """The faults of a run, for streams with their points; the same arguments give the same faults."""
     streams = tuple(points)
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
-    faults, of_workers = _faults(chance, kills, points)
+    faults, of_workers = _faults(chance, kills, points, _ON_A_CLUSTER if cluster else _IN_TURN)
     phases: list[Phase] = []
     while faults:
         size = min(chance.randint(*_PHASE), len(faults))
         part, faults = faults[:size], faults[size:]
-        apart = bool(phases) and chance.random() < _APART_SHARE
+        apart = bool(phases) and chance.random() < _APART_SHARE and not cluster
         phases.append(_apart(chance, part, streams) if apart else Phase((Lane(streams, tuple(part)),)))
     for fault in of_workers:
         phases.insert(chance.randint(1, len(phases)), Phase((Lane(streams, (fault,)),)))
@@ -160,7 +169,7 @@ def schedule(seed: int, kills: int, points: Mapping[str, Sequence[str]]) -> Faul
 
 
 def _faults(
-    chance: random.Random, kills: int, points: Mapping[str, Sequence[str]]
+    chance: random.Random, kills: int, points: Mapping[str, Sequence[str]], turns: Sequence[_Kind]
 ) -> tuple[list[Fault], list[ProcessKill]]:
     """Every point of every stream once if the kills suffice for it, each victim in turn for the others; shuffled.
 
@@ -172,13 +181,13 @@ def _faults(
     faults: list[Fault] = [PointKill(s, p, chance.randint(0, _MOST_BATCHES)) for s, p in pairs[:named]]
     of_workers: list[ProcessKill] = []
     for number in range(kills - named):
-        victim = _IN_TURN[number % len(_IN_TURN)]
+        victim = turns[number % len(turns)]
         seconds = round(chance.uniform(0, _LATEST), 2)
         if victim == "worker":
             of_workers.append(ProcessKill("worker", 0, round(seconds / 3, 2), chance.randrange(_MOST_PROCESSES)))
-        elif victim == "planner":
+        elif victim == "planner" or victim == "executor" or victim == "machine":
             versions = chance.randint(1, _MOST_COMMITS)
-            faults.append(ProcessKill("planner", versions, seconds, chance.randrange(_MOST_PROCESSES)))
+            faults.append(ProcessKill(victim, versions, seconds, chance.randrange(_MOST_PROCESSES)))
         elif chance.random() < _EARLY_SHARE:
             faults.append(RandomKill(victim, 0, round(chance.uniform(0, _EARLY_LATEST), 2)))
         else:

@@ -109,7 +109,7 @@ def _refusal(driver: DriverProcess) -> tuple[str, str]:
 @contextmanager
 def _put_back(home: Home) -> Iterator[None]:
     backup = home.folder / "kept"
-    folders = {home.settings.state: backup / "state", home.settings.tables: backup / "tables"}
+    folders = {home.settings.state: backup / "state", home.settings.tables_folder: backup / "tables"}
     for folder, copy in folders.items():
         shutil.copytree(folder, copy)
     try:
@@ -146,7 +146,7 @@ def _old_checkpoint(home: Home) -> None:
 
 
 def _restore_table(home: Home) -> None:
-    table = DeltaTable(home.settings.tables / STREAM)
+    table = DeltaTable(home.settings.tables_folder / STREAM)
     table.restore(table.version() - 1)
 
 

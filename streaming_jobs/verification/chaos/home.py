@@ -27,6 +27,25 @@ _VALUES: Mapping[str, Any] = {
 }
 
 
+def on_cluster(base: Settings, master: str) -> dict[str, Any]:
+    """Settings of sessions whose executors write appends; how executors are reached is the user's setting."""
+    spark = base.spark
+    return {
+        "spark.master": master,
+        "spark.driver_host": spark.driver_host or "127.0.0.1",
+        "spark.executor_python": spark.executor_python,
+        "spark.extra": {"spark.executor.memory": "512m", **_VALUES["spark.extra"], **spark.extra},
+        "stream.path": "executor",
+        "stream.min_commit_interval": "1 second",  # a batch is a second of each core, and all streams get their turn
+    }
+
+
+def on_store(base: Settings, url: str) -> dict[str, Any]:
+    """Settings of sessions whose tables are on an object store; how it is reached is the user's setting."""
+    storage = base.storage.model_dump(mode="json", exclude_defaults=True)
+    return {"tables_dir": url, **{f"storage.{name}": value for name, value in storage.items()}}
+
+
 @dataclass(frozen=True)
 class Home:
     """Settings of one run, and the same as environment for its drivers; `fed` is the topic that the feeder writes."""

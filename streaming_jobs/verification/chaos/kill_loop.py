@@ -20,7 +20,7 @@ from streaming_jobs.platform.broker import Broker, bootstrap_servers
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.verification.chaos.faults import Freeze, Phase, Steps
-from streaming_jobs.verification.chaos.home import Home
+from streaming_jobs.verification.chaos.home import Home, on_cluster, on_store
 from streaming_jobs.verification.chaos.sessions import (
     ChaosFailed,
     FreezeRunner,
@@ -45,7 +45,8 @@ _BURST_WITHIN = 120.0
 class LoopPlan:
     """The parameters of a run: kills, seed, feed in records per second, records per batch, streams.
 
-    `scenarios`: damage the home afterwards.
+    `scenarios`: damage the home afterwards. `master`: a Spark cluster on this machine, instead of the driver's JVM.
+    `store`: the URL below which the tables are, instead of the home.
     """
 
     kills: int
@@ -54,6 +55,8 @@ class LoopPlan:
     max_offsets: int
     streams: tuple[str, ...]
     scenarios: bool = False
+    master: str = ""
+    store: str = ""
 
 
 class Feed(Protocol):
@@ -165,19 +168,28 @@ def plan_of(
     max_offsets: int | None = None,
     streams: tuple[str, ...] | None = None,
     scenarios: bool = False,
+    master: str = "",
+    store: str = "",
 ) -> LoopPlan:
     """The plan of a run; what is left out is the subject's own.
 
     `streams`: a subset; a stream that reads the topic of another stream needs that stream in it too.
     """
     names = streams or tuple(watched.stream for watched in subject.streams)
-    return LoopPlan(kills, seed, rate or subject.rate, max_offsets or subject.max_offsets, names, scenarios)
-
-
-def home_of(subject: LoopSubject[Findings], folder: Path, base: Settings, max_offsets: int) -> Home:
-    return Home.of(
-        folder, base, max_offsets=max_offsets, subjects=subject.streams, fed=subject.fed, changes=subject.settings
+    return LoopPlan(
+        kills, seed, rate or subject.rate, max_offsets or subject.max_offsets, names, scenarios, master, store
     )
+
+
+def home_of(
+    subject: LoopSubject[Findings], folder: Path, base: Settings, max_offsets: int, master: str = "", store: str = ""
+) -> Home:
+    changes = {
+        **subject.settings,
+        **(on_cluster(base, master) if master else {}),
+        **(on_store(base, f"{store.rstrip('/')}/{folder.name}") if store else {}),
+    }
+    return Home.of(folder, base, max_offsets=max_offsets, subjects=subject.streams, fed=subject.fed, changes=changes)
 
 
 def run(
@@ -190,9 +202,10 @@ def run(
 ) -> LoopReport[F_co]:
     """Run the plan in a home of its own, with its faults or the `chosen` ones; raises ChaosFailed if it cannot.
 
-    `base` has the settings for fetching jars. However it ends, no process is left.
+    `base` has the settings for fetching jars, and for reaching executors. However it ends, no process is left but the
+    workers of a cluster.
     """
-    home = home_of(subject, folder, base, plan.max_offsets)
+    home = home_of(subject, folder, base, plan.max_offsets, plan.master, plan.store)
     steps, broker_after = subject.steps(plan) if chosen is None else (chosen, ())
     begun, tally = time.monotonic(), Tally()
     with ExitStack() as at_end:

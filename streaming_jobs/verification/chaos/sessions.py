@@ -1,8 +1,9 @@
 """The sessions of the kill loop: started, watched, killed or frozen as their faults say, and started again.
 
-A `LaneRunner` takes one session through kills. After the kill of a planner or of a worker the same session must
-continue: two more versions of each of its tables, after the kill of a worker the whole backlog. Then the next fault may
-hit it too, unless that fault needs a session of its own; in that case the session is stopped at a batch border.
+A `LaneRunner` takes one session through kills. After the kill of a process that is not the driver, the same session
+must continue: two more versions of each of its tables, after the kill of a worker the whole backlog. Then the next
+fault may hit it too, unless that fault needs a session of its own; in that case the session is stopped at a batch
+border.
 
 A `FreezeRunner` stops a driver (SIGSTOP) in an open transaction, and wakes it (SIGCONT) after a change:
 
@@ -28,7 +29,7 @@ import psutil
 from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError
 from streaming_jobs.platform.broker import Broker, bootstrap_servers
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.verification.chaos.drivers import DriverProcess
+from streaming_jobs.verification.chaos.drivers import DriverProcess, Machine
 from streaming_jobs.verification.chaos.faults import Fault, Freeze, Lane, PointKill, ProcessKill, RandomKill
 from streaming_jobs.verification.chaos.home import Home
 
@@ -61,8 +62,8 @@ class ChaosFailed(RecourseError):
 class Tally:
     """Counts of a run so far. The last three are the batches (stream, generation, batch) that a kill interrupted.
 
-    `processes` are the kills of planners and of workers, `not_made` those for which no process was found; `restarts`
-    counts the streams that their session restarted after such a kill.
+    `processes` are the kills that the session survives, by kind, `not_made` those for which no process was found;
+    `restarts` counts the streams that their session restarted after such a kill.
 
     A `replayed` batch was planned and not in its table, so the next start repeats it; a `skipped` one was in the table
     and not yet committed by Spark, so the next start skips it. A `half` one was in a secondary table and not in the
@@ -236,7 +237,10 @@ class LaneRunner:
         elif (process := self._to_kill(fault, driver)) is not None:
             before = _Before(time.monotonic(), self._versions(), self.home.restarts(self.lane.streams))
             try:
-                process.kill()
+                if fault.process != "machine":
+                    process.kill()
+                elif not self._restart_machine(process):
+                    return
             except psutil.NoSuchProcess:
                 return
             self._before = before
@@ -248,10 +252,20 @@ class LaneRunner:
             self.tell(f"a kill was not made: {fault}: there was no such process")
             self._process_kill_over(driver)
 
+    def _restart_machine(self, executor: psutil.Process) -> bool:
+        """Kill the executor's machine and start it again; False if it is gone already."""
+        if (machine := Machine.of(executor)) is None:
+            return False
+        machine.kill()
+        with (self.home.settings.logs / f"worker-{self.tally.kills + 1:03d}.log").open("wb") as output:
+            machine.start(output)
+        return True
+
     def _to_kill(self, fault: ProcessKill, driver: DriverProcess) -> psutil.Process | None:
         """The process to kill now; None before its time, and while there is none."""
-        if fault.process == "planner":
-            found = driver.planners() if self._time_has_come(fault, driver) else []
+        if fault.process != "worker":
+            come = self._time_has_come(fault, driver)
+            found = (driver.planners() if fault.process == "planner" else driver.executors()) if come else []
         else:
             _, port = bootstrap_servers(self.home.settings).rsplit(":", 1)
             found = driver.reading_workers(int(port))

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.platform.locations import Location, StorePath, delta_options, delta_table, opened_for_reading
 from streaming_jobs.platform.table_rows import plain_text
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.chaos.background import Background
@@ -220,31 +221,33 @@ def _distinct(rows: pa.Table) -> set[tuple[Any, ...]]:
 class VersionRows:
     """Reads some columns of a table by version. A file is read once: it never changes, only its listing does."""
 
-    table: Path
+    table: Location
     columns: Sequence[str]
     _files: dict[str, pa.Table] = field(default_factory=dict, repr=False)
 
     def at(self, version: int | None = None) -> pa.Table:
         """The rows of that version, or of the newest; raises the errors of deltalake and pyarrow where unreadable."""
-        listed = DeltaTable(self.table, version=version).file_uris()
+        listed = delta_table(self.table, version).file_uris()
         self._files = {uri: self._files[uri] if uri in self._files else self._read(uri) for uri in listed}
         empty = pa.table({name: pa.array([], pa.null()) for name in self.columns})
         return pa.concat_tables(self._files.values(), promote_options="permissive") if self._files else empty
 
     def _read(self, uri: str) -> pa.Table:
-        rows = pq.ParquetFile(uri).read(columns=list(self.columns))
+        place = StorePath(uri, self.table.options) if isinstance(self.table, StorePath) else Path(uri)
+        rows = pq.ParquetFile(opened_for_reading(place)).read(columns=list(self.columns))
         return rows.cast(pa.schema([field.with_type(plain_text(field.type)) for field in rows.schema]))
 
 
-def _all_places(tables: Path, every: Iterable[Elsewhere]) -> Packed:
+def _all_places(tables: Location, every: Iterable[Elsewhere]) -> Packed:
     return np.concatenate([packed([], []), *(_places(tables, one) for one in every)])
 
 
-def _places(tables: Path, elsewhere: Elsewhere) -> Packed:
+def _places(tables: Location, elsewhere: Elsewhere) -> Packed:
     """Positions of all rows of the table now; none if there is no such table."""
-    if not DeltaTable.is_deltatable(str(tables / elsewhere.table)):
+    table = tables / elsewhere.table
+    if not DeltaTable.is_deltatable(str(table), delta_options(table)):
         return packed([], [])
-    rows = VersionRows(tables / elsewhere.table, (elsewhere.partition, elsewhere.offset)).at()
+    rows = VersionRows(table, (elsewhere.partition, elsewhere.offset)).at()
     # A row without its key is a dead letter too, and may not name the record that it was made from.
     rows = rows.filter(pc.is_valid(rows[elsewhere.offset]))
     return packed(rows[elsewhere.partition], rows[elsewhere.offset])
@@ -259,7 +262,7 @@ class TableReader:
     """
 
     subject: WatchedStream
-    tables: Path
+    tables: Location
     next: int = 0
     seen: int = 0
     unseen: int = 0
@@ -276,7 +279,7 @@ class TableReader:
         self._rows = VersionRows(self.path, self._rule.columns)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Location:
         return self.tables / self.subject.table
 
     def advance(self, stop: threading.Event | None = None) -> bool:
@@ -288,12 +291,12 @@ class TableReader:
         return self.next > begun
 
     def _skip_to_next(self) -> bool:
-        if commit_file(self.path, self.next).exists():
+        if commit_file(self.path, self.next).is_file():
             return True
         later = [version for version in versions(self.path) if version > self.next]
         if not later:
             return False
-        if commit_file(self.path, self.next).exists():  # it was committed since
+        if commit_file(self.path, self.next).is_file():  # it was committed since
             return True
         self.unseen += later[0] - self.next
         self.next = later[0]
@@ -341,7 +344,7 @@ class TableReader:
 class ConcurrentReader(Background):
     """Keeps reading all tables until it is stopped."""
 
-    def __init__(self, subjects: Sequence[WatchedStream], tables: Path) -> None:
+    def __init__(self, subjects: Sequence[WatchedStream], tables: Location) -> None:
         super().__init__("version-reader")
         self.readers = [TableReader(subject, tables) for subject in subjects]
 

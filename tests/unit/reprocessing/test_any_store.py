@@ -1,4 +1,5 @@
-"""Recoveries over tables of any store: in memory, and of two stores at once. Nothing is replaced but Spark's replay.
+"""Recoveries over tables of any store: in memory, on an object store, and of two stores at once. Nothing is replaced
+but Spark's replay.
 
 The replay is written by hand: for each batch Spark's plan, then the question of the border, then the rows, as the
 session asks and writes them.
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql.types import LongType
 
 from reprocessing import executor
@@ -28,16 +30,19 @@ from reprocessing.stages.replay import border_of, kept_table, past_the_border
 from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import Fenced, ForeignWrite, UsageError
-from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.stream_sinks import sinks_of, upkeep_of
+from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
+from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
-from tests.support.life import PER_BATCH, ROWS, STREAM, TOPIC, Life, Topics, append, in_memory, run_stages
+from tests.support.life import PER_BATCH, ROWS, STREAM, TOPIC, Life, Topics, append, ids_of, in_memory, run_stages
 from tests.support.life import recovery as recovery_of
 
 pytestmark = pytest.mark.slow
@@ -52,14 +57,21 @@ def in_two_stores() -> Stream:
     return replace(STREAM, sinks={"things": DeltaTable("things"), "copies": MemoryDeclaration("copies", MemoryStore())})
 
 
-IN_BOTH = pytest.mark.parametrize("life", [in_memory, in_two_stores], indirect=True)
+def on_object_store() -> Stream:
+    return replace(STREAM, sinks={"things": DeltaTable("things"), "copies": DeltaTable("copies")})
 
 
-@pytest.fixture(params=[in_memory, pytest.param(in_two_stores, marks=pytest.mark.long)])
+IN_BOTH = pytest.mark.parametrize("life", [in_memory, in_two_stores, on_object_store], indirect=True)
+
+
+@pytest.fixture(params=[in_memory, on_object_store, pytest.param(in_two_stores, marks=pytest.mark.long)])
 def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
     """A stream of two tables; batches 0 to 2 are right, 3 to 5 are wrong. Its topic has thirty records more."""
     wrong = range(WRONG_FROM, BATCHES)
-    life = Life.begin(tmp_path, request.param(), Topics(end=LAST_READ)).run(*range(BATCHES), wrong=wrong, bug=wrong)
+    flags = request.getfixturevalue("tables_on_a_store") if request.param is on_object_store else {}
+    life = Life.begin(tmp_path, request.param(), Topics(end=LAST_READ), flags).run(
+        *range(BATCHES), wrong=wrong, bug=wrong
+    )
     life.change(code=(*life.record.code, CodeSince("bug", "1", 1, WRONG_FROM, 1.0)))
     return life
 
@@ -155,6 +167,19 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
 
 
+def test_the_commits_of_a_recovery_carry_the_epoch_of_its_lease(life: Life) -> None:
+    paused = list(open_tables(life.settings, life.stream).values())
+    with take(life.settings, life.stream.name, purpose="session") as lease:
+        for table in paused:
+            table.under(lease, 1)
+    executor.apply(recovery(life, planned(life)))
+    tables = open_tables(life.settings, life.stream)
+    assert {table.epoch for table in tables.values()} == {lease.epoch + 1}
+    for table in paused:
+        with pytest.raises(Fenced):
+            table.mark(LedgerEntry("fence", life.stream.name, table.name, 9, -1))
+
+
 @IN_BOTH
 def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> None:
     whole = recovery(life, planned(life))
@@ -199,8 +224,12 @@ def test_nothing_of_an_old_driver_and_nothing_over_somebody_elses_rows(life: Lif
     with pytest.raises(Fenced):
         append(zombie, rows, replace(life.entry(BATCHES), table="copies"))
     copies = life.stored("copies")
-    assert isinstance(copies, MemoryTable)
-    version = copies.write_as_somebody_else(rows)
+    if isinstance(copies, MemoryTable):
+        version = copies.write_as_somebody_else(rows)
+    else:
+        assert isinstance(copies, DeltaSink)
+        write_deltalake(other := delta_table(copies.path), rows, mode="append")
+        version = other.version()
     for refused in (lambda: run_stages(whole), lambda: executor.give_up(whole)):
         with pytest.raises(ForeignWrite, match=f"version {version} of table copies"):
             refused()
@@ -273,7 +302,7 @@ def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Lif
     context = run_stages(whole, until="audit")
     for name in ("things", "copies"):
         copy = kept_table(context, life.stream.sinks[name])
-        assert copy is not None and sorted(copy.readable().to_pyarrow_table()["id"].to_pylist()) == RIGHT
+        assert copy is not None and ids_of(copy) == RIGHT
         assert type(copy) is type(life.stored(name))
     assert Life(context.replay_settings, context.stream).ids("copies") == list(range(LAST_READ))
     executor.give_up(whole)
@@ -287,7 +316,7 @@ def test_the_first_bad_row_is_found_by_savepoints_and_versions(life: Life) -> No
     assert resolved.batch == Txn(1, WRONG_FROM - 1) and "before the first bad row" in str(target.value)
     with pytest.raises(UsageError, match="no row of table things is bad"):
         before_first_bad(snapshot, "id > 1000", exact=False)
-    assert not list((life.settings.tables / "_staging").iterdir()), "what was looked at is gone"
+    assert not [*(life.settings.tables / "_staging").iterdir()], "what was looked at is gone"
 
 
 def test_savepoints_of_all_tables_are_dropped_together(life: Life) -> None:

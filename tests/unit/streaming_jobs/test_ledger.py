@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.stored import entries
 from streaming_jobs.state.ledger_file import LedgerFile, RawLine
+from streaming_jobs.verification import delta_log
 from tests.conftest import SettingsFactory
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, Disk, entry, offsets
 
@@ -73,14 +75,69 @@ def test_an_entry_comes_back_from_the_commit_as_it_went_in(made: LedgerEntry) ->
     assert LedgerEntry.decode(made.encode()) == made
 
 
+offset = st.integers(0, 2**63 - 1) | st.integers(10**6, 10**6 + 2000)
+many = st.lists(st.tuples(st.none() | offset, offset), min_size=30, max_size=80)
+
+
+@hypothesis.settings(max_examples=100)
+@given(st.lists(many, min_size=1, max_size=2), st.booleans(), st.booleans())
+def test_the_partitions_of_a_wide_topic_come_back_for_the_pipeline_and_for_the_verifier(
+    topics: list[list[tuple[int | None, int]]], forwards: bool, hole: bool
+) -> None:
+    """A topic that was read backwards, or without one of its partitions, does not occur, and comes back too."""
+    ranges = []
+    for number, parts in enumerate(topics):
+        starts = {p: start for p, (start, _) in enumerate(parts) if start is not None}
+        ends = {p + hole: max(end, starts.get(p + hole, 0)) if forwards else end for p, (_, end) in enumerate(parts)}
+        ranges.append(OffsetRange(f"t{number}", "id", starts, ends))
+    made = replace(entry(3), offsets=tuple(ranges))
+    text = made.encode()
+    assert LedgerEntry.decode(text) == made
+    if forwards and not hole:
+        assert (json.loads(text)["recourse"] == 2) is any(len(parts) >= 32 for parts in topics)
+    verified = delta_log._entry(text)
+    assert verified is not None
+    assert [(r.topic, r.start, r.end) for r in verified.ranges] == [(r.topic, r.start, r.end) for r in made.offsets]
+
+
+@pytest.mark.parametrize(
+    ("held", "moving", "most"),
+    [
+        pytest.param(10_000, 1.0, 2_048, id="10 million records"),
+        pytest.param(100_000, 0.05, 2_200, id="100 million records, few partitions move"),
+        pytest.param(1_000_000, 10.0, 3_000, id="1 billion records, all partitions move"),
+        pytest.param(None, 10.0, 5_900, id="partitions of any size up to a billion records"),
+    ],
+)
+def test_the_entry_of_a_thousand_partitions_is_short(held: int | None, moving: float, most: int) -> None:
+    chance = random.Random(1)
+    ends = [chance.randrange(10**9) if held is None else round(chance.gauss(held, held**0.5)) for _ in range(1000)]
+    start = {p: end - int(chance.expovariate(1 / moving)) for p, end in enumerate(ends)}
+    read = OffsetRange("things", "4Kx8vYQ5S2m0Q3kq1dXyZw", start, dict(enumerate(ends)))
+    made = replace(entry(70_000), offsets=(read,))
+    assert len(made.encode()) <= most
+    assert LedgerEntry.decode(made.encode()) == made
+
+
+def test_the_entries_of_before_have_offsets_in_plain_text_and_those_of_few_partitions_still_do() -> None:
+    read = OffsetRange("things", "id", {p: p for p in range(200)}, {p: 2 * p for p in range(200)})
+    plain = {
+        "things": {"id": "id", "start": {str(p): p for p in range(200)}, "end": {str(p): 2 * p for p in range(200)}}
+    }
+    value = {**json.loads(entry(0).encode()), "recourse": 1, "offsets": plain}
+    before = LedgerEntry.decode(json.dumps(value))
+    assert before is not None and before.offsets == (read,)
+    assert '"start":{"0":' in entry(0).encode()
+
+
 @pytest.mark.parametrize("text", [None, "", "no json", "[1]", "7", '{"by": "hand"}', '{"recourse_like": 1}'])
 def test_a_commit_of_somebody_else_has_no_entry(text: str | None) -> None:
     assert LedgerEntry.decode(text) is None
 
 
 def test_an_entry_of_a_newer_format_is_refused_and_not_guessed_at() -> None:
-    newer = json.dumps({**json.loads(entry(0).encode()), "recourse": 2})
-    with pytest.raises(PermanentError, match="format 2, this version reads 1"):
+    newer = json.dumps({**json.loads(entry(0).encode()), "recourse": 3})
+    with pytest.raises(PermanentError, match="format 3, this version reads 1 and 2"):
         LedgerEntry.decode(newer)
 
 

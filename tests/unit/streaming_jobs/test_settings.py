@@ -233,7 +233,7 @@ def test_no_streams_without_a_configuration_unless_the_demonstration_was_chosen_
     assert load({"flows": ["mine"]}).settings.flows == ["mine"]
 
 
-@pytest.mark.parametrize("key", ["home", "state_dir", "tables_dir"])
+@pytest.mark.parametrize("key", ["home", "state_dir"])
 @pytest.mark.parametrize("address", ["s3://bucket/tables", "abfss://c@a.dfs.core.windows.net/t", "file:/t"])
 def test_an_address_in_place_of_a_folder_is_refused(key: str, address: str, file: Path) -> None:
     file.write_text(f'{key} = "{address}"\n')
@@ -286,10 +286,8 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"strems.x.trigger": "continuous"}, r"strems \(flag\): no such setting"),
     ({"streams.x.triger": "continuous"}, r"streams\.x\.triger \(flag\): no such setting"),
     ({"broker.port": 70_000}, r"broker\.port \(flag\)"),
-    *(
-        ({"spark.master": master}, r"spark\.master \(flag\)")
-        for master in ("yarn", "locl[*]", "local[", "k8s://https://host:443")
-    ),
+    *(({"spark.master": master}, r"spark\.master \(flag\)") for master in ("mesos://host:5050", "locl[*]", "local[")),
+    ({"spark.master": "k8s://https://host:443"}, r"spark \(flag\)"),
     ({"topic_sink.prefix": "a b/ü!"}, "topic_sink.prefix"),
     ({"topic_sink.transaction_timeout": "2 hours"}, "above 15 minutes"),
     ({"stream.trigger": "every 0 seconds"}, "longer than 0"),

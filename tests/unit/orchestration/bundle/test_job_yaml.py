@@ -10,8 +10,8 @@ import pytest
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 
 from orchestration.bundle import job_yaml
-from orchestration.bundle.job import Continuous, CronSchedule
-from orchestration.bundle.quartz import cron_of
+from orchestration.bundle.job import ENTRY_POINT, Continuous, CronSchedule
+from orchestration.bundle.references import user
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from tests.support import ROOT
@@ -89,8 +89,8 @@ def test_a_job_is_read_for_the_default_target(folder: Path) -> None:
     bundle = job_yaml.load(folder / "databricks.yml")
     (job,) = bundle.jobs
     assert (bundle.name, bundle.target) == ("shop", "dev")
-    assert (job.key, job.name, job.description) == ("orders", "[dev] orders", "All orders")
-    assert job.tags == {"team": "shop"}
+    assert (job.key, job.name, job.description) == ("orders", f"[dev {user()}] [dev] orders", "All orders")
+    assert job.tags == {"dev": user(), "team": "shop"}
     assert job.defaults == {"rate": "100", "late": "true"}
     assert job.trigger == Continuous(paused=False)
     assert job.streams == ("a", "b")
@@ -128,13 +128,17 @@ def test_a_job_without_continuous_and_schedule_is_started_by_hand(folder: Path) 
         ("pause_status: UNPAUSED", "paused: true", "continuous.paused: is not known here"),
         ("pause_status: UNPAUSED", "pause_status: OFF", "continuous.pause_status: 'false' is not allowed"),
         ("task_key: session", "task_key: session\n          max_retries: 3", "a continuous job has no task retries"),
-        ("task_key: session", "task_key: session\n          notebook_task: {}", "tasks[0].notebook_task: is not known"),
+        (
+            "task_key: session",
+            "task_key: session\n          sql_task: {}",
+            "tasks[0]: has python_wheel_task and sql_task",
+        ),
         ("max_concurrent_runs: 1", "max_concurrent_runs: 2", "max_concurrent_runs is not 1"),
         ("timeout_seconds: 0", "timeout_seconds: -1", "timeout_seconds: '-1' is not a whole number"),
         ("timeout_seconds: 0", "timeout_seconds: yes", "timeout_seconds: 'True' is not a whole number"),
         ("timeout_seconds: 0", "timeout_seconds: 0\n      timeout_seconds: 1", "'timeout_seconds' is written twice"),
         ("${var.rate}", "${var.rat}", "${var.rat} is not known"),
-        ("${var.rate}", "${workspace.host}", "${workspace.host} is not known"),
+        ("${var.rate}", "${workspace.host}", "${workspace.host} is not known on this machine"),
         ("{{job.parameters.rate}}", "{{job.parameters.rat}}", "{{job.parameters.rat}} names no parameter"),
         ("{{job.parameters.rate}}", "{{job.run_id}}", "{{job.run_id}} names no parameter"),
         ("{name: late, default: true}", "{name: rate, default: 1}", "'rate' is not a new parameter name"),
@@ -149,7 +153,7 @@ def test_a_job_without_continuous_and_schedule_is_started_by_hand(folder: Path) 
         ("max_concurrent_runs: 1", schedule("UTC"), "has both continuous and schedule"),
         (CONTINUOUS, schedule("Mars/Olympus"), "no time zone 'Mars/Olympus'\n  next: such as UTC or Europe/Berlin"),
         (CONTINUOUS, schedule("Europe/Berlinn"), "'Europe/Berlinn'\n  next: did you mean 'Europe/Berlin'?"),
-        (CONTINUOUS, schedule("UTC", hour=25), "_cron_expression '0 0 25 * * ?': '25' is not a number from 0 to 23"),
+        (CONTINUOUS, schedule("UTC", hour=25), "'0 0 25 * * ?': '25' is not a number from 0 to 23"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_file_and_key(folder: Path, old: str, new: str, expected: str) -> None:
@@ -158,11 +162,12 @@ def test_what_is_not_understood_is_refused_with_file_and_key(folder: Path, old: 
     assert str(folder / "jobs" / "orders.yml") in text
 
 
-def test_two_tasks_are_refused(folder: Path) -> None:
+def test_two_sessions_in_one_job_are_refused(folder: Path) -> None:
     path = folder / "jobs" / "orders.yml"
     task = path.read_text().partition("      tasks:\n")[2]
     path.write_text(path.read_text() + task.replace("task_key: session", "task_key: other"))
-    assert "has 2 tasks" in refused(folder / "databricks.yml")
+    edited(folder, CONTINUOUS, "")
+    assert "has 2 tasks that run sessions" in refused(folder / "databricks.yml")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ def test_two_tasks_are_refused(folder: Path) -> None:
         ("      rate: 900", "      tempo: 900", "'tempo' is not declared"),
         ("    default: 100\n", "", "variables.rate: has no default"),
         ("mode: production", "mode: live", "targets.prod.mode: 'live' is not allowed"),
-        ("bundle:", "sync: {}\nbundle:", "sync: is not known here"),
+        ("bundle:", "sinc: {}\nbundle:", "sinc: is not known here"),
         ("include:", "include: jobs\nx:", "x: is not known here"),
         ("bundle:", "bundle: [", "while parsing"),
     ],
@@ -277,60 +282,8 @@ def test_without_a_bundle_of_ones_own_one_job_runs_all_of_ones_streams() -> None
     assert job_yaml.for_streams(shipped, [*shipped.jobs[0].streams, "orders"]) == shipped
 
 
-@pytest.mark.parametrize(
-    ("quartz", "cron"),
-    [
-        ("0 0 3 * * ?", "0 3 * * *"),
-        ("0 0/15 8-18 ? * MON-FRI", "0,15,30,45 8-18 * * 1-5"),
-        ("0 30 2 ? * 1", "30 2 * * 0"),
-        ("0 30 2 ? * 7", "30 2 * * 6"),
-        ("0 30 2 ? * SUN,WED", "30 2 * * 0,3"),
-        ("0 0 4 ? * FRI-MON", "0 4 * * 0,1,5,6"),
-        ("0 0 0 1 1/3 ?", "0 0 1 1,4,7,10 *"),
-        ("0 0 0 1 JAN-MAR ? *", "0 0 1 1-3 *"),
-        ("0 */20 * * * ?", "0,20,40 * * * *"),
-        ("0 0 22-1 * * ?", "0 0,1,22,23 * * *"),
-        ("0 5 6 ? * *", "5 6 * * *"),
-        ("0 0 3 29 2 ?", "0 3 29 2 *"),
-        ("0 0 3 29-31 2 ?", "0 3 29-31 2 *"),
-        ("0 0 3 31 2,3 ?", "0 3 31 2,3 *"),
-    ],
-)
-def test_quartz_becomes_cron(quartz: str, cron: str) -> None:
-    assert cron_of(quartz) == cron
-
-
-@pytest.mark.parametrize(
-    "quartz",
-    [
-        "0 3 * * *",
-        "30 0 3 * * ?",
-        "* 0 3 * * ?",
-        "0 0 3 * * *",
-        "0 0 3 ? * ?",
-        "0 0 3 1 * MON",
-        "0 0 3 L * ?",
-        "0 0 3 15W * ?",
-        "0 0 3 ? * 6#3",
-        "0 0 3 ? * 0",
-        "0 0 3 ? * 8",
-        "0 0 3 ? MON 2",
-        "0 60 3 * * ?",
-        "0 0/0 3 * * ?",
-        "0 0 3 * * ? 2030",
-        "0 0 3 30 2 ?",
-        "0 0 3 30,31 FEB ?",
-        "0 0 3 31 2,4,6,9,11 ?",
-        "",
-    ],
-)
-def test_quartz_that_cron_cannot_say_is_refused(quartz: str) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        cron_of(quartz)
-
-
 def test_the_entry_point_that_the_job_yaml_names_is_in_the_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"][job_yaml.ENTRY_POINT] == "streaming_jobs.session:main"
+    assert project["scripts"][ENTRY_POINT] == "streaming_jobs.session:main"
     (job,) = job_yaml.load(ROOT / "databricks.yml").jobs
-    assert job.task.package_name == project["name"]
+    assert job.tasks[0].package_name == project["name"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,18 @@ import pytest
 
 from orchestration.bundle import job_yaml, last_good
 from orchestration.bundle.fields import location_of
-from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job, Parameter, Task
+from orchestration.bundle.job import (
+    Bundle,
+    Continuous,
+    CronSchedule,
+    Job,
+    Notification,
+    Parameter,
+    Periodic,
+    Rule,
+    Task,
+    Trigger,
+)
 from orchestration.cli.doctor import check_jobs
 from orchestration.definitions import definitions
 from orchestration.local_dagster.processes import DagsterProcesses
@@ -53,13 +65,20 @@ def used(settings: Settings) -> Bundle:
 
 
 @pytest.mark.parametrize(
-    "trigger", [None, Continuous(True), CronSchedule("0 0 4 ? * SUN", "0 4 * * 0", "Europe/Vienna", False)]
+    "trigger",
+    [
+        None,
+        Continuous(True),
+        CronSchedule("0 0 4 ? * SUN", "0 4 * * 0", "Europe/Vienna", False),
+        Periodic(5, "DAYS", False),
+    ],
 )
 def test_what_is_kept_is_what_was_read(
-    settings: Settings, trigger: Continuous | CronSchedule | None, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, trigger: Trigger | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = Task("session", "recourse-streams", "recourse-session", ("--streams", "orders", "--set", "a={{b}}"))
-    job = Job("j", "J", "d", {"t": "x"}, (Parameter("b", "1"),), trigger, 60, task, Path("/x/jobs/j.yml"))
+    job = Job("j", "J", "d", {"t": "x"}, (Parameter("b", "1"),), trigger, 60, (task,), Path("/x/jobs/j.yml"))
+    job = replace(job, rules=(Rule("RUN_DURATION_SECONDS", 5),), notifications=(Notification("on_start", ("a",)),))
     bundle = Bundle("shop", "dev", (job,), Path("/x/databricks.yml"))
     monkeypatch.setattr(last_good, "read", lambda *_: bundle)
     assert used(settings) == bundle
@@ -79,10 +98,11 @@ def test_the_doctor_says_file_and_line_of_a_broken_job_yaml_also_while_the_last_
     used(settings)
     assert check_jobs(settings).ok
     file = edit(settings, "entry_point: recourse-session", "entry_point: main")
-    line = next(n for n, text in enumerate(file.read_text().split("\n"), 1) if "python_wheel_task:" in text)
+    line = next(n for n, text in enumerate(file.read_text().split("\n"), 1) if "entry_point:" in text)
     check = check_jobs(settings)
     assert check.ok is False
-    assert check.found.startswith(f"{file}:{line}: resources.jobs.shop.tasks[0].python_wheel_task: entry_point")
+    where = "resources.jobs.shop.tasks[0].python_wheel_task.entry_point"
+    assert check.found.startswith(f"{file}:{line}: {where}: entry_point")
     edit(settings, "orders,customers", "oders")
     assert "no stream is named 'oders'" in check_jobs(settings).found
     file.unlink()

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from orchestration.cli.options import Invocation, environment_name, parse_set, parse_value
+from orchestration.cli.options import Invocation, environment_name, parse_set
 from reprocessing.replay.difference import Difference
 from reprocessing.replay.words import difference_lines, row_words
 from streaming_jobs.errors import SetupError, UsageError
+from streaming_jobs.settings import flag_value
 from tests.support import ROOT
 from tests.unit.orchestration.cli.conftest import Run
 
@@ -131,8 +132,8 @@ def test_set_refuses_a_key_inside_another() -> None:
 
 
 def test_set_reads_lists_as_json_and_all_else_as_text() -> None:
-    assert parse_value("flows", '["a", "b"]') == ["a", "b"]
-    assert parse_value("home", "a=b") == "a=b"
+    assert flag_value("flows", '["a", "b"]') == ["a", "b"]
+    assert flag_value("home", "a=b") == "a=b"
 
 
 def test_a_child_gets_the_same_settings_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

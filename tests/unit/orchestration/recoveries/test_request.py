@@ -147,6 +147,6 @@ def test_a_link_fills_the_launchpad_in_with_what_it_accepts(job: dg.JobDefinitio
 
 @pytest.mark.parametrize("name", ["recover", "recovery"])
 def test_the_names_of_the_job_and_its_step_cannot_be_a_job_of_the_yaml(tmp_path: Path, name: str) -> None:
-    named = Job(name, name, "", {}, (), None, 0, Task("session", "", "", ()), tmp_path)
+    named = Job(name, name, "", {}, (), None, 0, (Task("session", "", "", ()),), tmp_path)
     with pytest.raises(ConfigurationError, match=name):
         definitions(Settings.load({"home": tmp_path}), {"orders": []}, Bundle("shop", "default", (named,), tmp_path))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import dagster as dg
 import pytest
 
-from orchestration.bundle.job import Continuous
+from orchestration.bundle.job import Continuous, Rule
 from orchestration.sessions.decisions import RunSeen, missed, should_run
 from orchestration.sessions.health import (
     NO_ALERT,
     HealthChecks,
+    broken_rules,
     check_key,
     left_behind,
     settling,
@@ -70,6 +71,34 @@ def test_a_broken_job_yaml_is_a_warning_on_what_is_well_and_does_not_hide_what_i
     assert (broken.passed, broken.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "databricks.yml:3" in broken.text
     assert verdict(DEAD, continuous=True, broken="databricks.yml:3: ...").mark == "red: dead"
+
+
+RULES = [
+    Rule("RUN_DURATION_SECONDS", 100),
+    Rule("STREAMING_BACKLOG_RECORDS", 1000),
+    Rule("STREAMING_BACKLOG_SECONDS", 60),
+    Rule("STREAMING_BACKLOG_BYTES", 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("records", "late", "ago", "state", "continuous", "broken"),
+    [
+        (1000, 60.0, 100, "running", False, []),
+        (1001, 61.0, 101, "running", False, ["RUN_DURATION", "BACKLOG_RECORDS", "BACKLOG_SECONDS"]),
+        (1001, 0.0, 101, "running", True, ["BACKLOG_RECORDS"]),
+        (1001, 61.0, 10, "stopped", False, []),
+    ],
+)
+def test_the_health_rules_of_a_job_are_judged_by_the_figures_of_its_stream_and_run(
+    records: int, late: float, ago: float, state: str, continuous: bool, broken: list[str]
+) -> None:
+    status = Status("orders", cast("Any", state), heartbeat=NOW, started_at=NOW, lag_records=records, lag_s=late)
+    started = [replace(run("STARTED", ago=0), started=NOW - ago)]
+    found = broken_rules(RULES, status, started, NOW, continuous=continuous)
+    assert len(found) == len(broken)
+    assert all(name in text for name, text in zip(broken, found, strict=True))
+    assert broken_rules(RULES, None, [], NOW, continuous=False) == []
 
 
 def run(status: str, *, ago: float, **tags: str) -> RunSeen:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,10 +18,12 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import SetupError, TransientError
+from streaming_jobs.platform import cluster
 from streaming_jobs.platform.runtime import (
     ExistingSpark,
     LocalSpark,
     Runtime,
+    existing_spark,
     spark_on_demand,
 )
 from streaming_jobs.settings import Settings
@@ -177,21 +180,22 @@ class There:
         handle = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 17))
         self._jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=handle)))
         self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=self.stopped))
-        self.conf = SimpleNamespace(isModifiable=lambda _: False)
+        self.properties: dict[str, str] = {}
+        self.conf = SimpleNamespace(isModifiable=lambda _: False, set=self.properties.__setitem__)
         self.streams = SimpleNamespace(active=self.queries)
 
     def newSession(self) -> There:
         return self
 
+    def range(self, *_: int) -> None:
+        raise ConnectionError("executors are asked")
+
 
 class NoCluster(SimpleNamespace):
-    """Refuses whatever is asked of executors."""
+    """What a cluster's context is asked for before its executors are."""
 
     def addPyFile(self, _: str) -> None:
         """Executors get it once they are there."""
-
-    def parallelize(self, *_: object) -> None:
-        raise ConnectionError("executors are asked")
 
 
 @pytest.mark.parametrize("kind", ["started", "existing"])
@@ -213,6 +217,29 @@ def test_executors_of_other_machines_are_asked_before_the_session_is_used(
         runtime = LocalSpark(settings({"spark.master": master}), launch=launching)
     with pytest.raises(ConnectionError, match="executors are asked"):
         runtime.start("tests")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "partitions"),
+    [
+        ({}, "6"),
+        ({"spark.shuffle_partitions": 4}, None),
+        ({"spark.extra": {"spark.sql.shuffle.partitions": "5"}}, None),
+    ],
+)
+def test_a_shuffle_has_as_many_partitions_as_the_executors_have_cores(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any], partitions: str | None
+) -> None:
+    for asked in ("send", "check"):
+        monkeypatch.setattr(cluster, asked, lambda *_: None)
+    monkeypatch.setattr(cluster, "settled_cores", lambda executors: executors.cores())
+    registered = SimpleNamespace(getExecutorMemoryStatus=lambda: SimpleNamespace(size=lambda: 3))
+    context = SimpleNamespace(
+        master="spark://there:7077", defaultParallelism=6, _jsc=SimpleNamespace(sc=lambda: registered)
+    )
+    there: Any = There(sparkContext=context)
+    ExistingSpark(settings(wanted), there).start("tests")
+    assert there.properties.get("spark.sql.shuffle.partitions") == partitions
 
 
 @pytest.mark.parametrize(
@@ -331,3 +358,16 @@ def test_spark_on_demand_starts_another_jvm_after_one_that_could_not_start(
             spark()
         assert runtimes[0].ends == ["kill"] and spark() is spark()
     assert (len(runtimes), runtimes[1].ends) == (2, ["stop"])
+
+
+def test_a_driver_without_a_session_in_its_process_starts_its_own(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, there = settings(), There(sparkContext=SimpleNamespace(master="spark://there:7077"))
+    session = SimpleNamespace(getActiveSession=lambda: None, builder=SimpleNamespace(getOrCreate=lambda: there))
+    monkeypatch.setitem(sys.modules, "pyspark.sql", SimpleNamespace(SparkSession=session))
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    assert existing_spark(made) == (made, None)
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "18.0")
+    found, runtime = existing_spark(made)
+    assert runtime is not None and runtime.session is there and found.spark.has_executors

@@ -110,6 +110,19 @@ def test_files_that_are_in_the_table_are_no_leftover_and_rows_that_the_driver_do
         by_executors(sink, ONE, after=lambda: shutil.rmtree(sink.path / "g0001"))
 
 
+def test_a_batch_is_refused_if_the_driver_does_not_see_the_file_of_one_task(disk: Disk) -> None:
+    sink = disk.sinks[PRIMARY]
+    three = pa.concat_tables([ONE] * 3)  # three tasks, each with a file
+    by_executors(sink, three).commit(entry(0))
+    assert numbers(disk, PRIMARY) == [1, 1, 1]
+
+    def hide() -> None:
+        next((sink.path / "g0001").glob("b000000001-*/*.parquet")).unlink()
+
+    with pytest.raises(PermanentError, match="the executors wrote 3 rows for table .* have 2 as the driver sees them"):
+        by_executors(sink, three, (1, 1), after=hide)
+
+
 def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:
     start().run(0)
     again = start()

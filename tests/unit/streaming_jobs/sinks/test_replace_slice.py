@@ -26,6 +26,7 @@ from streaming_jobs.sinks.sliced import SliceOutdated
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
+from streaming_jobs.testing import MemoryLeases
 from tests.support import ROOT
 from tests.support.days import Days, Topics, range_of
 
@@ -275,3 +276,11 @@ def test_requests_that_cannot_be_carried_out_are_looked_at_again_after_a_while(
     now = slice_commits.PUT_OFF + 1
     commits.look()
     assert tries == 2
+
+
+def test_a_slice_that_another_process_commits_does_not_fence_the_running_driver(life: Days) -> None:
+    running = life.sink()
+    running.under(MemoryLeases(expires=True).acquire("days", purpose="session", wait=0), 1)
+    replace(life, "a", 2, 77)
+    assert life.sink().epoch == running.epoch == 1 and not running.holds(life.entry(5))
+    assert running.mark(life.entry(5)) is not None

@@ -1,4 +1,4 @@
-"""The contract of a stored table and of its store, kept by Delta tables and by tables in memory."""
+"""The contract of a stored table and of its store, kept by Delta tables, also on an object store, and in memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.stages.publish import misfit
 from streaming_jobs.declare.table import DeclaredTable, is_declared_table
-from streaming_jobs.errors import Fenced, ForeignWrite, OutputMismatch, PreflightRefused
+from streaming_jobs.errors import Fenced, ForeignWrite, LeaseLost, OutputMismatch, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.locations import StorePath, delta_table, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import Content, SavedAs, StoredTable, TableStore, entries, newest
 from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.stream import DeltaTable as Declared
-from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
+from streaming_jobs.testing import MemoryDeclaration, MemoryLease, MemoryLeases, MemoryStore, MemoryTable
 from tests.conftest import SettingsFactory
 
 STREAM, TABLE = "orders", "placed"
@@ -56,8 +57,13 @@ class InDelta:
 
     def meddle(self, table: StoredTable, ids: pa.Table) -> int:
         assert isinstance(table, DeltaSink)
-        write_deltalake(table.path, ids, mode="append")
-        return DeltaTable(table.path).version()
+        other = delta_table(table.path)
+        write_deltalake(other, ids, mode="append")
+        return delta_table(table.path).version()
+
+
+class OnAStore(InDelta):
+    pass
 
 
 class InMemory:
@@ -96,15 +102,19 @@ class Home:
 
     def below(self, folder: str) -> Settings:
         """The settings of another folder of tables."""
-        return self.settings.model_copy(update={"tables_dir": self.settings.tables / folder})
+        tables = self.settings.tables
+        return self.settings.with_tables(
+            tables / folder if isinstance(tables, Path) else StorePath(f"{tables}/*/{folder}")
+        )
 
     def create(self, folder: str, content: Content, made: LedgerEntry | None = None) -> StoredTable:
         return self.store.create(self.below(folder), self.kind.declared, STREAM, content, made)
 
 
-@pytest.fixture(params=[InDelta, InMemory])
+@pytest.fixture(params=[InDelta, InMemory, OnAStore])
 def home(request: pytest.FixtureRequest, settings: SettingsFactory) -> Home:
-    made = Home(settings(), request.param())
+    flags = request.getfixturevalue("tables_on_a_store") if request.param is OnAStore else {}
+    made = Home(settings(flags), request.param())
     made.ensure()
     return made
 
@@ -125,7 +135,7 @@ def test_a_table_exists_once_it_was_made_and_opens_its_streams_generation(home: 
     assert table.schema.fieldNames() == ["id", "place"] and list(table.partition_by) == []
     assert ids(table) == [] and newest(table.commits(), STREAM) == (None, [])
     assert home.ensure().table_id == table.table_id == home.open().table_id, "making it again makes no other"
-    shutil.rmtree(home.settings.tables / TABLE)
+    remove_tree(home.settings.tables / TABLE)
     assert home.ensure(generation=3).table_id != table.table_id
     assert home.open().position == Txn(3, -1)
 
@@ -230,7 +240,10 @@ def test_rows_are_replaced_in_one_commit_however_often_it_is_tried(home: Home) -
     assert ids(table, before) == [1, 2], "who reads the version of before reads its rows"
     commit, foreign = newest(table.commits(), STREAM)
     assert commit is not None and (commit.entry, commit.changes_data, foreign) == (made, True, [])
-    shutil.rmtree(home.settings.tables / "_staging")
+    if isinstance(home.settings.tables, Path):
+        shutil.rmtree(home.settings.tables / "_staging")
+    else:
+        remove_tree(home.below("_staging").tables / TABLE / "_delta_log")
     assert ids(home.open()) == [1, 20], "staging was not needed any more"
 
 
@@ -275,6 +288,10 @@ def test_a_table_that_begins_with_a_content_says_how_far_it_goes(home: Home) -> 
 
 @pytest.mark.parametrize("how", [shutil.move, shutil.rmtree])
 def test_a_table_moves_and_goes_with_its_folder(home: Home, how: Callable[..., object]) -> None:
+    if not isinstance(home.settings.tables, Path):  # a store has no folders
+        remove_tree(home.create("partial", home.batch(0, 1).content()).path)
+        assert home.store.open(home.below("partial"), home.kind.declared, STREAM) is None
+        return
     content = home.batch(0, 1).content()
     home.create("partial", content)
     place = home.settings.tables / "partial"
@@ -299,10 +316,12 @@ def test_what_a_savepoint_retains_outlives_the_tables_own_rows(home: Home, tmp_p
     table = home.open()
     table.replace_rows(table.no_rows(), entry(1, 2, "publish"), "r-1")
     for file in (home.settings.tables / TABLE).glob("*.parquet"):
-        file.unlink()
+        if isinstance(file, Path):  # maintenance leaves the object (test_on_a_store.py)
+            file.unlink()
     content = home.store.retained(home.settings, retained, saved)[TABLE]
     assert content.pieces == 1 and ids(home.create("again", content)) == [1]
-    assert table.has_content(content, version) if isinstance(table, MemoryTable) else not table.complete(version)
+    assert table.has_content(content, version) if not isinstance(home.kind, InDelta) else True
+    assert table.complete(version) == (not isinstance(home.settings.tables, Path) or isinstance(table, MemoryTable))
     for _ in range(2):
         home.store.release(home.settings, saved)
     assert not [place for place in home.store.retained_in(home.settings, TABLE, saved) if place.exists()]
@@ -376,3 +395,92 @@ def test_files_that_are_added_to_an_empty_table_do_not_hide_their_rows(settings:
     assert isinstance(combined, DeltaSink)
     found = DeltaTable(combined.path).to_pyarrow_table(filters=[("size", "=", 7)])
     assert found["id"].to_pylist() == [2]
+
+
+# The epochs of the stream's leases: a driver that was paused, and wakes after another one took over, writes nothing.
+
+
+def leased(table: StoredTable, leases: MemoryLeases, generation: int = 1) -> MemoryLease:
+    """A driver's lease, under which it writes the table from now on. The lease before has run out."""
+    leases.held.clear()
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    table.under(lease, generation)
+    return lease
+
+
+@pytest.mark.parametrize("wakes", ["before the check", "after the check"])
+def test_a_paused_driver_writes_nothing_after_another_one_took_the_table_over(home: Home, wakes: str) -> None:
+    leases = MemoryLeases(expires=True)
+    old, new = home.open(), home.open()
+    assert old.epoch == 0, "no lease has written the table yet"
+    leased(old, leases)
+    old.append(rows(1), entry(0))
+    if wakes == "after the check":
+        assert not old.holds(entry(1))
+    leased(new, leases)
+    with pytest.raises(Fenced, match=f"table {TABLE} is in epoch 2, the lease of this driver is of epoch 1"):
+        old.append(rows(2), entry(1))
+    new.append(rows(2), entry(1))
+    for again in (entry(1), entry(2), entry(2, kind="fence"), entry(2, kind="publish")):
+        with pytest.raises(Fenced):
+            old.append(rows(9), again)
+    with pytest.raises(Fenced):
+        old.mark(entry(0, 2, kind="fence"))
+    with pytest.raises(Fenced):
+        old.replace_rows(old.no_rows(), entry(0, 2, kind="publish"), "r-plan")
+    assert ids(home.open()) == [1, 2] and home.open().epoch == 2
+
+
+def test_the_fence_of_an_epoch_leaves_position_rows_and_newest_entry_and_is_committed_once(home: Home) -> None:
+    leases = MemoryLeases(expires=True)
+    before = home.batch(0, 1).version
+    taken = home.open()
+    lease = leased(taken, leases)
+    assert taken.version == before + 1 and taken.epoch == lease.epoch == 1
+    newest_commit, foreign = newest(taken.commits(), STREAM)
+    assert newest_commit is not None and newest_commit.entry == entry(0) and not foreign
+    fence = next(iter(taken.commits()))
+    assert fence.entry is not None and fence.entry.kind == "upkeep" and not fence.changes_data
+    assert entries(taken.commits(), 5)[0][1] == entry(0), "no ledger shows the fence"
+    restarted = home.open()
+    restarted.under(lease, 1)
+    assert restarted.version == taken.version and taken.holds(entry(0)) and not taken.holds(entry(1))
+
+
+def test_leases_that_end_with_their_process_need_no_fence_and_their_commits_carry_the_epoch(home: Home) -> None:
+    leases, before = MemoryLeases(), home.open().version
+    table, other = home.open(), home.open()
+    leased(table, leases)
+    assert table.version == before and table.epoch == 0
+    table.append(rows(1), entry(0))
+    assert table.version == before + 1 and home.open().epoch == 1
+    leased(other, leases)
+    other.append(rows(2), entry(1))
+    with pytest.raises(Fenced):
+        table.append(rows(3), entry(2))
+
+
+def test_no_commit_is_made_after_the_end_of_the_lease(home: Home) -> None:
+    table = home.open()
+    lease = leased(table, MemoryLeases(expires=True))
+    lease.lost = True
+    with pytest.raises(LeaseLost):
+        table.append(rows(1), entry(0))
+    with pytest.raises(LeaseLost):
+        table.mark(entry(0))
+    assert ids(table) == []
+
+
+def test_a_lease_whose_number_was_lost_gets_one_greater_than_the_tables(home: Home) -> None:
+    leases, table = MemoryLeases(expires=True), home.open()
+    for _ in range(5):
+        leased(table, leases)
+    anew, opened = MemoryLeases(expires=True), home.open()
+    lease = leased(opened, anew)
+    assert lease.epoch == opened.epoch == 6
+    with pytest.raises(Fenced):
+        table.append(rows(1), entry(0))
+    other = anew.acquire("other", purpose="session", wait=0)
+    anew.held.clear()
+    with pytest.raises(LeaseLost):  # another driver's lease gets no new number
+        home.open().under(other, 1)

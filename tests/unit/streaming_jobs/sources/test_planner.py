@@ -109,6 +109,21 @@ def test_a_backlog_begins_small_and_grows_and_the_end_of_it_is_live_again() -> N
     assert (live[1], taken(planner, *live)) == ({0: 400_010}, [10])
 
 
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_executors_decode_live_batches_once_those_take_more_than_a_share_of_the_driver(share: float | None) -> None:
+    topic = Topic()
+    planner = topic.planner(replace(LIMITS, driver_share=share))
+    planner.cost.decoded(10_000, 0.2)  # 20 microseconds for a record
+    by_driver, start = [], {0: 0}
+    for records, seconds in ((10_000, 9.0), (10_000, 1.0), (10_000, 0.25), (900, 0.01), (10_000, 60.0)):
+        topic.now += seconds
+        topic.grow(p0=records)
+        end = planner.next_end(start)
+        by_driver.append(taken(planner, start, end) == [records])
+        start = end
+    assert by_driver == [True, True, share is None, True, True]
+
+
 def test_the_bound_of_the_settings_holds_for_live_batches_too() -> None:
     _, planner = grown(BatchLimits(2.0, 30, 10**9, 0.1), p0=1000, p1=500)
     start: dict[int, int] = {0: 0, 1: 0}

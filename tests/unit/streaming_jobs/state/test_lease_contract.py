@@ -1,25 +1,33 @@
-"""The contract of a lease, kept by `flock` and in memory: one driver per stream, also when its JVM outlives it."""
+"""The contract of a lease: one driver per stream, also when its JVM outlives it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.state.lease import FileLeases, Lease, Leases
+from streaming_jobs.errors import LeaseBusy, LeaseLost
+from streaming_jobs.platform.object_files import MemoryFiles
+from streaming_jobs.state.lease import FileLeases, Lease, Leases, leases_of
+from streaming_jobs.state.store_lease import StoreLeases
 from streaming_jobs.testing import MemoryLeases
 from tests.conftest import SettingsFactory
 
 STREAM = "orders"
 
 
-@pytest.fixture(params=["flock", "memory"])
+@pytest.fixture(params=["flock", "memory", "expiring", "expiring in memory"])
 def leases(request: pytest.FixtureRequest, settings: SettingsFactory) -> Leases:
-    return MemoryLeases() if request.param == "memory" else FileLeases(settings())
+    kinds: dict[str, Callable[[], Leases]] = {
+        "flock": lambda: FileLeases(settings()),
+        "memory": MemoryLeases,
+        "expiring": lambda: leases_of(settings({"lease.kind": "expiring"})),
+        "expiring in memory": lambda: StoreLeases(MemoryFiles()),
+    }
+    return kinds[request.param]()
 
 
 @pytest.fixture
@@ -161,3 +169,33 @@ def test_a_lease_that_is_still_held_is_taken_back_at_once_and_one_that_was_relea
     assert lease.owner.jvm == jvm.pid and refused(leases)
     lease.unlock()
     lease.release()
+
+
+def test_each_acquisition_has_an_epoch_greater_than_all_before_it_also_after_a_release(leases: Leases) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    assert lease.epoch == 1 and leases.acquire("prices", purpose="session", wait=0).epoch == 1
+    refused(leases)
+    assert lease.lock_again() and lease.epoch == 1, "it was held all the time"
+    lease.unlock()
+    assert lease.lock_again() and lease.epoch == 2
+    lease.unlock()
+    second = leases.acquire(STREAM, purpose="recovery", wait=0)
+    assert second.epoch == 3
+    second.release()
+    assert lease.lock_again() and lease.epoch == 4
+    lease.release()
+    assert leases.acquire(STREAM, purpose="session", wait=0).epoch == 5
+
+
+def test_the_epoch_of_a_lease_exceeds_that_of_a_table_unless_another_holds_it(leases: Leases) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    lease.exceed(40)
+    lease.check()
+    assert lease.epoch == 41
+    lease.unlock()
+    second = leases.acquire(STREAM, purpose="session", wait=0)
+    assert second.epoch == 42
+    with pytest.raises(LeaseLost):
+        lease.exceed(50)
+    assert second.epoch == 42
+    second.release()

@@ -88,7 +88,7 @@ def test_merges_that_rewrite_a_table_are_cleaned_up_by_bytes_and_not_by_commits(
     settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forty merges of random keys write forty tables; the regular look comes after fifty."""
-    monkeypatch.setattr(orphan_files, "_AT_LEAST", 0.0)  # a reader has no minute here
+    monkeypatch.setattr(orphan_files, "AT_LEAST", timedelta())  # a reader has no minute here
     bounds = TableSettings(deleted_files_max_mb=2)
     upserts = ensure_sink(settings(), Declared("u", keys=["k"]), "s", KEYED, generation=1)
     upkeep = TableMaintenance(upserts, bounds, 1)

@@ -5,9 +5,11 @@ Those files are described to the table without reading rows, and never described
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import hypothesis
@@ -238,6 +240,24 @@ def test_each_file_is_named_from_the_table_and_counted_and_one_that_is_not_seen_
     assert rows == 5 and [a.path for a in actions] == names[:2]
     assert [a.size for a in actions] == [(folder / f"part-{i}.parquet").stat().st_size for i in (0, 1)]
     assert all(a.data_change for a in actions)
+
+
+def test_footers_of_many_files_are_read_at_the_same_time_and_stay_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"part-{i}.parquet" for i in range(3)]
+    for count, name in enumerate(names, 1):
+        pq.write_table(pa.table({"n": pa.array(range(count), pa.int64())}), tmp_path / name)
+    all_wait, read = Barrier(len(names)), pq.read_metadata
+
+    def read_metadata(file: Path) -> pq.FileMetaData:
+        all_wait.wait(10)
+        return read(file)
+
+    monkeypatch.setattr(pq, "read_metadata", read_metadata)
+    actions, rows = add_actions(tmp_path, reversed(names), [], ["n"])
+    assert rows == 6 and [a.path for a in actions] == names
+    assert [json.loads(a.stats)["numRecords"] for a in actions] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("value", [None, "", "2024-01-01", *AWKWARD])

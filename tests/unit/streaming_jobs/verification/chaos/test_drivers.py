@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections import namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 
-from streaming_jobs.verification.chaos.drivers import ReadingWorkers, planners, workers
+from streaming_jobs.verification.chaos.drivers import Machine, ReadingWorkers, executors, planners, workers
+from tests.support.driver import until
 
 PORT = 9092
 CLIENT = "/usr/bin/python -IS processes/fork_client.py /scratch"
@@ -78,3 +84,39 @@ def test_a_worker_reads_if_it_is_connected_to_the_broker_and_uses_its_time() -> 
     assert looking.among(processes) == [], "it starts, and has no connection to the broker yet"
     first.used, first.gone = 3.0, True  # type: ignore[attr-defined]
     assert looking.among(processes) == []
+
+
+WORKER = """
+import subprocess, sys, time
+
+asked = ["CoarseGrainedExecutorBackend", "--driver-url", "spark://CoarseGrainedScheduler@127.0.0.1:1234"]
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"org.apache.{asked[0]}", *asked[1:]])
+time.sleep(60)
+"""
+
+
+def test_a_machine_is_killed_with_its_executors_and_started_as_before(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WORKER, "org.apache.spark.deploy.worker.Worker", "spark://there:7077"]
+    environment, machines = {**os.environ, "CORES": "1"}, list[subprocess.Popen[bytes]]()
+    try:
+        machines.append(subprocess.Popen(command, env=environment, cwd=tmp_path))
+        [executor] = until(lambda: executors({1234}), 20, "an executor")
+        assert not executors({4321})
+        machine = Machine.of(executor)
+        assert machine is not None and machine.worker.pid == machines[0].pid
+        machine.kill()
+        assert machines[0].wait(10) == -signal.SIGKILL
+        until(lambda: not executors({1234}), 20, "the executor's end")
+        assert Machine.of(executor) is None
+        with (tmp_path / "log").open("wb") as output:
+            machines.append(machine.start(output))
+        [again] = until(lambda: executors({1234}), 20, "an executor")
+        worker = psutil.Process(machines[1].pid)
+        assert again.ppid() == worker.pid and worker.cmdline() == command
+        assert worker.environ()["CORES"] == "1" and worker.cwd() == str(tmp_path)
+    finally:
+        for process in machines:
+            for child in psutil.Process(process.pid).children() if process.poll() is None else []:
+                child.kill()
+            process.kill()
+            process.wait(10)

@@ -6,6 +6,7 @@ import pytest
 
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.verification.chaos.faults import (
+    CLUSTER_PROCESSES,
     PYTHON_PROCESSES,
     VICTIMS,
     PointKill,
@@ -36,6 +37,17 @@ def test_forty_five_kills_hit_every_point_stream_and_victim_and_more_planners_an
     faults = [fault for fault in schedule(seed, 45, POINTS_OF).faults if isinstance(fault, ProcessKill)]
     assert all(sum(fault.process == process for fault in faults) >= 4 for process in PYTHON_PROCESSES)
     assert len({fault.choice for fault in faults}) > 1, "which of several processes is chosen by the seed"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_on_a_cluster_executors_and_machines_are_killed_and_all_streams_share_one_session(seed: int) -> None:
+    made = schedule(seed, 45, POINTS_OF, cluster=True)
+    processes = [fault.process for fault in made.faults if isinstance(fault, ProcessKill)]
+    assert made.kills == 45 and set(processes) == {"planner", *CLUSTER_PROCESSES}
+    assert all(processes.count(process) >= 3 for process in CLUSTER_PROCESSES)
+    assert {lane.streams for phase in made.phases for lane in phase.lanes} == {tuple(POINTS_OF)}
+    few = schedule(seed, 6, POINTS_OF, cluster=True)
+    assert {f.process for f in few.faults if isinstance(f, ProcessKill)} == {*CLUSTER_PROCESSES}
 
 
 def test_the_kill_of_a_worker_has_a_phase_of_its_own_that_begins_with_a_burst() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,16 @@ from streaming_jobs.platform.processes.child import ChildProcess
 from streaming_jobs.settings import Settings
 from streaming_jobs.verification.chaos import flight_subject, sessions
 from streaming_jobs.verification.chaos.drivers import DriverProcess
-from streaming_jobs.verification.chaos.faults import Fault, Lane, PointKill, ProcessKill, RandomKill, Victim
+from streaming_jobs.verification.chaos.faults import (
+    CLUSTER_PROCESSES,
+    ClusterProcess,
+    Fault,
+    Lane,
+    PointKill,
+    ProcessKill,
+    RandomKill,
+    Victim,
+)
 from streaming_jobs.verification.chaos.flight_subject import FLIGHTS, SHIPPED, FlightFeed
 from streaming_jobs.verification.chaos.home import Home
 from streaming_jobs.verification.chaos.sessions import ChaosFailed, LaneRunner, Tally
@@ -66,6 +76,9 @@ class FakeDriver:
 
     def planners(self) -> list[FakeProcess]:
         return [process for process in self.processes if not process.dead]
+
+    def executors(self) -> list[FakeProcess]:
+        return self.planners()
 
     def reading_workers(self, port: int) -> list[FakeProcess]:
         assert port == 9092
@@ -247,6 +260,28 @@ def test_the_killed_planner_is_the_one_that_the_seed_chose_and_the_same_session_
     made.after(versions=1)
     assert made.driver.killed == ["python"] and len(drivers) == 1 and made.lane.done
     assert made.lane.tally.kills == 2 and made.lane.tally.unplanned == []
+
+
+@pytest.mark.parametrize("process", CLUSTER_PROCESSES)
+def test_a_session_survives_the_kill_of_an_executor_and_of_its_machine_which_is_started_again(
+    session: StartSession, monkeypatch: pytest.MonkeyPatch, process: ClusterProcess
+) -> None:
+    calls: list[str] = []
+    machine = SimpleNamespace(kill=lambda: calls.append("kill"), start=lambda output: calls.append(output.name))
+    monkeypatch.setattr(sessions, "Machine", SimpleNamespace(of=lambda _: machine))
+    made = session(ProcessKill(process, 1, 0.0, choice=1))
+    made.driver.processes = [FakeProcess(7), FakeProcess(8)]
+    made.lane.home.settings.logs.mkdir(parents=True, exist_ok=True)
+    made.after(versions=1)
+    assert dict(made.lane.tally.processes) == {process: 1} and made.lane.tally.kills == 1
+    if process == "machine":
+        assert calls == ["kill", str(made.lane.home.settings.logs / "worker-001.log")]
+    else:
+        assert [each.pid for each in made.driver.processes if each.dead] == [8] and not calls
+    made.after(versions=1)
+    assert not made.driver.asked_to_end, "each table has two more versions first"
+    made.after(versions=1)
+    assert made.driver.asked_to_end and made.driver.killed == []
 
 
 @pytest.mark.parametrize("following", [(), (POINT,), (RandomKill("jvm", 0, 1.0),)])
