@@ -99,9 +99,12 @@ def test_reports_and_history_come_back(home: Settings, server: StoreServer, stor
 
 
 def test_a_plan_has_a_name_of_its_own_and_its_journal_one_writer(
-    home: Settings, server: StoreServer, store: StoreFiles
+    home: Settings, server: StoreServer, store: StoreFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [plan_file.next_id(home, "plain") for _ in range(2)] == ["plain-0001", "plain-0002"]
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_file, "_ids", lambda _: [])  # two planners at the same moment
+        assert [plan_file.next_id(home, "plain") for _ in range(2)] == ["plain-0001", "plain-0002"]
+    assert plan_file.next_id(home, "plain") == "plain-0003"
     journal = journal_of(home, "plain-0001")
     journal.write("take_savepoint", "begun")
     journal.write("take_savepoint", "done", {"savepoint": "x"})
@@ -111,16 +114,20 @@ def test_a_plan_has_a_name_of_its_own_and_its_journal_one_writer(
     assert server.unconditional_writes("journal|about") == []
 
 
-def test_void_ranges_savepoints_and_slices_come_back(home: Settings, store: StoreFiles) -> None:
+def test_void_ranges_savepoints_and_slices_come_back(home: Settings, server: StoreServer, store: StoreFiles) -> None:
     void = VoidRange(0, 3, 7, "plain-0001", 2, 1.0)
     declare_void(home, "things", "id", writer="plain", path=(1, 2), ranges=[void], under_way="plain-0001")
+    declare_void(home, "things", "id", writer="plain", path=(1, 2), ranges=[void], under_way="plain-0001")
+    assert server.unconditional_writes("_topics") == []
     declare_void(home, ".hidden", "id", writer="plain", path=(1, 2), ranges=[void])
     (under_way,) = under_way_of(home, "plain-0001")
     assert under_way.void == (void,) and topic_record(home, ".hidden") is not None
 
     taken = Savepoint("plain", 1, 8, 1.0, "time", "", {"things": {0: 7}}, {"things": "id"}, NO_CODE, {}, ())
     savepoints._write(home, taken)
+    server.clear()
     kept = savepoints.keep_for(home, taken, "recovery", "of a plan")
+    assert server.unconditional_writes("savepoints") == []
     assert savepoints.savepoints(home, "plain") == [kept] and savepoint_retention.named(home) == []
     savepoints.forget(home, "plain", taken.id)
     with pytest.raises(FileNotFoundError):
