@@ -67,7 +67,7 @@ def lay_checkpoint(
     def offsets(batch: int) -> str:
         return json.dumps({topic: {str(p): end for p, end in ends(batch).items()}}, separators=(",", ":"))
 
-    folder = StreamFolder.of(settings, stream.name).checkpoint(1).folder
+    folder = Path(str(StreamFolder.of(settings, stream.name).checkpoint(1).folder))
     for part in ("offsets", "commits", "sources/0"):
         (folder / part).mkdir(parents=True)
     (folder / "metadata").write_text('{"id":"d1232a21-48ec-49aa-80a3-815ce12b0714"}')

@@ -98,6 +98,7 @@ def _allowed(name: str, field: FieldInfo) -> str:
         float: "a number",
         timedelta: "a duration",
         Path: "a path",
+        str | Path: "a path or a URL",
         str: "text",
         SecretStr: "text",
         list[str]: "a list of texts",

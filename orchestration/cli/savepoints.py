@@ -247,6 +247,7 @@ def generations() -> None:
 @generations_app.command("list", short_help="Print a stream's generations.")
 def list_generations(context: typer.Context, stream: StreamName, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
+    from streaming_jobs.platform.locations import files_below
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.stream_folder import StreamFolder
     from streaming_jobs.text.spelling import instant_words
@@ -257,7 +258,7 @@ def list_generations(context: typer.Context, stream: StreamName, output: OutputO
     generations = []
     for each in record.generations if record else ():
         checkpoint = StreamFolder.of(call.settings, name).checkpoint(each.number).folder
-        size = sum(f.stat().st_size for f in checkpoint.rglob("*") if f.is_file())
+        size = sum(status.st_size for _, status in files_below(checkpoint))
         generations.append({**dataclasses.asdict(each), "kept": checkpoint.is_dir(), "bytes": size})
     rows = [
         [

@@ -269,8 +269,11 @@ class Border:
         text = checkpoint.entry_ending_at(batch, by_topic(ends))
         log = checkpoint.folder / "offsets"
         (log / f".{batch}.crc").unlink(missing_ok=True)  # Hadoop's checksum is that of the old text
-        write_atomic(log / str(batch), text)
-        sync(log)
+        if isinstance(log, Path):
+            write_atomic(log / str(batch), text)
+            sync(log)
+        else:
+            (log / str(batch)).write_bytes(text.encode())
         return True
 
 

@@ -61,12 +61,12 @@ from reprocessing.stages.void_ranges import (
 )
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, ends_of
-from streaming_jobs.platform.files import sync
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.sinks.stored import Content
 from streaming_jobs.sinks.tables import begin_late
 from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint import move
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
@@ -246,7 +246,7 @@ class Prepare(OfOneStream):
             return "staging tables and state start empty"
         state = "state and tables" if self.plan.stateful and not self.plan.discards_state else "tables"
         empty = "; state starts empty" if self.plan.discards_state else ""
-        return f"{state} start as of savepoint {self.plan.base.savepoint} (hard links, no copy){empty}"
+        return f"{state} start as of savepoint {self.plan.base.savepoint} (their files are shared){empty}"
 
     def run(self, recovery: Recovery) -> Result:
         context = recovery.of(self.stream)
@@ -456,9 +456,7 @@ class SwitchGeneration(OfOneStream):
         rebuilt = StreamFolder.of(context.replay_settings, self.stream)
         stream_folder = StreamFolder.of(context.settings, self.stream)
         source, target = rebuilt.checkpoint(number).folder, stream_folder.checkpoint(number).folder
-        if not target.exists():
-            source.rename(target)
-            sync(target.parent)
+        move(source, target)
         context.crash_point("recover_switch_generation_between")
         release(context)
         ledger_file(context.settings, self.stream).adopt(ledger_file(context.replay_settings, self.stream))

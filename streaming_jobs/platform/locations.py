@@ -13,7 +13,8 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -152,6 +153,8 @@ class StorePath:
         return (each for each in self.iterdir() if fnmatchcase(each.name, pattern))
 
 
+_AT_A_TIME = 16
+"""Copies that a store makes at a time."""
 Location: TypeAlias = Path | StorePath
 
 
@@ -252,6 +255,12 @@ def sync_location(location: Location) -> None:
     """Have everything below a location on disk; a store has it already."""
     if isinstance(location, Path):
         sync_tree(location)
+
+
+def copy_objects(source: StorePath, target: StorePath, names: Iterable[str]) -> None:
+    """Copy objects below one prefix to another one, several at a time."""
+    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="copies") as threads:
+        list(threads.map(lambda name: copy_object(source / name, target / name), names))
 
 
 def copy_object(source: StorePath, target: StorePath) -> None:

@@ -26,7 +26,6 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import ReliedOn, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import stream_record
-from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -47,16 +46,18 @@ def repair(settings: Settings, stream: Stream, reached: Txn | None = None) -> li
     record = stream_record.load(settings, stream.name)
     if record is None:
         return []
-    checkpoint = StreamFolder.of(settings, stream.name).checkpoint(record.generation)
-    gone = list(_truncated_entry(checkpoint.folder / "commits"))
+    folder = StreamFolder.of(settings, stream.name).checkpoint(record.generation).folder
+    if not isinstance(folder, Path):  # a store has whole objects
+        return []
+    gone = list(_truncated_entry(folder / "commits"))
     for declared, _ in all_tables(stream):
         gone += store_of(declared).truncated_copies(settings, declared)
-    gone += remove_files(*_truncated_commits(settings, stream, record, _newest(checkpoint.folder / "commits"), reached))
+    gone += remove_files(*_truncated_commits(settings, stream, record, _newest(folder / "commits"), reached))
     primary = open_table(settings, stream.primary, stream.name)
     at = primary.position if primary is not None else None
     done = at.batch if at is not None and at.generation == record.generation else -1
-    gone += _repair_plan(checkpoint, done)
-    gone += _truncated_snapshots(checkpoint.folder / "state")
+    gone += _repair_plan(folder, done)
+    gone += _truncated_snapshots(folder / "state")
     for path in gone:
         log.warning("removed what a power cut had left half written", stream=stream.name, path=str(path))
     _add_lost_lines(settings, stream)
@@ -129,18 +130,18 @@ def _truncated_entry(folder: Path) -> Iterator[Path]:
         yield from remove_files(folder / str(newest))
 
 
-def _repair_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
+def _repair_plan(folder: Path, done: int) -> Iterator[Path]:
     """Remove the plan of a batch that no table has, if it, or the `commits` entry before it, is truncated."""
-    planned = _newest(checkpoint.folder / "offsets")
-    committed = _newest(checkpoint.folder / "commits")
-    if done < 0 and committed is None and _any_empty(checkpoint.folder):
-        shutil.rmtree(checkpoint.folder)  # the first start, before anything was written
-        sync(checkpoint.folder.parent)
-        yield checkpoint.folder
+    planned = _newest(folder / "offsets")
+    committed = _newest(folder / "commits")
+    if done < 0 and committed is None and _any_empty(folder):
+        shutil.rmtree(folder)  # the first start, before anything was written
+        sync(folder.parent)
+        yield folder
         return
     if planned is None or planned <= done:
         return
-    path = checkpoint.folder / "offsets" / str(planned)
+    path = folder / "offsets" / str(planned)
     # Spark writes one `commits` entry at a time, so only that of the batch before may be lost.
     lost = planned - 1 == done and planned - 2 == (-1 if committed is None else committed)
     if not _whole_entry(path) or (planned and lost):

@@ -13,14 +13,16 @@ import re
 import shutil
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import TopicOffsets, decode
 from streaming_jobs.platform.files import hard_link, sync, sync_each, sync_tree, write_atomic
+from streaming_jobs.platform.locations import Location, StorePath, copy_objects, files_below
 from streaming_jobs.text import commands
 
 
@@ -37,7 +39,7 @@ class CheckpointDamaged(PreflightRefused):
 class Checkpoint:
     """The checkpoint folder of one generation of one stream."""
 
-    folder: Path
+    folder: Location
 
     @property
     def last_planned(self) -> int | None:
@@ -94,8 +96,7 @@ class Checkpoint:
         """Note where the first batch starts, in the form of Spark's Kafka source, for a checkpoint without a batch."""
         for index, (topic, each) in enumerate(starts.items()):
             folder = self.folder / "sources" / str(index)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / "0", f"v1\n{written({topic: each})}")
+            _write(folder / "0", f"v1\n{written({topic: each})}")
 
     def check(self) -> None:
         """Raise PreflightRefused for entries that are missing or cannot be read where Spark needs them."""
@@ -122,10 +123,7 @@ class Checkpoint:
                 raise _damaged(path)
 
     def _last(self, log: str) -> int | None:
-        folder = self.folder / log
-        if not folder.is_dir():
-            return None
-        return max((int(f.name) for f in folder.iterdir() if f.name.isdigit()), default=None)
+        return max(_entries(self.folder / log), default=None)
 
     def _lines(self, batch: int) -> list[str]:
         path = self.folder / "offsets" / str(batch)
@@ -147,7 +145,7 @@ def written(offsets: TopicOffsets) -> str:
     return json.dumps({topic: {str(p): each[p] for p in sorted(each)} for topic, each in offsets.items()})
 
 
-def _text(path: Path) -> str:
+def _text(path: Location) -> str:
     try:
         return path.read_text(encoding="utf-8").rstrip("\n")
     except FileNotFoundError:
@@ -156,7 +154,7 @@ def _text(path: Path) -> str:
         raise _damaged(path) from error
 
 
-def _offsets(text: str, path: Path) -> dict[str, dict[int, int]]:
+def _offsets(text: str, path: Location) -> dict[str, dict[int, int]]:
     try:
         return decode(json.loads(text))
     except (ValueError, AttributeError, TypeError) as error:
@@ -170,7 +168,7 @@ def _is_json(text: str) -> bool:
         return False
 
 
-def _damaged(path: Path, how: str = "cannot be read") -> CheckpointDamaged:
+def _damaged(path: Location, how: str = "cannot be read") -> CheckpointDamaged:
     return CheckpointDamaged(f"the checkpoint is damaged: {path} {how}")
 
 
@@ -187,15 +185,17 @@ def _damaged(path: Path, how: str = "cannot be read") -> CheckpointDamaged:
 
 
 class CheckpointSync:
-    """Syncs the files of one checkpoint; a new one for each start of a query."""
+    """Syncs the files of one checkpoint; a new one for each start of a query. On a store all of them are durable."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._folder = checkpoint.folder
+        self._folder = checkpoint.folder if isinstance(checkpoint.folder, Path) else None
         self._whole = False
         self._known: dict[Path, frozenset[str]] = {}
 
     def planned(self, batch: int) -> None:
         """Sync the entries from which Spark continues once the tables have this batch."""
+        if self._folder is None:
+            return
         if not self._whole:  # an earlier driver may have left files that are not synced
             sync_tree(self._folder)
             self._whole = True
@@ -205,6 +205,8 @@ class CheckpointSync:
 
     def state(self) -> None:
         """Sync the state files that are new since the last call."""
+        if self._folder is None:
+            return
         wanted: list[Path] = []
         for folder, below, names in os.walk(self._folder / "state"):
             here = Path(folder)
@@ -224,7 +226,8 @@ class CheckpointSync:
 #
 # To continue from K, Spark needs the log entries of K and just before it, the first offsets of the sources, and the
 # state files that lead to state version K+1 (version = batch + 1). Log entries are copied; state files, which Spark
-# never changes once they are written, are hard links. The cut has a new query id.
+# never changes once they are written, are hard links. The cut has a new query id. A store copies all of them itself,
+# and `metadata` comes last: a checkpoint is whole once it has that.
 
 _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(changelog|zip|delta|snapshot)(?:\.crc)?")
 _FULL = ("zip", "snapshot")
@@ -243,12 +246,13 @@ def cuttable(checkpoint: Checkpoint) -> range:
     return range(first if first == 0 else first + _BEFORE, last + 1)
 
 
-def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
+def cut(checkpoint: Checkpoint, batch: int, target: Location) -> None:
     """Make `target` a checkpoint that ends after `batch`; an existing cut is left as it is.
 
-    Raises UsageError when Spark's log no longer holds what the cut needs. A kill leaves a folder `target`.partial.
+    Raises UsageError when Spark's log no longer holds what the cut needs. A kill leaves a folder `target`.partial, or,
+    on a store, a target without its metadata.
     """
-    if target.exists():
+    if (target / "metadata").is_file():
         return
     possible = cuttable(checkpoint)
     if batch not in possible:
@@ -257,79 +261,111 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
             f"the checkpoint {checkpoint.folder.name} can be cut after {choice}, not after batch {batch}",
             f"choose one of them, or a savepoint (`{commands.savepoints()}`)",
         )
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    for log in ("offsets", "commits"):
-        (partial / log).mkdir(parents=True, mode=0o700)
-        for number in range(batch - _BEFORE, batch + 1):
-            if number >= 0:
-                shutil.copy2(checkpoint.folder / log / str(number), partial / log / str(number))
-    shutil.copytree(checkpoint.folder / "sources", partial / "sources")
-    (partial / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
-    state = checkpoint.folder / "state"
-    for file in needed_state(state, batch + 1):
-        hard_link(file, partial / "state" / file.relative_to(state))
-    _placed(partial, target)
+    numbers = range(max(batch - _BEFORE, 0), batch + 1)
+    names = [f"{log}/{number}" for log in ("offsets", "commits") for number in numbers]
+    names += [f"sources/{name}" for name, _ in files_below(checkpoint.folder / "sources")]
+    state = [f"state/{name}" for name in needed_state(checkpoint.folder / "state", batch + 1)]
+    _made(checkpoint.folder, target, names, state, {"metadata": json.dumps({"id": str(uuid.uuid4())})})
 
 
-def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> None:
+def copy(source: Location, target: Location, *, ends: TopicOffsets | None = None) -> None:
     """A second checkpoint like the cut `source`, for a query to run on; state files are hard links.
 
     With `ends`, its last batch ends there: the query skips the records in between.
     """
+    made, texts = Checkpoint(source), {}
+    if ends is not None and (last := made.last_planned) is not None:
+        texts[f"offsets/{last}"] = made.entry_ending_at(last, ends)
+    if made.exists:
+        texts["metadata"] = (source / "metadata").read_text(encoding="utf-8")
+    names = [name for name, _ in files_below(source) if name not in texts]
+    state = [name for name in names if name.startswith("state/")]
+    _made(source, target, [name for name in names if not name.startswith("state/")], state, texts)
+
+
+def _made(
+    source: Location, target: Location, names: Sequence[str], state: Sequence[str], texts: Mapping[str, str]
+) -> None:
+    """Make a checkpoint of files of another one and of texts, of which the last is written last."""
+    if isinstance(source, StorePath) and isinstance(target, StorePath):
+        copy_objects(source, target, [*names, *state])
+        for name, text in texts.items():
+            (target / name).write_bytes(text.encode())
+        return
+    assert isinstance(source, Path)
+    assert isinstance(target, Path)
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    for file in (f for f in source.rglob("*") if f.is_file()):
-        to = partial / file.relative_to(source)
-        if file.is_relative_to(source / "state"):
-            hard_link(file, to)
-        else:
-            to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            shutil.copy2(file, to)
-    made = Checkpoint(partial)
-    if ends is not None and (last := made.last_planned) is not None:
-        (partial / "offsets" / str(last)).write_text(made.entry_ending_at(last, ends), encoding="utf-8")
-    _placed(partial, target)
-
-
-def _placed(folder: Path, target: Path) -> None:
-    """Sync the folder, then give it its name; Spark has synced none of the linked files."""
-    sync_tree(folder)
-    folder.replace(target)
+    for log in ("offsets", "commits", "sources"):
+        (partial / log).mkdir(parents=True, mode=0o700)
+    for name in names:
+        (partial / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shutil.copy2(source / name, partial / name)
+    for name in state:
+        hard_link(source / name, partial / name)
+    for name, text in texts.items():
+        (partial / name).write_text(text, encoding="utf-8")
+    sync_tree(partial)  # Spark has synced none of the linked files
+    partial.replace(target)
     sync(target.parent)
 
 
-def needed_state(state: Path, version: int) -> Iterator[Path]:
-    """The state files that lead to a version, of every operator, partition and store below `state`.
+def move(source: Location, target: Location) -> None:
+    """Let a checkpoint become another one, once: an existing target stays. On a store the source stays too."""
+    if isinstance(source, Path) and isinstance(target, Path):
+        if not target.exists():
+            source.rename(target)
+            sync(target.parent)
+    elif not (target / "metadata").is_file():
+        copy(source, target)
+
+
+def needed_state(state: Location, version: int) -> Iterator[str]:
+    """The state files that lead to a version, of every operator, partition and store, by their paths below `state`.
 
     From the version downwards: its changes, then those before it, down to the second full snapshot. The first snapshot
     is not enough, because an attempt that died may have left it. Then the RocksDB files that these snapshots name.
     """
-    for folder, names, files in os.walk(state):
-        here = Path(folder)
-        if here.name == "SSTs":
-            names.clear()
+    folders: dict[str, set[str]] = {}
+    for path, _ in files_below(state):
+        folder, _, name = path.rpartition("/")
+        folders.setdefault(folder, set()).add(name)
+    for folder, files in folders.items():
+        if folder.rpartition("/")[2] == "SSTs":
             continue
-        versioned = [(int(match[1]), match[2], here / name) for name in files if (match := _VERSIONED.fullmatch(name))]
+        versioned = [(int(match[1]), match[2], name) for name in files if (match := _VERSIONED.fullmatch(name))]
         fulls = sorted({number for number, kind, _ in versioned if kind in _FULL and number <= version}, reverse=True)
         oldest = fulls[1] if len(fulls) > 1 else 0
-        chosen = [path for number, _, path in versioned if oldest <= number <= version]
-        yield from chosen
-        yield from (here / name for name in files if not _VERSIONED.fullmatch(name) and not name.startswith("."))
-        for name in sorted({name for path in chosen if path.suffix == ".zip" for name in _tables_of(path)}):
-            yield from (path for path in (here / "SSTs" / name, here / "SSTs" / f"{name}.crc") if path.exists())
+        chosen = [name for number, _, name in versioned if oldest <= number <= version]
+        others = [name for name in files if not _VERSIONED.fullmatch(name) and not name.startswith(".")]
+        yield from (f"{folder}/{name}" if folder else name for name in (*chosen, *others))
+        named = {each for name in chosen if name.endswith(".zip") for each in _tables_of(state / folder / name)}
+        there = folders.get(f"{folder}/SSTs", set())
+        for name in sorted(named):
+            yield from (f"{folder}/SSTs/{each}" for each in (name, f"{name}.crc") if each in there)
 
 
-def _tables_of(snapshot: Path) -> Iterator[str]:
+def _tables_of(snapshot: Location) -> Iterator[str]:
     """Yields the names of a snapshot's RocksDB files, which are in `SSTs` beside it (Spark's RocksDBFileManager)."""
-    with zipfile.ZipFile(snapshot) as packed:
+    with zipfile.ZipFile(BytesIO(snapshot.read_bytes())) as packed:
         _, _, text = packed.read("metadata").decode().partition("\n")
     for file in json.loads(text)["sstFiles"]:
         yield file["dfsSstFileName"]
 
 
-def _entries(log: Path) -> set[int]:
-    return {int(file.name) for file in log.iterdir() if file.name.isdigit()} if log.is_dir() else set()
+def _entries(log: Location) -> set[int]:
+    try:
+        return {int(file.name) for file in log.iterdir() if file.name.isdigit()}
+    except FileNotFoundError:
+        return set()
+
+
+def _write(file: Location, text: str) -> None:
+    if isinstance(file, Path):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, text)
+    else:
+        file.write_bytes(text.encode())
 
 
 # The paths of state schemas in a checkpoint that was moved or copied.
@@ -338,25 +374,40 @@ def _entries(log: Path) -> set[int]:
 # schemas of its state, `state/<operator>/_stateSchema/...` in the same checkpoint. A savepoint, a recovery and a
 # home that was moved have them elsewhere, and the folder that they name may be gone.
 
-_PATH = re.compile(r'"file:[^"]*/state/(\d+)/_stateSchema/')
+_PATH = re.compile(r'"(?:file:[^"]*|s3a?://[^"]*)/state/(\d+)/_stateSchema/')
 
 
-def point_to(checkpoint: Path) -> list[Path]:
+def point_to(checkpoint: Location) -> list[Location]:
     """Let a checkpoint's metadata name the schemas beside them; returns the rewritten files.
 
     They are replaced, not written to: other checkpoints may share them as hard links.
     """
-    here = json.dumps(f"file:{checkpoint.absolute()}", ensure_ascii=False)[:-1]
-    fresh = checkpoint / ".state-metadata"  # not beside them, where Spark takes each name for a number
-    written = []
-    for file in checkpoint.glob("state/*/_metadata/v2/*"):
-        if file.name.isdigit():
-            text = file.read_text(encoding="utf-8")
-            right = _PATH.sub(lambda found: f"{here}/state/{found[1]}/_stateSchema/", text)
-            if right != text:
-                file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # the checksum of what is replaced
-                write_atomic(fresh, right)
-                fresh.replace(file)
-                sync(file.parent)
-                written.append(file)
-    return written
+    here = f"file:{checkpoint.absolute()}" if isinstance(checkpoint, Path) else hadoop_url(checkpoint)
+    start = json.dumps(here, ensure_ascii=False)[:-1]
+    rewritten: list[Location] = []
+    for name, _ in files_below(checkpoint / "state"):
+        if (match := _METADATA.fullmatch(name)) is None:
+            continue
+        file = checkpoint / "state" / name
+        text = file.read_text(encoding="utf-8")
+        right = _PATH.sub(lambda found: f"{start}/state/{found[1]}/_stateSchema/", text)
+        if right == text:
+            continue
+        if isinstance(checkpoint, Path):
+            path, fresh = checkpoint / "state" / name, checkpoint / ".state-metadata"  # Spark takes names beside it
+            path.with_name(f".{match[1]}.crc").unlink(missing_ok=True)  # the checksum of what is replaced
+            write_atomic(fresh, right)
+            fresh.replace(path)
+            sync(path.parent)
+        else:
+            _write(file, right)
+        rewritten.append(file)
+    return rewritten
+
+
+_METADATA = re.compile(r"[^/]+/_metadata/v2/(\d+)")
+
+
+def hadoop_url(location: Location) -> str:
+    """The location as Spark's Hadoop names it: S3A is its file system for S3."""
+    return re.sub("^s3://", "s3a://", str(location))

@@ -7,7 +7,6 @@ lease writes it, under the tag of the record that was read: a driver that has lo
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 from streaming_jobs.errors import Fenced, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
+from streaming_jobs.platform.locations import remove_tree
 from streaming_jobs.platform.object_files import AlreadyThere, Changed, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
@@ -241,7 +241,7 @@ def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
     over = [home.checkpoint(each.number).folder for each in record.generations[:-1]]
     gone = [place for place in over[: max(len(over) - keep, 0)] if place.is_dir()]
     for place in gone:
-        shutil.rmtree(place)
+        remove_tree(place)
     return [place.name for place in gone]
 
 

@@ -122,7 +122,7 @@ def _put_back(home: Home) -> Iterator[None]:
 
 
 def _checkpoint(home: Home) -> Path:
-    return home.checkpoint(STREAM).folder
+    return Path(str(home.checkpoint(STREAM).folder))
 
 
 def _last(home: Home) -> int:

@@ -92,7 +92,7 @@ def test_of_the_state_only_what_leads_to_the_version_is_taken_and_without_a_snap
     tmp_path: Path,
 ) -> None:
     rocksdb(tmp_path / "a", 35, (10, 20, 30))
-    needed = {path.relative_to(tmp_path / "a").as_posix() for path in needed_state(tmp_path / "a", 25)}
+    needed = {*needed_state(tmp_path / "a", 25)}
     assert needed == {
         "0/_metadata/metadata",
         "0/1/10_u10.zip",
@@ -102,7 +102,7 @@ def test_of_the_state_only_what_leads_to_the_version_is_taken_and_without_a_snap
         *(f"0/1/{v}_u{v}.changelog{end}" for v in range(10, 26) for end in ("", ".crc")),
     }
     rocksdb(tmp_path / "b", 5, ())
-    assert len([p for p in needed_state(tmp_path / "b", 4) if p.suffix == ".changelog"]) == 4
+    assert len([name for name in needed_state(tmp_path / "b", 4) if name.endswith(".changelog")]) == 4
 
 
 def test_a_copy_shares_state_and_has_its_own_log(life: Life, tmp_path: Path) -> None:

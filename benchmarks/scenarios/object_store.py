@@ -1,0 +1,104 @@
+"""What a batch asks of an object store, and what it takes where each request takes so many milliseconds. No Spark.
+
+    python -m benchmarks object_store --batches 20 --ms 20
+
+Tables are on an S3 server in memory, which counts requests and waits before it answers. `append, files` is a batch of
+which executors have written the files: the driver reads their footers. Times are those of the wait: the server is on
+loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from benchmarks.run import Report, Row, median, seconds_of
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.parquet import add_actions
+from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, ParquetAppend
+from streaming_jobs.sinks.delta.row_engine import Files
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.store import ensure_sink
+from streaming_jobs.stream import DeltaTable
+
+COLUMNS = StructType([StructField("k", LongType()), StructField("text", StringType())])
+_METHODS = ("PUT", "GET", "HEAD", "LIST", "DELETE")
+GOAL = 12
+"""Requests of a batch that only appends."""
+
+Write = Callable[[DeltaSink, int], object]
+
+
+def run(report: Report, *, batches: int = 20, ms: int = 20) -> None:
+    from tests.support.store_server import Fault, store_server
+
+    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    rows = []
+    with store_server() as server, tempfile.TemporaryDirectory(prefix="benchmark-") as home:
+        for name, declared, write in (
+            ("append", DeltaTable("appended"), _append),
+            ("append, files", DeltaTable("files"), _append_files),
+            ("upsert", DeltaTable("upserted", keys=["k"]), _upsert),
+        ):
+            settings = Settings.load(
+                {
+                    "home": Path(home),
+                    "tables_dir": f"{server.url}/tables",
+                    "storage.endpoint": server.endpoint,
+                    "storage.region": "us-east-1",
+                    "storage.allow_http": True,
+                }
+            )
+            sink = ensure_sink(settings, declared, "s", COLUMNS, generation=1)
+            write(sink, 0)
+            counted = []
+            for batch in range(1, batches + 1):
+                server.clear()
+                write(sink, batch)
+                counted.append(Counter("LIST" if "list-type" in r.query else r.method for r in server.requests()))
+            server.clear()
+            for method in ("PUT", "GET", "HEAD", "DELETE"):
+                server.inject(Fault("slow", method, times=1_000_000, seconds=ms / 1000))
+            took = [1000 * seconds_of(partial(write, sink, n)) for n in range(batches + 1, batches + 6)]
+            rows.append(_row(name, counted, f"ms at {ms} ms a request", median(took)))
+    report.table("requests", rows)
+
+
+def _row(name: str, counted: list[Counter[str]], figure: str, took: float) -> Row:
+    all_of = median([sum(each.values()) for each in counted])
+    by_method = {method: median([each[method] for each in counted]) for method in _METHODS}
+    verdict = {"verdict": "good" if all_of <= GOAL or "append" not in name else f"above {GOAL}"}
+    return {"batch": name, "requests": all_of, **by_method, figure: round(took), **verdict}
+
+
+def _rows(batch: int) -> pa.Table:
+    return pa.table({"k": pa.array(range(batch * 100, batch * 100 + 100), pa.int64()), "text": ["a text"] * 100})
+
+
+def _entry(sink: DeltaSink, batch: int) -> LedgerEntry:
+    return LedgerEntry("batch", "s", sink.name, 1, batch)
+
+
+def _append(sink: DeltaSink, batch: int) -> object:
+    return ArrowAppend(sink, _rows(batch)).commit(_entry(sink, batch))
+
+
+def _append_files(sink: DeltaSink, batch: int) -> object:
+    files = Files(sink.path, sink.path / "g0001" / f"b{batch:09d}-a")
+    files.add("", _rows(batch))
+    actions, count = add_actions(sink.path, files.close(), [], sink.bounded)
+    return ParquetAppend(sink, actions, count).commit(_entry(sink, batch))
+
+
+def _upsert(sink: DeltaSink, batch: int) -> object:
+    """Of the rows, one half is new: a batch rewrites the file of the one before it."""
+    rows = pa.table({"k": pa.array(range(batch * 50, batch * 50 + 100), pa.int64()), "text": ["a text"] * 100})
+    return ArrowMerge(sink, rows).commit(_entry(sink, batch))
