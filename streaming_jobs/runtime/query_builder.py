@@ -60,7 +60,7 @@ from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
 from streaming_jobs.state.slice_requests import SliceRequests
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
@@ -520,7 +520,7 @@ class QueryBuilder:
             files=BatchFiles(
                 StreamFolder.of(self.settings, name).checkpoint(record.generation),
                 ledger_file(self.settings, name),
-                DriverPathAttempts(StreamFolder.of(self.settings, name).attempt),
+                DriverPathAttempts(attempt_file(self.settings, name)),
             ),
             hooks=BatchHooks(
                 stop=self.stop,
