@@ -473,9 +473,7 @@ def _ended(at: _Attempt, request: SliceCommitRequest) -> SliceCommitRequest:
                 at.tools.tell("the stream runs: its driver commits the slice at its next batch border")
                 told = True
             if time.monotonic() > deadline:
-                with at.requests.alone():
-                    if at.requests.outcome(request.id) is None:
-                        at.requests.end(request.ended("expired", reason=f"not committed in time: {busy.found}"))
+                at.requests.withdraw(request, f"not committed in time: {busy.found}")
             time.sleep(_LOOK)
 
 

@@ -88,12 +88,14 @@ class SliceCommits:
 
 def carry_out(requests: SliceRequests, tables: Mapping[str, StoredTable]) -> None:
     """Give every waiting slice its outcome; the caller is the one who may write the tables."""
-    with requests.alone():
-        for request in requests.waiting():
-            ended = requests.outcome(request.id) or _carried_out(request, tables)
-            requests.end(ended)
-            crash_point("slice_ended", request.stream, 0)
-            log.info("slice", stream=request.stream, table=request.table, slice=request.id, state=ended.state)
+    for request in requests.waiting():
+        if request.state == "waiting" and not requests.claim(request):
+            continue
+        withdrawn = request if request.state == "expired" else None
+        ended = requests.outcome(request.id) or withdrawn or _carried_out(request, tables)
+        requests.end(ended)
+        crash_point("slice_ended", request.stream, 0)
+        log.info("slice", stream=request.stream, table=request.table, slice=request.id, state=ended.state)
 
 
 def _carried_out(request: SliceCommitRequest, tables: Mapping[str, StoredTable]) -> SliceCommitRequest:

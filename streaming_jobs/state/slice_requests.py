@@ -1,18 +1,17 @@
-"""Rebuilt slices, and slices that wait for their commit, as files beside the stream's state.
+"""Rebuilt slices, and slices that wait for their commit, as objects beside the stream's state.
 
     <state>/<stream>/slices/waiting/<id>.json   a change that the driver commits at its next batch border
-    <state>/<stream>/slices/<id>.json           the outcome; these files stay, as the history of rebuilt slices
-    <state>/<stream>/slices/lock                held while a waiting one is carried out, or withdrawn
-    <state>/<stream>/slices/running             held by the rebuild that runs; one per stream
+    <state>/<stream>/slices/<id>.json           the outcome; these objects stay, as the history of rebuilt slices
+    <state>/<stream>/slices/running             a lock, held by the rebuild that runs; one per stream
 
-A kill at any moment is harmless: the outcome is written before the waiting file is removed, and the table's log says
-whether a change was committed.
+A waiting change is either claimed, by the driver that commits it, or withdrawn: whoever replaces its object first
+decides. A kill at any moment is harmless: the outcome is written before the waiting object is removed, and the table's
+log says whether a change was committed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,14 +23,16 @@ import structlog
 
 from streaming_jobs.errors import LeaseBusy, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.files import private_folder, sync, write_json
+from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.locks import locked
+from streaming_jobs.platform.object_files import Changed, Found, ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.records import json_bytes
 from streaming_jobs.state.stream_folder import StreamFolder
 
 log = structlog.get_logger()
 
-State = Literal["waiting", "committed", "outdated", "failed", "expired"]
+State = Literal["waiting", "committing", "committed", "outdated", "failed", "expired"]
 
 
 @dataclass(frozen=True)
@@ -67,66 +68,81 @@ class SliceCommitRequest:
 @dataclass(frozen=True)
 class SliceRequests:
     folder: Path
+    files: ObjectFiles
 
     @classmethod
     def of(cls, settings: Settings, stream: str) -> SliceRequests:
-        return cls(StreamFolder.of(settings, stream).slices)
-
-    @property
-    def _waiting(self) -> Path:
-        return self.folder / "waiting"
+        of_stream = StreamFolder.of(settings, stream)
+        return cls(of_stream.slices, of_stream.files.below("slices"))
 
     def any_waiting(self) -> bool:
         """True if a change may wait; called at every batch border."""
-        try:
-            with os.scandir(self._waiting) as inside:
-                return any(each.name.endswith(".json") for each in inside)
-        except FileNotFoundError:
-            return False
+        return bool(self._waiting())
 
     def waiting(self) -> list[SliceCommitRequest]:
         """The changes that wait, oldest first, without changes that are committed meanwhile.
 
         A damaged one is set aside as `<id>.unreadable`, so that it does not keep the others waiting.
         """
-        found = []
-        for path in sorted(self._waiting.glob("*.json")):
-            try:
-                found.append(_read(path))
-            except FileNotFoundError:
+        requests = []
+        for handle in self._waiting():
+            if (found := handle.read()) is None:
                 continue
+            try:
+                requests.append(_parsed(handle, found))
             except PreflightRefused as error:
-                with suppress(FileNotFoundError):
-                    path.rename(path.with_suffix(".unreadable"))
+                ObjectHandle(self.files, f"{handle.name.removesuffix('.json')}.unreadable").put(found.data or b"\n")
+                with suppress(Changed):
+                    handle.delete(found.tag)
                 log.warning("waiting slice set aside", reason=error.found)
-        return found
+        return requests
 
     def history(self) -> list[SliceCommitRequest]:
         """The slices with an outcome, oldest first."""
-        return [_read(path) for path in sorted(self.folder.glob("*.json"))]
+        names = [name.removesuffix(".json") for name in self.files.names() if name.endswith(".json")]
+        return [ended for name in names if "/" not in name and (ended := self.outcome(name)) is not None]
 
     def outcome(self, name: str) -> SliceCommitRequest | None:
         """The outcome of a slice; None while it waits."""
-        path = self.folder / f"{name}.json"
-        return _read(path) if path.exists() else None
+        handle = ObjectHandle(self.files, f"{name}.json")
+        found = handle.read()
+        return None if found is None else _parsed(handle, found)
 
     def ask(self, request: SliceCommitRequest) -> None:
-        """Leave a change for the driver; it is on disk when this returns."""
-        write_json(private_folder(self._waiting) / f"{request.id}.json", asdict(request))
+        """Leave a change for the driver; it is durable when this returns."""
+        self._handle(request).put(json_bytes(asdict(request)))
+
+    def claim(self, request: SliceCommitRequest) -> bool:
+        """Let nobody withdraw a change from now on; False if it is gone. The caller may write the table."""
+        return self._decided(replace(request, state="committing"))
+
+    def withdraw(self, request: SliceCommitRequest, reason: str) -> None:
+        """End a change that nobody has claimed; a claimed one gets its outcome from whoever commits it."""
+        expired = request.ended("expired", reason=reason)
+        if self._decided(expired):
+            self.end(expired)
 
     def end(self, request: SliceCommitRequest) -> None:
         """Write an outcome; the change waits no more."""
-        write_json(private_folder(self.folder) / f"{request.id}.json", asdict(request))
-        waiting = self._waiting / f"{request.id}.json"
-        if waiting.exists():
-            waiting.unlink()
-            sync(waiting.parent)
+        self.files.put(f"{request.id}.json", json_bytes(asdict(request)))
+        self._handle(request).delete()
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the lock, for milliseconds: no other process commits or withdraws a change within the block."""
-        with locked(private_folder(self.folder) / "lock"):
-            yield
+    def _decided(self, request: SliceCommitRequest) -> bool:
+        handle = self._handle(request)
+        found = handle.read()
+        if found is None or _parsed(handle, found).state != "waiting":
+            return False
+        try:
+            handle.replace(json_bytes(asdict(request)), found.tag)
+        except Changed:
+            return False
+        return True
+
+    def _handle(self, request: SliceCommitRequest) -> ObjectHandle:
+        return ObjectHandle(self.files, f"waiting/{request.id}.json")
+
+    def _waiting(self) -> list[ObjectHandle]:
+        return [ObjectHandle(self.files, name) for name in self.files.names("waiting") if name.endswith(".json")]
 
     @contextmanager
     def running(self, wait: float) -> Iterator[None]:
@@ -139,8 +155,8 @@ class SliceRequests:
             yield
 
 
-def _read(path: Path) -> SliceCommitRequest:
+def _parsed(handle: ObjectHandle, found: Found) -> SliceCommitRequest:
     try:
-        return SliceCommitRequest(**json.loads(path.read_text(encoding="utf-8")))
+        return SliceCommitRequest(**json.loads(found.data))
     except (ValueError, TypeError) as error:
-        raise PreflightRefused(f"{path} cannot be read: {error}", "move the file away: it is only a record") from error
+        raise PreflightRefused(f"{handle} cannot be read: {error}", "move it away: it is only a record") from error

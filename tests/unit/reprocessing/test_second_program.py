@@ -154,7 +154,7 @@ class Game:
         step: Callable[..., None] = apply
         for _ in range(20):
             whole = recovery_of(settings, [STREAM], TOPICS, load(settings, plan), RecoveryEvents(), replay=replay)
-            whole = dataclasses.replace(whole, journal=Seams(whole.journal.path, seam=self.seam))
+            whole = dataclasses.replace(whole, journal=Seams(whole.journal.handle, seam=self.seam))
             try:
                 step(whole)
             except Killed:

@@ -103,7 +103,7 @@ def recovery(
 ) -> Recovery:
     topics = Topics(end=end)
     whole = recovery_of(settings, BOTH, topics, load(settings, plan), events or RecoveryEvents(), replay=replayed)
-    return whole if cut is None else dataclasses.replace(whole, journal=Cut(whole.journal.path, after=cut))
+    return whole if cut is None else dataclasses.replace(whole, journal=Cut(whole.journal.handle, after=cut))
 
 
 def killed_after(both: list[Life], stage: str, stream: str | None) -> str:

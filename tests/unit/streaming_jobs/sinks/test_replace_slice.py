@@ -25,7 +25,7 @@ from streaming_jobs.sinks.delta.slice_staging import STAGED
 from streaming_jobs.sinks.sliced import SliceOutdated
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.slice_requests import SliceCommitRequest
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.testing import MemoryLeases
 from tests.support import ROOT
 from tests.support.days import Days, Topics, range_of
@@ -182,6 +182,37 @@ def test_a_request_that_nobody_waits_for_any_more_expires(life: Days) -> None:
     carry_out_all(life)
     assert ended(life).state == "expired" and life.numbers()[2] == {2}
     assert not ended(life).change and ended(life).at <= time.time()
+
+
+def test_a_change_is_withdrawn_unless_it_is_claimed_and_a_withdrawn_one_is_never_committed(life: Days) -> None:
+    request = life.rebuilt("a", 2, 77)
+    life.requests.ask(request)
+    assert life.requests.claim(request)
+    life.requests.withdraw(request, "not committed in time")
+    assert life.requests.outcome("a") is None, "its driver may just commit it"
+    carry_out_all(life)
+    assert ended(life).state == "committed" and life.numbers()[2] == {77}
+
+    late = life.rebuilt("b", 2, 78)
+    life.requests.ask(late)
+    (waiting,) = life.requests.waiting()
+    life.requests.withdraw(late, "not committed in time")
+    assert not life.requests.claim(waiting)
+    carry_out_all(life)
+    outcome = life.requests.outcome("b")
+    assert outcome is not None and (outcome.state, outcome.reason) == ("expired", "not committed in time")
+    assert life.numbers()[2] == {77} and not life.requests.any_waiting()
+
+
+def test_a_withdrawal_that_was_killed_is_finished_without_a_commit(life: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = life.rebuilt("a", 2, 77)
+    life.requests.ask(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(SliceRequests, "end", lambda *_: None)
+        life.requests.withdraw(request, "not committed in time")
+    assert life.requests.outcome("a") is None
+    carry_out_all(life)
+    assert ended(life).state == "expired" and life.numbers()[2] == {2} and not life.requests.any_waiting()
 
 
 def test_a_failure_is_the_outcome_of_the_slice_and_ends_nothing(life: Days) -> None:
