@@ -121,8 +121,3 @@ class StreamFolder:
     def output_plans(self) -> ObjectHandle:
         """The output plans of each code version (`runtime/output_plans.py`)."""
         return ObjectHandle(self.files, "outputs.json")
-
-    @property
-    def slices(self) -> Location:
-        """The folder of rebuilt slices (`slice_requests.py`)."""
-        return self.path / "slices"
