@@ -71,7 +71,9 @@ def hadoop_path(place: Location) -> str:
     return f"s3a://{text.removeprefix('s3://')}" if text.startswith("s3://") else text
 
 
-def properties(state: Location, storage: StorageSettings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def properties(
+    state: Location, storage: StorageSettings, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """The properties of a session with its state on S3; none for a folder.
 
     None is a secret: each JVM looks for credentials itself, as the AWS SDK does (environment, web identity, profile,

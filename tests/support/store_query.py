@@ -121,7 +121,9 @@ def _run(home: Path, endpoint: str, last: int, extra: Mapping[str, str], *, die:
     frame = counted.agg({"value": "sum", "*": "count"}).toDF("key", "total", "n")
     writer = frame.writeStream.outputMode("update").foreachBatch(batch)
     query = writer.option("checkpointLocation", f"{hadoop_path(settings(home, endpoint).state)}/g0001").start()
-    until(lambda: (query.lastProgress or {"batchId": -1})["batchId"] >= last or query.exception(), 120, "the last batch")
+    until(
+        lambda: (query.lastProgress or {"batchId": -1})["batchId"] >= last or query.exception(), 120, "the last batch"
+    )
     query.stop()
     if query.exception() is not None:
         raise query.exception()  # type: ignore[misc]
