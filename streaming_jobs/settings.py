@@ -44,6 +44,7 @@ from streaming_jobs.platform.locations import Location, at
 from streaming_jobs.settings_sections import (
     BrokerSettings,
     DagsterSettings,
+    FolderOrUrl,
     KafkaSettings,
     LeaseSettings,
     LocalPath,
@@ -54,7 +55,6 @@ from streaming_jobs.settings_sections import (
     StorageSettings,
     StreamSettings,
     TableSettings,
-    TablesLocation,
     TopicSinkSettings,
     checked_trigger,
     is_remote,
@@ -114,8 +114,10 @@ class Settings(BaseSettings):
     home: LocalPath = Field(
         Path(HOME), validate_default=True, description="state folder of the project; holds all that is below"
     )
-    state_dir: LocalPath | None = Field(None, description="checkpoints, leases, status; default <home>/state")
-    tables_dir: TablesLocation | None = Field(
+    state_dir: FolderOrUrl | None = Field(
+        None, description="checkpoints, leases, status: a folder, or a URL as in tables_dir; default <home>/state"
+    )
+    tables_dir: FolderOrUrl | None = Field(
         None, description="Delta tables: a folder, or a URL such as s3://bucket/tables; default <home>/tables"
     )
     jars_dir: Path | None = Field(None, description="cache of jars; default: the user's cache folder")
@@ -183,14 +185,16 @@ class Settings(BaseSettings):
         return load(flags, config_file=config_file).settings
 
     @property
-    def state(self) -> Path:
-        """Folder of checkpoints, leases and status files."""
-        return _absolute(self.state_dir or self.home / "state")
+    def state(self) -> Location:
+        """The location of checkpoints, leases and status files."""
+        return self._location(self.state_dir or self.home / "state")
 
     @property
     def tables(self) -> Location:
         """The location below which each table has its own."""
-        place = self.tables_dir or self.home / "tables"
+        return self._location(self.tables_dir or self.home / "tables")
+
+    def _location(self, place: str | Path) -> Location:
         return at(place, self.storage.options(str(place))) if is_remote(place) else _absolute(Path(place))
 
     @property
@@ -213,6 +217,13 @@ class Settings(BaseSettings):
     def with_stream(self, name: str, **values: object) -> Settings:
         stream_settings = self.streams.get(name, StreamSettings()).model_copy(update=values)
         return self.model_copy(update={"streams": {**self.streams, name: stream_settings}})
+
+    @property
+    def state_folder(self) -> Path:
+        """`state` for what works on files of this machine alone; raises UsageError for an object store."""
+        if isinstance(place := self.state, Path):
+            return place
+        raise UsageError(f"state is at {place}, and this needs it in a folder", "set state_dir to a folder")
 
     @property
     def tables_folder(self) -> Path:

@@ -94,7 +94,7 @@ SCHEMES = ("s3", "gs", "abfss")
 """The schemes of stores that tables can be on: S3, Google Cloud Storage, Azure."""
 
 
-def _of_tables(value: Any) -> Any:
+def _folder_or_url(value: Any) -> Any:
     if not is_remote(value):
         return value
     scheme, _, rest = str(value).partition("://")
@@ -108,9 +108,9 @@ LocalPath = Annotated[
 ]
 """A folder of this machine; absolute."""
 
-TablesLocation = Annotated[
+FolderOrUrl = Annotated[
     str | Path,
-    BeforeValidator(_of_tables),
+    BeforeValidator(_folder_or_url),
     AfterValidator(lambda value: value if is_remote(value) else Path(value).expanduser().absolute()),
 ]
 """A folder, absolute, or the URL of a prefix of an object store."""

@@ -151,7 +151,7 @@ class GrownHome:
         return {
             "append, ms": sum(others) / max(len(others), 1) * 1000,
             "a day rolled within a batch, s": max(first),
-            "ledger, MB": megabytes(ledger.folder),
+            "ledger, MB": megabytes(Path(str(ledger.folder))),
         }
 
     def lay_stream(self, files: int) -> DeltaSink:
@@ -174,7 +174,7 @@ class GrownHome:
         assert record is not None
         with mock.patch("streaming_jobs.platform.files.os.fsync"):  # the links are counted, not laid down for ever
             first = savepoints.take(self.settings, STREAM, record, self.last - 1, "time")
-        folder, links = savepoints.folder(self.settings, NAME), Path(str(sink.path)) / "_savepoints"
+        folder, links = Path(str(savepoints.folder(self.settings, NAME))), Path(str(sink.path)) / "_savepoints"
         for number in range(1, count):
             copy = replace(first, batch=self.last - 1 - number, taken_at=first.taken_at - number * 900.0)
             shutil.copytree(folder / first.id, folder / copy.id, copy_function=os.link)

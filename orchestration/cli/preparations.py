@@ -43,11 +43,12 @@ def quick_checks(settings: Settings, *, ui: bool) -> None:
 
 def fetch_jars(settings: Settings, *, broker: bool, spark: bool = True) -> None:
     """Fetch and verify the jars that are missing, with a progress bar. Raises SetupError."""
-    from streaming_jobs.platform import jars
+    from streaming_jobs.platform import jars, spark_on_store
 
     with _bar() as progress:
         if spark:
             jars.spark_jars(settings, progress=progress)
+            spark_on_store.store_jars(settings, progress=progress)
         if broker:
             jars.broker_jars(settings, progress=progress)
 

@@ -54,6 +54,7 @@ from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.status import ENDED, Status, read_status, write_status
+from streaming_jobs.state.stream_folder import local_folder
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.durations import format_duration
 
@@ -222,7 +223,7 @@ def mark(run_id: str, job: str) -> str:
 def _writable(settings: Settings) -> bool:
     """False if a driver cannot write its status, because the disk is full: then the lack of one says nothing."""
     try:
-        with tempfile.TemporaryFile(dir=settings.state) as file:
+        with tempfile.TemporaryFile(dir=local_folder(settings)) as file:
             file.write(bytes(65_536))
         return True
     except OSError:

@@ -28,7 +28,7 @@ from streaming_jobs.platform.locks import locked
 from streaming_jobs.platform.object_files import AlreadyThere, ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.records import json_bytes, record_bytes
-from streaming_jobs.state.stream_folder import state_files
+from streaming_jobs.state.stream_folder import local_folder, state_files
 from streaming_jobs.text import commands
 
 _FORMAT = 2
@@ -38,9 +38,15 @@ _ID = re.compile(r"[a-z][a-z0-9_]*-\d{4,}")
 
 
 def folder(settings: Settings, plan: str) -> Path:
-    """The folder of a plan's files that are no objects; raises UsageError for a name that no plan has."""
+    """The folder of this machine for a plan's lock and scratch files; raises UsageError for a name that no plan has."""
     stream_of(plan)
-    return settings.state / "recoveries" / plan
+    return local_folder(settings) / "recoveries" / plan
+
+
+def replay_state(settings: Settings, plan: str) -> Location:
+    """The state of a plan's replays."""
+    stream_of(plan)
+    return settings.state / "recoveries" / plan / "state"
 
 
 def plan_object(settings: Settings, plan: str, name: str) -> ObjectHandle:

@@ -26,7 +26,7 @@ from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.locations import Location, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import lease
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, local_folder
 
 REPORTS = 20
 """Reports that are kept per stream, the newest ones."""
@@ -43,8 +43,8 @@ class Folders:
     stream: str
 
     @property
-    def state(self) -> Path:
-        """Reports, the lock, and the state of the replay."""
+    def state(self) -> Location:
+        """The state of the replay, and, in a folder, the lock and the reports."""
         return self.settings.state / _NAME / checked_name("stream", self.stream)
 
     @property
@@ -54,7 +54,7 @@ class Folders:
     @property
     def reports(self) -> Path:
         """One folder for each report that is kept."""
-        return self.state / "reports"
+        return local_folder(self.settings) / _NAME / checked_name("stream", self.stream) / "reports"
 
     def replay_settings(self) -> Settings:
         """The settings of the replay: its folders, one core, no savepoints and no maintenance."""
@@ -99,7 +99,7 @@ class Folders:
 @contextmanager
 def hold_previews(folders: Folders) -> Iterator[None]:
     """Hold the lock of the stream's previews; raises UsageError while another preview of the stream runs."""
-    holding = folders.settings.model_copy(update={"state_dir": folders.settings.state / _NAME})
+    holding = folders.settings.model_copy(update={"state_dir": local_folder(folders.settings) / _NAME})
     try:
         held = lease.acquire(holding, folders.stream, purpose="preview", wait=0.0)
     except LeaseBusy as error:

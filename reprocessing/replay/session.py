@@ -180,12 +180,17 @@ def missed_end(reached: TopicOffsets, wanted: TopicOffsets, *, exactly: bool) ->
     return None
 
 
-def replay_settings(settings: Settings, stream: str, state: Path, tables: Location, **stream_options: Any) -> Settings:
+def replay_settings(
+    settings: Settings, stream: str, state: Location, tables: Location, **stream_options: Any
+) -> Settings:
     """The settings of a replay: those of the stream, on folders of its own, without periodic savepoints."""
     every = settings.savepoint.every * 0
     own = settings.with_stream(stream, require_deploy=False, **stream_options).with_tables(tables)
     return own.model_copy(
-        update={"state_dir": state, "savepoint": settings.savepoint.model_copy(update={"every": every})}
+        update={
+            "state_dir": state if isinstance(state, Path) else state.url,
+            "savepoint": settings.savepoint.model_copy(update={"every": every}),
+        }
     )
 
 

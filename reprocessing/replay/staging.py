@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from reprocessing.plan.plan import StreamRecoveryPlan, opened_by
-from reprocessing.plan.plan_file import folder, staging_folder
+from reprocessing.plan.plan_file import folder, replay_state, staging_folder
 from reprocessing.replay.session import replay_settings
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.platform.files import sync, sync_tree
-from streaming_jobs.platform.locations import StorePath, made_folder, remove_tree
+from streaming_jobs.platform.locations import StorePath, made_folder, remove_tree, sync_location
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints, stream_record
@@ -34,7 +34,7 @@ from streaming_jobs.stream import Stream
 
 
 def settings_of(settings: Settings, plan: StreamRecoveryPlan) -> Settings:
-    return replay_settings(settings, plan.stream, folder(settings, plan.id) / "state", staging_folder(settings, plan))
+    return replay_settings(settings, plan.stream, replay_state(settings, plan.id), staging_folder(settings, plan))
 
 
 def prepare(
@@ -110,7 +110,7 @@ def scratch_folder(settings: Settings, plan: StreamRecoveryPlan) -> Path:
 def sync_all(settings: Settings, plan: StreamRecoveryPlan) -> None:
     """Sync the staging folders: state, tables, and the folders above them."""
     target = settings_of(settings, plan)
-    sync_tree(target.state)
+    sync_location(target.state)
     if isinstance(tables := target.tables, Path):
         sync_tree(tables)
         for above in (tables.parent, tables.parent.parent):
@@ -123,10 +123,10 @@ def clear(settings: Settings, plan: StreamRecoveryPlan) -> None:
     Of tables on a store the logs are removed: their files may have become files of the tables that they were staged
     for, and maintenance of those tables removes the others.
     """
-    state, scratch = folder(settings, plan.id) / "state", scratch_folder(settings, plan)
-    shutil.rmtree(StreamFolder.of(settings_of(settings, plan), plan.stream).path, ignore_errors=True)
+    scratch = scratch_folder(settings, plan)
+    remove_tree(StreamFolder.of(settings_of(settings, plan), plan.stream).path)
     shutil.rmtree(scratch, ignore_errors=True)
-    places = [state]
+    places = [folder(settings, plan.id) / "state"]
     if isinstance(settings.tables, StorePath):
         for table in settings.tables.iterdir():
             for staged in table.glob(f"staged-{plan.staging}*"):

@@ -29,7 +29,7 @@ from streaming_jobs.errors import SetupError
 from streaming_jobs.platform import locks
 from streaming_jobs.settings import Settings
 
-JarSet = Literal["spark", "broker", "peers"]
+JarSet = Literal["spark", "s3", "broker", "peers"]
 Progress = Callable[[str, int, int], None]
 """Called as (file name, bytes done, bytes in all) each time a jar has arrived; only when something is fetched."""
 Fetch = Callable[["Jar", Path], Path]
@@ -131,10 +131,10 @@ def ensure(
 
 
 def fetch_again(settings: Settings, *, progress: Progress | None = None, fetch: Fetch | None = None) -> list[Jar]:
-    """Replace the damaged jars of both sets in our cache; returns them. Raises SetupError."""
+    """Replace the damaged jars of a session and of the broker in our cache; returns them. Raises SetupError."""
     folder = cache(settings)
     with _sole_fetcher(folder) as scratch:
-        _, damaged = examine(folder, [*locked("spark"), *locked("broker")])
+        _, damaged = examine(folder, [*locked("spark"), *locked("s3"), *locked("broker")])
         _fetch_all(folder, scratch, damaged, progress, fetch or _from_maven(settings))
     return damaged
 
@@ -249,22 +249,26 @@ def _from_maven(settings: Settings) -> Fetch:
 
 
 def main(arguments: list[str]) -> int:
-    """`fetch` completes the cache, `fetch --again` also replaces damaged jars, `lock` rewrites jars.lock."""
+    """`fetch` completes the cache, `fetch --again` also replaces damaged jars, `lock` rewrites jars.lock.
+
+    `fetch s3` fetches what a session with its state on S3 needs beside, for a machine without a network.
+    """
     settings = Settings.load()
     if arguments == ["lock"]:
         from streaming_jobs.platform.jars_lock import write_lock
 
         write_lock(Path(__file__).with_name(LOCK))
-    elif arguments in (["fetch"], ["fetch", "--again"]):
+    elif arguments in (["fetch"], ["fetch", "--again"], ["fetch", "s3"]):
         try:
             if "--again" in arguments:
                 fetch_again(settings, progress=_bar)
-            ensure(settings, [*locked("spark"), *locked("broker")], progress=_bar)
+            wanted = locked("s3") if "s3" in arguments else [*locked("spark"), *locked("broker")]
+            ensure(settings, wanted, progress=_bar)
         except SetupError as error:
             print(error, file=sys.stderr)
             return error.exit_code
     else:
-        print("usage: python -m streaming_jobs.platform.jars fetch [--again] | lock", file=sys.stderr)
+        print("usage: python -m streaming_jobs.platform.jars fetch [--again | s3] | lock", file=sys.stderr)
         return 2
     return 0
 

@@ -6,18 +6,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jgo.maven import Dependency
+    from jgo.maven import Dependency, MavenContext
 
 SPARK = (
     # Without their transitive jars: those would bring Hadoop and Parquet in a second time.
     "io.delta:delta-spark_4.2_2.13:4.4.0",
     "io.delta:delta-storage:4.4.0",
 )
+S3 = (
+    # Of the version of Hadoop in PySpark, with the SDK that it was built with: as modules, which are 12 MB, where the
+    # SDK's one `bundle` is 686 MB.
+    "org.apache.hadoop:hadoop-aws:3.5.0",
+    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
+)
+_SDK = "2.35.4"
+S3_SDK = tuple(f"software.amazon.awssdk:{module}:{_SDK}!" for module in ("s3", "s3-transfer-manager", "sts"))
+_IN_SPARK = ("io.netty", "org.apache.httpcomponents", "org.slf4j", "commons-codec", "commons-logging")
+"""Groups that the SDK depends on and that PySpark has, some of them newer."""
 PEERS = (
     # Spark's own Kafka source, for the benchmark beside it (benchmarks/speed/peers/plain_spark.py).
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
@@ -46,15 +56,18 @@ def write_lock(path: Path) -> None:
     lines = [_line("spark", context.create_dependency(root)) for root in SPARK]
     lines += [_line("peers", context.create_dependency(root)) for root in PEERS]
 
-    roots = [context.create_dependency(root) for root in BROKER]
-    inputs, transitive = context.resolver.resolve(roots)
-
-    def runtime(dependencies: Iterable[Dependency]) -> list[Dependency]:
-        return [d for d in dependencies if (d.scope or "compile") in ("compile", "runtime") and not d.optional]
-
-    resolved = {dependency.artifact.key: dependency for dependency in [*inputs, *runtime(transitive)]}
-    lines += sorted(_line("broker", dependency) for dependency in resolved.values())
+    lines += [_line("s3", context.create_dependency(root)) for root in S3]
+    sdk = [each for each in _resolved(context, S3_SDK) if each.artifact.groupId not in _IN_SPARK]
+    lines += sorted(_line("s3", dependency) for dependency in sdk)
+    lines += sorted(_line("broker", dependency) for dependency in _resolved(context, BROKER))
     path.write_text(_HEADER + "".join(lines), encoding="utf-8")
+
+
+def _resolved(context: MavenContext, roots: Iterable[str]) -> Collection[Dependency]:
+    """The roots, and what they need to run."""
+    inputs, transitive = context.resolver.resolve([context.create_dependency(root) for root in roots])
+    runtime = [d for d in transitive if (d.scope or "compile") in ("compile", "runtime") and not d.optional]
+    return {dependency.artifact.key: dependency for dependency in [*inputs, *runtime]}.values()
 
 
 def _line(name: str, dependency: Dependency) -> str:

@@ -27,7 +27,7 @@ def append(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bool = T
 
     If a kill has cut off the last line, the first new one still begins a line of its own.
     """
-    text = _text(values)
+    text = encoded(values)
     with open(path, "ab+", opener=partial(os.open, mode=0o600)) as file:
         new = file.tell() == 0
         if not new:
@@ -50,7 +50,7 @@ def add(handle: ObjectHandle, value: Mapping[str, Any], *, limit: int | None = N
     for _ in range(attempts):
         found = handle.read()
         data = found.data if found is not None else b""
-        data += (b"\n" if data and not data.endswith(b"\n") else b"") + _text([value])
+        data += (b"\n" if data and not data.endswith(b"\n") else b"") + encoded([value])
         if limit is not None and len(data) > limit:
             lines = data.splitlines(keepends=True)
             data = b"".join(lines[len(lines) // 2 :])
@@ -77,5 +77,5 @@ def read(handle: ObjectHandle) -> list[dict[str, Any]]:
     return values
 
 
-def _text(values: Iterable[Mapping[str, Any]]) -> bytes:
+def encoded(values: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(value, separators=(",", ":")) + "\n" for value in values).encode()

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import structlog
 
 from streaming_jobs.errors import SetupError
-from streaming_jobs.platform import class_data, java, spark_jvm
+from streaming_jobs.platform import class_data, java, spark_jvm, spark_on_store
 from streaming_jobs.platform.files import private_folder, scratch
 from streaming_jobs.platform.jars import spark_jars
 from streaming_jobs.platform.processes import forks
@@ -208,6 +208,7 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.sql.variant.allowDuplicateKeys": "true",
         # The plan is optimised again for each batch, and inferring filters takes a sixth of that time.
         "spark.sql.constraintPropagation.enabled": "false",
+        **spark_on_store.properties(settings.state, settings.storage),
         **settings.spark.extra,
     }
 
@@ -276,7 +277,8 @@ def launch(
     """
     existing, alone = _GATEWAY_PORT in os.environ, not settings.spark.has_executors
     own = scratch(settings.home, "spark")
-    properties = _properties(settings, name, own.folder, record_classes, archive=not existing)
+    store_jars = [] if existing else spark_on_store.store_jars(settings)
+    properties = _properties(settings, name, own.folder, record_classes, store_jars, archive=not existing)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if existing:
         return Launched(properties, None, None)
@@ -296,6 +298,12 @@ def launch(
         (here / python).unlink(missing_ok=True)
         (here / python).symlink_to(own.folder / "python")
         environment["PATH"] = os.pathsep.join([str(here), environment.get("PATH", os.defpath)])
+    if store_jars:
+        # Behind all others: Java uses a class-data archive that was made without them.
+        further = environment.get(spark_jvm.FURTHER_CLASS_PATH)
+        environment[spark_jvm.FURTHER_CLASS_PATH] = os.pathsep.join(
+            [*([further] if further else []), *map(str, store_jars)]
+        )
     jvm = spark_jvm.launch(
         java.choose(settings),
         home,
@@ -323,7 +331,13 @@ def start(settings: Settings, **options: Any) -> SparkSession:
 
 
 def _properties(
-    settings: Settings, name: str, folder: Path, record_classes: Path | None, *, archive: bool
+    settings: Settings,
+    name: str,
+    folder: Path,
+    record_classes: Path | None,
+    store_jars: Sequence[Path],
+    *,
+    archive: bool,
 ) -> dict[str, str]:
     """Those of the profile, and what is of this session and this machine."""
     jars = spark_jars(settings)
@@ -334,9 +348,12 @@ def _properties(
     elif archive:
         further += class_data.reading(class_data.archive(settings, "spark", jars))
     user_jars = settings.spark.extra.get(CLASS_PATH)
-    sent = {"spark.jars": ",".join(map(str, jars))} if settings.spark.has_executors else {}
+    if settings.spark.has_executors:
+        own = {"spark.jars": ",".join(map(str, [*jars, *store_jars]))}
+    else:
+        own = {"spark.hadoop.fs.s3a.buffer.dir": str(folder / "s3a")} if store_jars else {}
     return {
-        **sent,
+        **own,
         **profile(settings),
         CLASS_PATH: os.pathsep.join([*(str(jar) for jar in jars), *([user_jars] if user_jars else [])]),
         JAVA_OPTIONS: _java_options(settings, name, further),

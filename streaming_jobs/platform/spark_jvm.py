@@ -113,6 +113,8 @@ def collect_early(session: SparkSession) -> None:
 
 CLASS_PATH = "spark.driver.extraClassPath"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+FURTHER_CLASS_PATH = "SPARK_DIST_CLASSPATH"
+"""The variable whose jars come last in the class path."""
 _LIBRARY_PATH = "spark.driver.extraLibraryPath"
 _MEMORY = "spark.driver.memory"
 _MAIN = "org.apache.spark.deploy.SparkSubmit"
@@ -259,7 +261,7 @@ def class_path(spark_home: Path, properties: Mapping[str, str], environment: Map
     jars = spark_home / "jars"
     # Before the wildcard, whose order is the disk's: the API that all logging bindings are compiled against.
     logging = sorted(jars.glob("slf4j-api-*.jar"))
-    named = [environment.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")]
+    named = [environment.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", FURTHER_CLASS_PATH)]
     conf = environment.get("SPARK_CONF_DIR") or str(spark_home / "conf")
     parts = [properties.get(CLASS_PATH, ""), conf, *map(str, logging), str(jars / "*"), *named]
     return os.pathsep.join(part for part in parts if part)

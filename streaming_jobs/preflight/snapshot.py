@@ -205,8 +205,9 @@ def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> St
 
 def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
     """The folders of the stream's state and tables."""
-    tables = (settings.tables / declared.name for declared, _ in all_tables(stream))
-    return StreamFolder.of(settings, stream.name).path, *(each for each in tables if isinstance(each, Path))
+    places = (settings.tables / declared.name for declared, _ in all_tables(stream))
+    state = StreamFolder.of(settings, stream.name).path
+    return tuple(each for each in (state, *places) if isinstance(each, Path))
 
 
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:

@@ -48,6 +48,7 @@ def repair(settings: Settings, stream: Stream, reached: Txn | None = None) -> li
         return []
     folder = StreamFolder.of(settings, stream.name).checkpoint(record.generation).folder
     if not isinstance(folder, Path):  # a store has whole objects
+        _add_lost_lines(settings, stream)
         return []
     gone = list(_truncated_entry(folder / "commits"))
     for declared, _ in all_tables(stream):
@@ -81,6 +82,7 @@ def _add_lost_lines(settings: Settings, stream: Stream) -> None:
     for version, entry in reversed(lost):
         log.warning("added a lost line of the ledger", stream=stream.name, batch=str(entry.txn))
         ledger.append(entry, {**versions, name: version})
+    ledger.flush()
 
 
 def _truncated_commits(

@@ -22,6 +22,7 @@ from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_aft
 from streaming_jobs.platform.cluster import cores_file
 from streaming_jobs.platform.failures import function_raised
 from streaming_jobs.platform.spark_jvm import new_object
+from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
@@ -60,7 +61,7 @@ from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
 from streaming_jobs.state.slice_requests import SliceRequests
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
@@ -345,7 +346,7 @@ class QueryBuilder:
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
-            .option("checkpointLocation", str(pipeline.files.checkpoint.folder))
+            .option("checkpointLocation", hadoop_path(pipeline.files.checkpoint.folder))
             .foreachBatch(slices.around(pipeline))
         )
         # Without it, a join of two streams would match rows whose keys are null.
@@ -520,7 +521,7 @@ class QueryBuilder:
             files=BatchFiles(
                 StreamFolder.of(self.settings, name).checkpoint(record.generation),
                 ledger_file(self.settings, name),
-                DriverPathAttempts(StreamFolder.of(self.settings, name).attempt),
+                DriverPathAttempts(attempt_file(self.settings, name)),
             ),
             hooks=BatchHooks(
                 stop=self.stop,

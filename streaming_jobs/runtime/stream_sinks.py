@@ -45,7 +45,7 @@ from streaming_jobs.sinks.schemas import (
 from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.sources.connection import Connection, read_client_file
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import local_folder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.readers import TableReaders
 from streaming_jobs.text import commands
@@ -291,7 +291,7 @@ def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Con
 def _waiting(settings: Settings, stream: Stream) -> Path:
     """The folder in which large batches for topics wait: of the primary table, or, if that is on a store, of state."""
     table = settings.tables / stream.primary.name
-    return table if isinstance(table, Path) else StreamFolder.of(settings, stream.name).path
+    return table if isinstance(table, Path) else local_folder(settings) / stream.name
 
 
 def _forbidden(settings: Settings, stream: Stream, sink: KafkaSink) -> dict[str, str]:

@@ -149,11 +149,11 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class SavedAs:
-    """A savepoint as stores know it: stream, name, and its folder, in which a store may write its files."""
+    """A savepoint as stores know it: stream, name, and its location, below which a store may write its files."""
 
     stream: str
     name: str
-    folder: Path
+    folder: Location
 
 
 class Content(Protocol):

@@ -166,6 +166,12 @@ def client_file(settings: Settings, bootstrap: str) -> Path:
 
 def _shared(settings: Settings, own: Path) -> Path:
     """A folder in that of state for the process with the scratch folder `own`; removes those of ended processes."""
+    if not isinstance(settings.state, Path):
+        raise ConfigurationError(
+            "executors read the Kafka client's properties in a folder that they share with the driver, and state is at "
+            f"{settings.state}",
+            "set state_dir to a folder that all machines have, or spark.master to local[*]",
+        )
     home = hashlib.sha256(f"{socket.gethostname()} {settings.home.absolute()}".encode()).hexdigest()[:16]
     folders = private_folder(settings.state / _SHARED / home)
     for old in folders.iterdir():

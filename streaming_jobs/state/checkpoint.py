@@ -23,6 +23,7 @@ from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import TopicOffsets, decode
 from streaming_jobs.platform.files import hard_link, sync, sync_each, sync_tree, write_atomic
 from streaming_jobs.platform.locations import Location, StorePath, copy_objects, files_below
+from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.text import commands
 
 
@@ -382,7 +383,7 @@ def point_to(checkpoint: Location) -> list[Location]:
 
     They are replaced, not written to: other checkpoints may share them as hard links.
     """
-    here = f"file:{checkpoint.absolute()}" if isinstance(checkpoint, Path) else hadoop_url(checkpoint)
+    here = f"file:{checkpoint.absolute()}" if isinstance(checkpoint, Path) else hadoop_path(checkpoint)
     start = json.dumps(here, ensure_ascii=False)[:-1]
     rewritten: list[Location] = []
     for name, _ in files_below(checkpoint / "state"):
@@ -406,8 +407,3 @@ def point_to(checkpoint: Location) -> list[Location]:
 
 
 _METADATA = re.compile(r"[^/]+/_metadata/v2/(\d+)")
-
-
-def hadoop_url(location: Location) -> str:
-    """The location as Spark's Hadoop names it: S3A is its file system for S3."""
-    return re.sub("^s3://", "s3a://", str(location))

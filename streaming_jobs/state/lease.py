@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from streaming_jobs.errors import LeaseBusy, LeaseLost
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.platform.locks import lock, open_lock
-from streaming_jobs.platform.object_files import LocalFiles
 from streaming_jobs.platform.processes.identity import Mark, is_alive, machine, mark
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, files_at
 from streaming_jobs.text import commands
 
 _CLOSED = -1
@@ -327,17 +327,17 @@ def _write(descriptor: int, owner: Owner) -> None:
 
 def leases_of(settings: Settings) -> Leases:
     """The leases of the streams in the settings' state folder."""
-    if settings.lease.kind == "file":
+    if settings.lease.kind == "file" and isinstance(settings.state, Path):
         return FileLeases(settings)
     return _expiring(settings.state, settings.lease.ttl.total_seconds())
 
 
 @cache
-def _expiring(state: Path, ttl: float) -> Leases:
+def _expiring(state: Location, ttl: float) -> Leases:
     """One object per process, since it learns by looking how long a lease has not been renewed."""
     from streaming_jobs.state.store_lease import StoreLeases  # it uses this module
 
-    return StoreLeases(LocalFiles(state), ttl)
+    return StoreLeases(files_at(state), ttl)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -34,12 +35,17 @@ from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
 from streaming_jobs.platform import json_lines
 from streaming_jobs.platform.files import private_folder, sync
+from streaming_jobs.platform.locations import Location, StorePath, files_below, remove_tree
 from streaming_jobs.sinks.stored import Commit, entries
 
 log = structlog.get_logger()
 
 _TAIL = 1 << 18
 _FULL_EVERY = 50
+_AT_ONCE, _AT_LATEST = 100, 60.0
+"""Lines of an object, and seconds between two objects."""
+_NEWEST = 3
+"""Objects that are read for the newest lines."""
 _PLACE = re.compile(rb'{"g":(\d+),"b":(\d+),(?:"on":\[(\d+),(\d+)\],)?')
 _WHOLE = re.compile(rb'(?:\]|"ms":\d+)}\s*$')
 
@@ -102,9 +108,15 @@ class RawLine:
 
 @dataclass
 class _Appending:
-    """The state of a driver that appends: the file, the newest full line, the lines since, the thread that rolls."""
+    """The state of a driver that appends: the file, the newest full line, the lines since, the thread that rolls.
+
+    For a store: the lines that wait, until when at most (the first line does not), and the day of the last object.
+    """
 
     path: Path | None = None
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    due: float = 0.0
+    day: str = ""
     full: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
     rolling: threading.Thread | None = None
@@ -114,7 +126,7 @@ class _Appending:
 class LedgerFile:
     """The ledger folder of one stream. One driver appends to it at a time."""
 
-    folder: Path
+    folder: Location
     retention: timedelta = timedelta(days=14)
     _state: _Appending = field(default_factory=_Appending, compare=False, repr=False)
 
@@ -143,6 +155,11 @@ class LedgerFile:
 
     def _append(self, now: datetime, lines: list[dict[str, Any]], *, durable: bool = False) -> None:
         """Write lines of all partitions, short where that is possible; each whole or, after a crash, cut off."""
+        if isinstance(self.folder, StorePath):
+            self._state.waiting += lines
+            if durable or len(self._state.waiting) >= _AT_ONCE or time.monotonic() >= self._state.due:
+                self.flush()
+            return
         state, path = self._state, private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
         if state.path != path or not path.exists():
             state.path, state.full = path, {}
@@ -160,6 +177,20 @@ class LedgerFile:
             state.full = {}  # it may not be there
             raise
 
+    def flush(self) -> None:
+        """Write the lines that wait, as one object."""
+        if not isinstance(self.folder, StorePath) or not self._state.waiting:
+            return
+        lines, now = self._state.waiting, datetime.now(UTC)
+        first, day = lines[0], f"{now:%Y-%m-%d}"
+        name = f"g{first['g']:04d}-b{first['b']:09d}-{now:%H%M%S%f}.jsonl"
+        (self.folder / day / name).write_bytes(json_lines.encoded(lines))
+        self._state.waiting, self._state.due = [], time.monotonic() + _AT_LATEST
+        if self._state.day != day:
+            self._state.day = day
+            for old in [each for each in _folders(self.folder) if each < f"{now - self.retention:%Y-%m-%d}"][:-1]:
+                remove_tree(self.folder / old)
+
     def newest(self, stream: str) -> tuple[LedgerEntry, Mapping[str, int]] | None:
         """The last complete line: the entry and the tables' versions after it."""
         for lines in itertools.chain([self._tail(stream)], self.days(stream)):
@@ -173,8 +204,18 @@ class LedgerFile:
 
         Lines without the full line that they name are left out, like lines that a crash has truncated.
         """
+        for file in self._files():
+            yield lines_of(stream, file)
+
+    def _files(self) -> Iterator[IO[bytes]]:
+        """The content of each day, the newest first; what waits belongs to the newest."""
+        if isinstance(self.folder, StorePath):
+            self.flush()
+            for day in reversed(_folders(self.folder)):
+                yield _content(self.folder / day)
+            return
         for path in reversed(_by_day(self.folder)):
-            yield lines_of(stream, _opened(path))
+            yield _opened(path)
 
     def after(self, stream: str, txn: Txn | None, *, at_most: int) -> list[LedgerLine]:
         """The lines of later batches than `txn`, newest first, no more than `at_most`; one per batch, the newer."""
@@ -188,6 +229,10 @@ class LedgerFile:
 
     def _tail(self, stream: str) -> list[RawLine]:
         """The last complete lines of the newest file: mostly enough, while a day may have a million lines."""
+        if isinstance(self.folder, StorePath):
+            self.flush()
+            days = _folders(self.folder)
+            return lines_of(stream, _content(self.folder / days[-1], _NEWEST)) if days else []
         newest = max(self.folder.glob("*.jsonl"), default=None)
         if newest is None:
             return []
@@ -201,11 +246,11 @@ class LedgerFile:
         They are written to the newest file, whatever their day. Their versions are of other tables and are left out.
         """
         new: dict[tuple[Txn, float], RawLine] = {}
-        for path in _by_day(other.folder):
-            new |= {_moment(line): line for line in lines_of("", _opened(path))}
+        for file in reversed([*other._files()]):
+            new |= {_moment(line): line for line in lines_of("", file)}
         batches = {txn for txn, _ in new}
-        for path in _by_day(self.folder) if new else ():
-            for line in (each for each in lines_of("", _opened(path)) if each.txn in batches):
+        for file in self._files() if new else ():
+            for line in (each for each in lines_of("", file) if each.txn in batches):
                 new.pop(_moment(line), None)
         if new:
             self._append(datetime.now(UTC), [{**line.value(), "versions": {}} for line in new.values()], durable=True)
@@ -215,6 +260,7 @@ class LedgerFile:
 
         The thread is not a daemon: an interpreter that ends in order waits for it.
         """
+        assert isinstance(self.folder, Path)
         if any(path != today for path in self.folder.glob("*.jsonl")) and self.rolled(0):
             self._state.rolling = threading.Thread(target=self._rolling, args=(today.name,), name="ledger")
             self._state.rolling.start()
@@ -233,6 +279,7 @@ class LedgerFile:
 
     def roll(self, now: datetime, today: str = "") -> None:
         """Compress the files of past days and remove those older than the retention; the newest day stays."""
+        assert isinstance(self.folder, Path)
         for path in sorted(path for path in self.folder.glob("*.jsonl") if path.name != today):
             packed = path.with_suffix(".jsonl.gz")
             partial = packed.with_suffix(".partial")
@@ -266,6 +313,17 @@ def _opened(path: Path) -> IO[bytes]:
         shutil.copyfileobj(packed, unpacked)
     unpacked.seek(0)
     return unpacked
+
+
+def _folders(ledger: StorePath) -> list[str]:
+    """The days of a ledger on a store, oldest first."""
+    return sorted({name.partition("/")[0] for name, _ in files_below(ledger)})
+
+
+def _content(day: StorePath, newest: int = 0) -> IO[bytes]:
+    """The objects of a day by their times, or only the newest ones, as one file."""
+    names = sorted((name for name, _ in files_below(day)), key=lambda name: name.rpartition("-")[2])
+    return io.BytesIO(b"".join((day / name).read_bytes() for name in names[-newest:]))
 
 
 def _by_day(folder: Path) -> list[Path]:

@@ -26,6 +26,7 @@ import structlog
 
 from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locations import Location, files_below
 from streaming_jobs.platform.locks import locked
 from streaming_jobs.platform.object_files import ObjectFiles, ObjectHandle
 from streaming_jobs.settings import SavepointSettings, Settings
@@ -33,7 +34,7 @@ from streaming_jobs.sinks.tables import stores
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.records import read_record, record_bytes
 from streaming_jobs.state.savepoints import AGING, Files, Reason, Savepoint
-from streaming_jobs.state.stream_folder import StreamFolder, state_files
+from streaming_jobs.state.stream_folder import StreamFolder, local_folder, state_files
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
@@ -102,7 +103,7 @@ def remove_name(settings: Settings, name: str) -> None:
 def only_one(settings: Settings, wait: float = 60.0) -> Iterator[None]:
     """Hold the lock of names and retention; it ends with us. Raises TransientError after `wait` seconds."""
     busy = TransientError("another process holds the names of savepoints", "try again when it is done")
-    with locked(private_folder(settings.state), wait, lambda: busy):
+    with locked(private_folder(local_folder(settings)), wait, lambda: busy):
         yield
 
 
@@ -348,10 +349,17 @@ def prune(settings: Settings, stream: Stream) -> list[str]:
     begun = (
         p for p in savepoints.folder(settings, stream.name).glob("g*-b*") if p.name not in {s.id for s in existing}
     )
-    gone += [path.name for path in begun if time.time() - path.stat().st_mtime > _DAY / 24]
+    gone += [path.name for path in begun if time.time() - _changed(path) > _DAY / 24]
     for name in gone:
         savepoints.drop(settings, stream, name)
     return gone
+
+
+def _changed(folder: Location) -> float:
+    """When a savepoint's folder was changed last, seconds since 1970."""
+    if isinstance(folder, Path):
+        return folder.stat().st_mtime
+    return max((status.st_mtime for _, status in files_below(folder)), default=0.0)
 
 
 def beyond(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +25,8 @@ import numpy.typing as npt
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import NO_CODE, CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, decode
-from streaming_jobs.platform.files import private_folder, sync
+from streaming_jobs.platform.files import sync
+from streaming_jobs.platform.locations import Location, Status, StorePath, files_below, made_folder, remove_tree
 from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTable, TableStore
@@ -47,12 +47,15 @@ Files = npt.NDArray[np.uint64]
 """Files as rows of device, inode and bytes."""
 
 
-def files_below(places: Iterable[Path], without: Collection[str] = ()) -> Iterator[os.stat_result]:
-    """Yields the `stat` of every file below these folders; a file that is removed meanwhile is left out.
+def stats_below(places: Iterable[Location], without: Collection[str] = ()) -> Iterator[os.stat_result | Status]:
+    """Yields the `stat` of every file below these locations; a file that is removed meanwhile is left out.
 
     Folders whose names are in `without` are not entered.
     """
     for place in places:
+        if isinstance(place, StorePath):
+            yield from (status for _, status in files_below(place))
+            continue
         for folder, inner, names in os.walk(place, onerror=_unless_gone):
             inner[:] = [name for name in inner if name not in without]
             for name in names:
@@ -65,7 +68,7 @@ def _unless_gone(error: OSError) -> None:
         raise error
 
 
-def list_links(folder: Path, places: Iterable[Path]) -> Files:
+def list_links(folder: Path, places: Iterable[Location]) -> Files:
     """List the files of a savepoint once and for all; on disk when this returns. `folder` is its own."""
     files = files_of(places)
     partial = folder / f".{LINKS}"
@@ -78,8 +81,10 @@ def list_links(folder: Path, places: Iterable[Path]) -> Files:
     return files
 
 
-def links(folder: Path, places: Iterable[Path]) -> Files:
-    """The files of a savepoint; listed now if an earlier version took the savepoint."""
+def links(folder: Location, places: Iterable[Location]) -> Files:
+    """The files of a savepoint; listed now if an earlier version took the savepoint, or if it is on a store."""
+    if isinstance(folder, StorePath):
+        return files_of(places)
     try:
         with (folder / LINKS).open("rb") as file:
             return np.asarray(np.load(file, allow_pickle=False), np.uint64).reshape(-1, 3)
@@ -87,9 +92,15 @@ def links(folder: Path, places: Iterable[Path]) -> Files:
         return list_links(folder, places) if folder.is_dir() else files_of(places)
 
 
-def files_of(places: Iterable[Path], without: Collection[str] = ()) -> Files:
-    """The files below these folders, each once, but for those in folders with the names `without`."""
-    found = {(each.st_dev, each.st_ino): each.st_size for each in files_below(places, without)}
+def files_of(places: Iterable[Location], without: Collection[str] = ()) -> Files:
+    """The files below these locations, each once, but for those in folders with the names `without`.
+
+    An object of a store has no other name; its number among them stands for its inode.
+    """
+    found = {
+        (0, number) if isinstance(each, Status) else (each.st_dev, each.st_ino): each.st_size
+        for number, each in enumerate(stats_below(places, without))
+    }
     return np.array([(*place, size) for place, size in found.items()], np.uint64).reshape(-1, 3)
 
 
@@ -142,11 +153,11 @@ def name_of(txn: Txn) -> str:
     return f"g{txn.generation:04d}-b{txn.batch:09d}"
 
 
-def folder(settings: Settings, stream: str) -> Path:
+def folder(settings: Settings, stream: str) -> Location:
     return StreamFolder.of(settings, stream).savepoints
 
 
-def checkpoint_of(settings: Settings, savepoint: Savepoint) -> Path:
+def checkpoint_of(settings: Settings, savepoint: Savepoint) -> Location:
     return folder(settings, savepoint.stream) / savepoint.id / "checkpoint"
 
 
@@ -197,7 +208,7 @@ def drop(settings: Settings, stream: Stream, name: str) -> None:
     forget(settings, stream.name, name)
     for store in stores(stream):
         store.release(settings, saved)
-    shutil.rmtree(saved.folder, ignore_errors=True)
+    remove_tree(saved.folder)
 
 
 def forget(settings: Settings, stream: str, name: str) -> None:
@@ -236,11 +247,12 @@ def keep_for(settings: Settings, savepoint: Savepoint, reason: Reason, note: str
 
 
 def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:
-    files = list(files_below(folders_of(settings, stream, savepoint)))
-    return Cost(len(files), sum(f.st_size for f in files), sum(f.st_size for f in files if f.st_nlink == 1))
+    files = list(stats_below(folders_of(settings, stream, savepoint)))
+    alone = (f.st_size for f in files if isinstance(f, Status) or f.st_nlink == 1)
+    return Cost(len(files), sum(f.st_size for f in files), sum(alone))
 
 
-def folders_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Path]:
+def folders_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Location]:
     saved = saved_as(settings, savepoint.stream, savepoint.id)
     beside = [
         place
@@ -303,8 +315,8 @@ def version_after(table: StoredTable, stream: str, txn: Txn) -> int:
 
 def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, reason: Reason, note: str) -> Savepoint:
     saved = saved_as(settings, record.stream, name_of(txn))
-    private_folder(saved.folder.parent)
-    place = private_folder(saved.folder)
+    made_folder(saved.folder.parent)
+    place = made_folder(saved.folder)
     checkpoint = StreamFolder.of(settings, record.stream).checkpoint(txn.generation)
     cut(checkpoint, txn.batch, place / "checkpoint")
     tables = _retained(settings, stream, record, txn, saved)
@@ -322,7 +334,8 @@ def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, re
         state_fingerprint=dict(record.state_fingerprint),
         tables=tables,
     )
-    list_links(saved.folder, folders_of(settings, stream, savepoint))
+    if isinstance(saved.folder, Path):
+        list_links(saved.folder, folders_of(settings, stream, savepoint))
     _write(settings, savepoint)
     return savepoint
 

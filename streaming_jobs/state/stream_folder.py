@@ -8,6 +8,7 @@ from typing import Literal
 
 from streaming_jobs.declare.names import checked_name, is_name
 from streaming_jobs.platform.files import private_folder
+from streaming_jobs.platform.locations import Location, made_folder
 from streaming_jobs.platform.object_files import LocalFiles, ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -15,7 +16,21 @@ from streaming_jobs.state.checkpoint import Checkpoint
 
 def state_files(settings: Settings) -> ObjectFiles:
     """All objects of the streams' state."""
-    return LocalFiles(settings.state)
+    return files_at(settings.state)
+
+
+def files_at(location: Location) -> ObjectFiles:
+    """The objects below a location."""
+    if isinstance(location, Path):
+        return LocalFiles(location)
+    from streaming_jobs.platform.object_store import open_store
+
+    return open_store(location.url, dict(location.options))
+
+
+def local_folder(settings: Settings) -> Path:
+    """The folder of this machine for locks and for what is no state: that of state, unless state is on a store."""
+    return settings.state if isinstance(settings.state, Path) else settings.home / "local"
 
 
 def stream_names(settings: Settings) -> list[str]:
@@ -23,11 +38,16 @@ def stream_names(settings: Settings) -> list[str]:
     return [name for name in state_files(settings).folders() if is_name(name)]
 
 
+def attempt_file(settings: Settings, stream: str) -> Path:
+    """The last batch of a stream that took the driver path (`runtime/batch_hooks.py`), for this machine to know."""
+    return private_folder(local_folder(settings) / checked_name("stream", stream)) / "attempt"
+
+
 @dataclass(frozen=True)
 class StreamFolder:
-    """The objects of one stream, and the paths of what cannot be an object; only `make` creates anything."""
+    """The objects of one stream, and the locations of what is no object; only `make` creates anything."""
 
-    path: Path
+    path: Location
     files: ObjectFiles
 
     @classmethod
@@ -42,7 +62,7 @@ class StreamFolder:
 
     def make(self) -> StreamFolder:
         """The folder, made for this user alone if it was not there."""
-        private_folder(self.path)
+        made_folder(self.path)
         return self
 
     def checkpoint(self, generation: int) -> Checkpoint:
@@ -79,16 +99,17 @@ class StreamFolder:
 
     @property
     def lease(self) -> Path:
-        """The lock and the name of the driver that runs the stream (`lease.py`)."""
+        """The lock and the name of the driver that runs the stream (`lease.py`); in a folder only."""
+        assert isinstance(self.path, Path)
         return self.path / "lease"
 
     @property
-    def ledger(self) -> Path:
+    def ledger(self) -> Location:
         """The folder of the ledger's files (`ledger_file.py`)."""
         return self.path / "ledger"
 
     @property
-    def savepoints(self) -> Path:
+    def savepoints(self) -> Location:
         """The folder of the savepoints (`savepoints.py`)."""
         return self.path / "savepoints"
 
@@ -97,16 +118,6 @@ class StreamFolder:
         return ObjectHandle(self.files, f"savepoints/{name}/savepoint.json")
 
     @property
-    def attempt(self) -> Path:
-        """The last batch that took the driver path (`runtime/batch_hooks.py`)."""
-        return self.path / "attempt"
-
-    @property
     def output_plans(self) -> ObjectHandle:
         """The output plans of each code version (`runtime/output_plans.py`)."""
         return ObjectHandle(self.files, "outputs.json")
-
-    @property
-    def slices(self) -> Path:
-        """The folder of rebuilt slices (`slice_requests.py`)."""
-        return self.path / "slices"

@@ -30,7 +30,7 @@ from streaming_jobs.runtime.stream_queries import LaunchedQuery, Preflight, Quer
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.state.lease import Owner, busy, this_process
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing.tables import MemoryTable
 
@@ -157,7 +157,9 @@ class MemoryQueries:
             sources=[],
             sinks=SinkSet(primary, secondary, MemoryTable(stream.dead_letters)),
             files=BatchFiles(
-                folder.checkpoint(1), ledger_file(self.settings, stream.name), DriverPathAttempts(folder.attempt)
+                folder.checkpoint(1),
+                ledger_file(self.settings, stream.name),
+                DriverPathAttempts(attempt_file(self.settings, stream.name)),
             ),
             hooks=BatchHooks(
                 hooks.stop,

@@ -439,7 +439,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._logs: dict[str, list[MemoryCommit]] = {}
         self._owners: dict[str, str] = {}
-        self._retained: dict[Path, dict[str, MemoryContent]] = {}
+        self._retained: dict[str, dict[str, MemoryContent]] = {}
 
     def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable | None:
         file = settings.tables_folder / declared.name / _FILE
@@ -500,7 +500,7 @@ class MemoryStore:
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
         """Hold the pieces of these versions."""
         held = {table.name: memory_table(table).content(version) for table, version in versions}
-        self._retained[saved.folder] = held
+        self._retained[str(saved.folder)] = held
         return [
             SavedTable(
                 name=table.name,
@@ -514,10 +514,10 @@ class MemoryStore:
         ]
 
     def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, MemoryContent]:
-        return {table.name: self._retained[saved.folder][table.name] for table in tables}
+        return {table.name: self._retained[str(saved.folder)][table.name] for table in tables}
 
     def release(self, settings: Settings, saved: SavedAs) -> None:
-        self._retained.pop(saved.folder, None)
+        self._retained.pop(str(saved.folder), None)
 
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
         """No folder: the pieces are in memory."""

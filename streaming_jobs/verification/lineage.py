@@ -13,10 +13,10 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.offset_ranges import Span, merged, of_partition, without
 from streaming_jobs.verification.state_evidence import CorrectedBatches, Life, StateEvidence
@@ -267,7 +267,7 @@ class VoidOffsets:
     @classmethod
     def read(
         cls,
-        state: Path | None,
+        state: Location | None,
         topics: Mapping[str, CommittedTopic],
         names: Sequence[str],
         before: Mapping[str, str | None] | None = None,
@@ -336,7 +336,7 @@ class VoidOffsets:
 NO_VOID = VoidOffsets()
 
 
-def recorded(state: Path | None, names: Iterable[str]) -> dict[str, str | None]:
+def recorded(state: Location | None, names: Iterable[str]) -> dict[str, str | None]:
     """What the files of these topics hold now, None without one: read before the versions of the tables."""
     paths = {} if state is None else {name: state / "_topics" / f"{name}.json" for name in names}
     return {name: path.read_text(encoding="utf-8") if path.exists() else None for name, path in paths.items()}

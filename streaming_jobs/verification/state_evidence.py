@@ -14,9 +14,9 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from streaming_jobs.platform.locations import Location
 from streaming_jobs.verification.delta_log import Entry, Range, code_of, numbers
 from streaming_jobs.verification.offset_ranges import Span
 
@@ -92,7 +92,7 @@ class StateEvidence:
         return {(topic, p): offset for topic, (_, start) in self.topics.items() for p, offset in start.items()}
 
     @classmethod
-    def read(cls, state: Path, stream: str) -> StateEvidence | None:
+    def read(cls, state: Location, stream: str) -> StateEvidence | None:
         """Read the stream's state folder; None when the stream has none.
 
         Raises ValueError when its record cannot be read.
@@ -155,7 +155,7 @@ def _accepted(values: list[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
     return {table: frozenset(int(v["version"]) for v in values if v["table"] == table) for table in tables}
 
 
-def outputs_of(state: Path, stream: str) -> dict[str, dict[str, PlanOutput]]:
+def outputs_of(state: Location, stream: str) -> dict[str, dict[str, PlanOutput]]:
     """By code and table the outputs of the stream's plans."""
     try:
         value = json.loads((state / stream / "outputs.json").read_text(encoding="utf-8"))
@@ -170,13 +170,13 @@ def outputs_of(state: Path, stream: str) -> dict[str, dict[str, PlanOutput]]:
     }
 
 
-def _ledger_lines(folder: Path, stream: str) -> Iterator[tuple[tuple[int, int], Entry]]:
+def _ledger_lines(folder: Location, stream: str) -> Iterator[tuple[tuple[int, int], Entry]]:
     """Every complete line, oldest first; a line that a crash cut off is left out.
 
     A short line has the partitions that have moved since the full line that it names (`on`), which is before it in the
     file; without that one it is left out too.
     """
-    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
+    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")], key=str):
         full: Mapping[str, Any] = {}
         for text in _content(path).split(b"\n"):
             try:
@@ -202,12 +202,12 @@ def _whole(moved: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Location) -> bytes:
     """The content of a day's file, which a running driver may have compressed since it was listed."""
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
     except FileNotFoundError:
-        return gzip.decompress(path.with_suffix(".jsonl.gz").read_bytes())
+        return gzip.decompress((path.parent / f"{path.stem}.jsonl.gz").read_bytes())
 
 
 def _entry(stream: str, value: Mapping[str, Any]) -> Entry:
@@ -253,9 +253,9 @@ class RebuiltSlice:
         return self.version is None or self.version <= version
 
 
-def rebuilt_slices(folder: Path) -> Iterator[RebuiltSlice]:
+def rebuilt_slices(folder: Location) -> Iterator[RebuiltSlice]:
     """Yields committed slices, and slices that wait; raises ValueError for an unreadable file."""
-    for path in sorted([*folder.glob("*.json"), *folder.glob("waiting/*.json")]):
+    for path in sorted([*folder.glob("*.json"), *(folder / "waiting").glob("*.json")], key=str):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             entry = json.loads(value["entry"])

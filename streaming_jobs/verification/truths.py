@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -35,10 +34,11 @@ Watermarks = Mapping[Batch, datetime]
 """By batch the watermark with which Spark ran it: windows that end at or before it are in the table."""
 
 
-def watermarks(state: Path, stream: str) -> dict[Batch, datetime]:
+def watermarks(state: Location, stream: str) -> dict[Batch, datetime]:
     """The watermarks in the checkpoints; Spark keeps the newest hundred batches."""
     by_batch = {}
-    for path in (state / stream).glob("g*/offsets/*"):
+    folders = [each / "offsets" for each in (state / stream).glob("g*")]
+    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
         if not path.name.isdigit():
             continue
         try:

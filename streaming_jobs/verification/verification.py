@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
@@ -195,7 +194,7 @@ def _without_truth(stream: Stream, truths: Sequence[Truth]) -> list[Comparison]:
 
 
 def _has_begun(settings: Settings, stream: Stream) -> bool:
-    state: Path = settings.state / stream.name / "stream.json"
+    state = settings.state / stream.name / "stream.json"
     return state.exists() or bool(versions(settings.tables / stream.primary.name))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from streaming_jobs.platform.locations import Location
 from streaming_jobs.verification.comparisons import compare_tables
@@ -40,7 +39,7 @@ def verify(
     *,
     finished: bool = False,
     at: Mapping[str, int] | None = None,
-    state: Path | None = None,
+    state: Location | None = None,
     refusals: Mapping[str, Refusals] | None = None,
     void_before: Mapping[str, str | None] | None = None,
     tell: Callable[[str, int, int], None] = lambda *_: None,

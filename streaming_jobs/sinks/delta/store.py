@@ -108,14 +108,14 @@ class DeltaStore:
                     files=len(files[table.name]),
                 )
             )
-        with gzip.open(saved.folder / _FILES, "wt", encoding="utf-8") as packed:
-            json.dump({table: [asdict(file) for file in listed] for table, listed in files.items()}, packed)
-        sync(saved.folder / _FILES)
+        listed = {table: [asdict(file) for file in of_table] for table, of_table in files.items()}
+        (packed := saved.folder / _FILES).write_bytes(gzip.compress(json.dumps(listed).encode()))
+        if isinstance(packed, Path):
+            sync(packed)
         return tables
 
     def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, DeltaContent]:
-        with gzip.open(saved.folder / _FILES, "rt", encoding="utf-8") as packed:
-            listed = json.load(packed)
+        listed = json.loads(gzip.decompress((saved.folder / _FILES).read_bytes()))
         return {
             table.name: DeltaContent(
                 {file["path"]: TableFile(**file) for file in listed[table.name]},

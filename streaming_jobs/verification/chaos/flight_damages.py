@@ -109,7 +109,7 @@ def _refusal(driver: DriverProcess) -> tuple[str, str]:
 @contextmanager
 def _put_back(home: Home) -> Iterator[None]:
     backup = home.folder / "kept"
-    folders = {home.settings.state: backup / "state", home.settings.tables_folder: backup / "tables"}
+    folders = {home.settings.state_folder: backup / "state", home.settings.tables_folder: backup / "tables"}
     for folder, copy in folders.items():
         shutil.copytree(folder, copy)
     try:
