@@ -87,7 +87,7 @@ def staging_folder(settings: Settings, plan: StreamRecoveryPlan, part: str = "")
     tables = settings.tables
     if isinstance(tables, Path):
         return tables / "_staging" / plan.staging / part
-    return StorePath(f"{tables}/*/staged-{plan.staging}{part and f'-{part}'}", tables.options)
+    return StorePath(f"{tables}/*/_staged-{plan.staging}{part and f'-{part}'}", tables.options)
 
 
 def next_id(settings: Settings, stream: str) -> str:

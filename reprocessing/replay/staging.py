@@ -4,7 +4,7 @@ Of a recovery:
 
     <state>/recoveries/<plan>/state/<stream>/     stream.json, the new generation's checkpoint, its ledger
     <tables>/_staging/<plan>/<table>/             ordinary tables; only the audit reads them
-    <tables>/<table>/staged-<plan>/               on a store: there they are below the table that they are staged for
+    <tables>/<table>/_staged-<plan>/              on a store: there they are below the table that they are staged for
 
 The tables begin with the content of a savepoint (of Delta tables, hard links), and with a ledger entry at its batch; so
 the replay is simply this stream, started again from there, with today's code.
@@ -129,7 +129,7 @@ def clear(settings: Settings, plan: StreamRecoveryPlan) -> None:
     places = [folder(settings, plan.id) / "state"]
     if isinstance(settings.tables, StorePath):
         for table in settings.tables.iterdir():
-            for staged in table.glob(f"staged-{plan.staging}*"):
+            for staged in table.glob(f"_staged-{plan.staging}*"):
                 remove_tree(staged / "_delta_log")
     else:
         places.append(scratch.parent)

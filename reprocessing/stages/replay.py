@@ -47,6 +47,8 @@ log = structlog.get_logger()
 _PATIENCE = 15.0
 """Seconds without progress after which a replay says what it waits for."""
 _FOLDER = "_at_the_border"
+_WITH_FILES = 1
+"""The version of a copied table from which on it has its files."""
 
 
 def replay(context: RecoveryContext) -> Mapping[str, Any]:
@@ -215,13 +217,13 @@ def keep_tables(context: RecoveryContext) -> None:
         sync_tree(partial)  # every resume relies on what is there under the final name
         partial.replace(folder)
         sync(folder.parent)
-    elif kept_table(context, context.stream.primary) is None:
+    elif (kept := kept_table(context, context.stream.primary)) is None or kept.version < _WITH_FILES:
         remove_tables(folder, context.stream)
         _copy_staged(context, folder)
 
 
 def _copy_staged(context: RecoveryContext, folder: Location) -> None:
-    """Copy the staging tables, the primary one last: on a store, all copies are there once it is."""
+    """Copy the staging tables, the primary one last: on a store, all copies are there once it has its files."""
     for declared, _ in reversed(list(all_tables(context.stream))):
         table = open_table(context.replay_settings, declared, context.stream.name)
         if table is not None:

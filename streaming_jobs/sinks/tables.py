@@ -95,12 +95,15 @@ def copied_table(
 
 
 def remove_tables(folder: Location, stream: Stream) -> None:
-    """Remove the stream's tables at a location; of a folder, the folder."""
+    """Remove the stream's tables at a location: of a folder, the folder; on a store, their logs alone.
+
+    Their files there may have become files of the tables beside which they were staged.
+    """
     if isinstance(folder, Path):
         remove_tree(folder)
         return
     for declared, _ in all_tables(stream):
-        remove_tree(folder / declared.name)
+        remove_tree(folder / declared.name / "_delta_log")
 
 
 def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:

@@ -5,7 +5,7 @@ publishing a content copies no data there.
 
 On a store a file is identified by its URL, and a table may list files of another one by their URLs. So a staged table
 shares the files of the table that it is staged for, and lies below it, so that its own files become files of that one
-where they are. Some files have to be copied for it, to `copied/<key of the original>`, and such a copy is the same file
+where they are. Some files have to be copied for it, to `_copied/<key of the original>`; such a copy is the same file
 as its original: those of a table that is merged into, since deltalake rewrites no file outside of the table, and those
 whose keys need an escape in a URL (partition values with a space, say), since deltalake escapes these twice.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from deltalake import CommitProperties, DeltaTable, Schema
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction
 
 from streaming_jobs.platform.files import hard_link
 from streaming_jobs.platform.locations import Location, StorePath, copy_object, delta_options, delta_table, path_below
@@ -32,7 +32,7 @@ from streaming_jobs.sinks.stored import Content
 Identity: TypeAlias = tuple[int, int] | str
 """What identifies a file: device and inode, or its URL."""
 
-COPIED = "copied"
+COPIED = "_copied/"
 """The folder of a staged table on a store with copies of the other table's files."""
 _PLAIN = re.compile(r"[A-Za-z0-9_./=-]*")
 _AT_A_TIME = 16
@@ -79,14 +79,14 @@ def delta_content(content: Content) -> DeltaContent:
 
 def identities(root: Location, files: Iterable[str]) -> list[Identity]:
     """The identity of each file of a table, in order."""
-    return [_identity(on_disk(root, path)) for path in files]
+    return [_identity(on_disk(root, path), root) for path in files]
 
 
-def _identity(place: Location) -> Identity:
+def _identity(place: Location, root: Location) -> Identity:
     if isinstance(place, Path):
         return (status := place.stat()).st_dev, status.st_ino
-    _, copied, key = place.url.partition(f"/{COPIED}/")
-    return f"{place.bucket}/{key}" if copied else place.url
+    below = path_below(place, root)
+    return f"{place.bucket}/{below.removeprefix(COPIED)}" if below.startswith(COPIED) else place.url
 
 
 def content_of(table: Location, version: int | None = None) -> DeltaContent:
@@ -111,7 +111,7 @@ def make_table(
     *,
     rewritten: bool = False,
 ) -> None:
-    """Make a Delta table at `path` with the files of a content, in one commit with these properties.
+    """Make a Delta table at `path`, and in its second commit, with these properties, add the files of a content.
 
     The files are hard links; on a store the same files, or copies if they are to be `rewritten`.
     """
@@ -124,9 +124,8 @@ def make_table(
         raise_if_key_not_exists=False,
         storage_options=delta_options(path),
     )
-    adds = _linked(path, content) if isinstance(path, Path) else _shared(path, content, copied=rewritten)
     handle.create_write_transaction(
-        adds,
+        [*(_linked(path, content) if isinstance(path, Path) else shared(path, content, copied=rewritten))],
         mode="append",
         schema=handle.schema(),
         partition_by=list(content.partition_by) or None,
@@ -134,7 +133,7 @@ def make_table(
     )
 
 
-def _linked(path: Path, content: DeltaContent) -> list[AddAction | RemoveAction]:
+def _linked(path: Path, content: DeltaContent) -> list[AddAction]:
     for file in content.files.values():
         source = on_disk(content.root, file.path)
         assert isinstance(source, Path)
@@ -142,10 +141,10 @@ def _linked(path: Path, content: DeltaContent) -> list[AddAction | RemoveAction]
     return [file.add() for file in content.files.values()]
 
 
-def _shared(path: StorePath, content: DeltaContent, *, copied: bool) -> list[AddAction | RemoveAction]:
+def shared(path: StorePath, content: DeltaContent, *, copied: bool = False) -> list[AddAction]:
     """The actions that add the content's files where they lie, or copies of them."""
     originals = [StorePath(str(identity), path.options) for identity in content.identities()]
-    copies = {each: f"{COPIED}/{each.key}" for each in originals if copied or not _PLAIN.fullmatch(each.key)}
+    copies = {each: f"{COPIED}{each.key}" for each in originals if copied or not _PLAIN.fullmatch(each.key)}
 
     def copy(original: StorePath) -> None:
         copy_object(original, path / copies[original])

@@ -25,7 +25,7 @@ from streaming_jobs.platform.files import hard_link
 from streaming_jobs.platform.locations import Location, StorePath, delta_table, local_scratch, path_below, remove_tree
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sinks.delta import column_bounds
-from streaming_jobs.sinks.delta.content import DeltaContent, make_table
+from streaming_jobs.sinks.delta.content import DeltaContent, make_table, shared
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
 from streaming_jobs.sinks.stored import LaterRows
 from streaming_jobs.text.spelling import counted
@@ -82,11 +82,10 @@ def _give_bounds(sink: DeltaSink) -> None:
 
 def _link(sink: DeltaSink, content: DeltaContent) -> None:
     adds: list[AddAction | RemoveAction] = []
-    for path, file in content.files.items():
-        source = on_disk(content.root, path)
-        if isinstance(source, StorePath):
-            adds.append(file.add(source.url))
-            continue
+    if isinstance(sink.path, StorePath):
+        adds += shared(sink.path, content)
+    for path, file in content.files.items() if isinstance(sink.path, Path) else ():
+        source = Path(str(on_disk(content.root, path)))
         name = f"{_PLACE}/{path_below(source, content.root)}"
         hard_link(source, Path(str(sink.path)) / name)
         adds.append(file.add(name))

@@ -61,18 +61,24 @@ def noted(entry: LedgerEntry, *, retries: int | None = None, epoch: int = 0) -> 
     return _properties(entry, {epoch_id(entry.stream): epoch}, retries)
 
 
-def moving(entry: LedgerEntry, app: str, epoch: int = 0) -> CommitProperties:
+WRITER = "recourse.writer"
+"""The field of `commitInfo` by which the writer of a commit to a store knows it again if the answer was lost."""
+
+
+def moving(entry: LedgerEntry, app: str, epoch: int = 0, writer: str = "") -> CommitProperties:
     """Properties of a commit that moves the table to the entry's position; no retry: no commit may come between."""
-    return _properties(entry, {app: entry.txn.version, epoch_id(entry.stream): epoch}, 0)
+    return _properties(entry, {app: entry.txn.version, epoch_id(entry.stream): epoch}, 0, writer)
 
 
-def _properties(entry: LedgerEntry, versions: Mapping[str, int], retries: int | None) -> CommitProperties:
+def _properties(
+    entry: LedgerEntry, versions: Mapping[str, int], retries: int | None, writer: str = ""
+) -> CommitProperties:
     """The entry, and the transactions: appId -> version; 0 is none."""
     from deltalake import CommitProperties, Transaction  # who only reads the log does without
 
     now = int(time.time() * 1000)
     return CommitProperties(
-        custom_metadata={"userMetadata": entry.encode()},
+        custom_metadata={"userMetadata": entry.encode(), **({WRITER: writer} if writer else {})},
         max_commit_retries=retries,
         app_transactions=[Transaction(app, version, now) for app, version in versions.items() if version] or None,
     )

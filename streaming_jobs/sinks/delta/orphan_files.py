@@ -90,9 +90,13 @@ def remove_empty_folders(table: Location, *, before: float) -> None:
                     Path(folder).rmdir()
 
 
+STAGED = "_staged-"
+"""The beginning of folders with tables that are staged below a table on a store, whose files a publish lists there."""
+
+
 def _hidden(name: str) -> bool:
     """True if Delta's readers and VACUUM skip it; a partition column's name may begin with `_`."""
-    return name.startswith(("_", ".")) and "=" not in name
+    return name.startswith(("_", ".")) and "=" not in name and not name.startswith(STAGED)
 
 
 def _data_files(table: Location) -> Iterator[tuple[Location, os.stat_result | Status]]:

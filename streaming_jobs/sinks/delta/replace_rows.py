@@ -23,7 +23,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from streaming_jobs.errors import CommitRefused, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync
-from streaming_jobs.platform.locations import StorePath, path_below, placed
+from streaming_jobs.platform.locations import StorePath, files_below, path_below, placed
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, Identity, has_content, identities
 from streaming_jobs.sinks.delta.log import walk
@@ -81,9 +81,14 @@ def _change(sink: DeltaSink, content: DeltaContent, place: str) -> _Change:
     here = dict(zip(identities(sink.path, live), live, strict=True))
     wanted = dict(zip(content.identities(), content.files.items(), strict=True))
     names, adds = {}, []
+    there = frozenset(name for name, _ in files_below(sink.path)) if isinstance(sink.path, StorePath) else None
     for identity in wanted.keys() - here.keys():
         path, file = wanted[identity]
         names[identity] = name = _name(sink, content, path, identity, place)
+        if there is not None and name not in there:
+            raise PreflightRefused(
+                f"file {name} of table {sink.name} is gone", "put it back from a copy, or choose a savepoint"
+            )
         adds.append(file.add(name))
     at = int(time.time() * 1000)
     removes = tuple(live[path].remove(at) for identity, path in here.items() if identity not in wanted)

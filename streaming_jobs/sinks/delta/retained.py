@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.platform.locations import StorePath, files_below
+from streaming_jobs.platform.locations import StorePath, files_below, path_below
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
 from streaming_jobs.sinks.stored import SavedAs
 
@@ -23,11 +23,11 @@ _FOLDER, _ENDING = "_savepoints", ".json.gz"
 
 def write(table: StorePath, saved: SavedAs, files: Sequence[TableFile]) -> None:
     """Keep these files; raises PreflightRefused if one of them is gone: the version was too old."""
-    urls = [str(on_disk(table, file.path)) for file in files]
-    data = gzip.compress(json.dumps(urls).encode())
+    paths = [path_below(on_disk(table, file.path), table) for file in files]
+    data = gzip.compress(json.dumps(paths).encode())
     (table / _FOLDER / f"{saved.stream}-{saved.name}{_ENDING}").write_bytes(data)
-    there = {f"{table}/{name}" for name, _ in files_below(table)}
-    if gone := [url for url in urls if url.startswith(f"{table}/") and url not in there]:
+    there = {name for name, _ in files_below(table)}
+    if gone := [path for path in paths if "://" not in path and path not in there]:
         raise PreflightRefused(
             f"{len(gone)} files of table {table.name} are gone, such as {gone[0]}",
             "take a savepoint of a newer version",
@@ -43,7 +43,7 @@ def names(table: StorePath) -> frozenset[str]:
                 kept.update(json.loads(gzip.decompress((table / _FOLDER / name).read_bytes())))
             except FileNotFoundError:  # released since it was listed
                 continue
-    return frozenset(url.removeprefix(f"{table}/") for url in kept)
+    return frozenset(kept)
 
 
 def release(tables: StorePath, saved: SavedAs) -> None:

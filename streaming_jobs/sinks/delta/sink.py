@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
@@ -27,6 +28,7 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id, epoch_id
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.platform.delta_log import read_commit
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.locations import Location, StorePath, delta_table, files_below
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
@@ -35,7 +37,7 @@ from streaming_jobs.sinks.delta import column_bounds, dead_letters
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content, identities
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
-from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, newest, noted, sync_commits, walk
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, WRITER, moving, newest, noted, sync_commits, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.replace_rows import replace_rows
@@ -91,6 +93,7 @@ class DeltaSink:
         self._sized: tuple[int, float] | None = None
         self._at: tuple[int, Txn | None] | None = None
         self._epoch_at: tuple[int, int] | None = None
+        self._writer = uuid4().hex
         self._read_schema()
 
     @property
@@ -195,8 +198,10 @@ class DeltaSink:
                 self.refresh()
                 if self.handle.version() == version:  # no other commit came first, so this was not a race
                     raise self._failed(error) from error
-                continue
-            self._at = (self.handle.version(), entry.txn)
+                if not self._is_ours(version + 1):
+                    continue
+            if self.handle.version() == version + 1:
+                self._at = (version + 1, entry.txn)
             return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
 
@@ -206,6 +211,16 @@ class DeltaSink:
             return self.handle.version() > before
         self.refresh()
         return self.position is not None and self.position >= entry.txn
+
+    def _is_ours(self, version: int) -> bool:
+        """True for a commit to a store that was made although the store, or its client's repetition, has refused it."""
+        if not isinstance(self.path, StorePath):
+            return False
+        try:
+            info = read_commit(self.path, version).info or {}
+        except (FileNotFoundError, ValueError):
+            return False
+        return info.get(WRITER) == self._writer
 
     def _failed(self, error: CommitFailedError) -> RecourseError:
         if "append-only" in str(error):
@@ -305,7 +320,8 @@ class DeltaSink:
 
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
-        return moving(entry, self.app_id, 0 if self.lease is None else self.lease.epoch)
+        epoch = 0 if self.lease is None else self.lease.epoch
+        return moving(entry, self.app_id, epoch, self._writer if isinstance(self.path, StorePath) else "")
 
     def add_columns(self, fields: Sequence[StructField], generation: int) -> None:
         """Add columns, null in all rows that are there."""

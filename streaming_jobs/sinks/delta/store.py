@@ -33,6 +33,7 @@ from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import column_bounds, retained, truncated_commits
 from streaming_jobs.sinks.delta.content import DeltaContent, delta_content, make_table
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving, walk
+from streaming_jobs.sinks.delta.orphan_files import AT_LEAST_ON_STORES
 from streaming_jobs.sinks.delta.replace_rows import rename_unencoded
 from streaming_jobs.sinks.delta.sink import DeltaSink, delta_sink, open_sink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
@@ -77,7 +78,7 @@ class DeltaStore:
     ) -> DeltaSink:
         properties = CommitProperties() if entry is None else moving(entry, app_id(stream, declared.name))
         path = settings.tables / declared.name
-        rewritten = declared.mode == "upsert"
+        rewritten = declared.mode == "upsert" and entry is not None  # batches merge into it
         make_table(path, declared.name, delta_content(content), stream, properties, rewritten=rewritten)
         return DeltaSink(path, declared, stream, delta_table(path))
 
@@ -209,7 +210,7 @@ def ensure_sink(
                 column_bounds.PROPERTY: column_bounds.encode(
                     column_bounds.boundable(contract, declared.partition_by, _sought(declared))
                 ),
-                **_properties(settings.table, declared),
+                **_properties(settings, declared),
             },
             raise_if_key_not_exists=False,
             storage_options=delta_options(path),
@@ -224,7 +225,7 @@ def ensure_sink(
     if absent := sorted(_types(sink.schema).keys() - _types(contract).keys() - _positions(sink)):
         log.warning("columns_left_null", stream=stream, table=declared.name, columns=absent)
     bounded = column_bounds.wanted(sink.handle, sink.schema, declared.partition_by, _sought(declared))
-    _apply_properties(sink, {**_properties(settings.table, declared), column_bounds.PROPERTY: bounded}, generation)
+    _apply_properties(sink, {**_properties(settings, declared), column_bounds.PROPERTY: bounded}, generation)
     if declared.partition_by and sink.direct:
         rename_unencoded(sink, generation)
     sink.sync()
@@ -317,12 +318,16 @@ def _apply_properties(sink: DeltaSink, wanted: dict[str, str], generation: int) 
         sink.set_properties(changed, generation)
 
 
-def _properties(table: TableSettings, declared: DeclaredTable) -> dict[str, str]:
+def _properties(settings: Settings, declared: DeclaredTable) -> dict[str, str]:
     """Properties of every table; those of a partitioned one make delta-spark use folder names without partition values.
 
     In a path, delta-spark writes a value that is not ASCII into the log as it is, and deltalake percent-encodes it: a
     file that deltalake removes would then stay in the table, with its rows a second time.
     """
+    retention = settings.table.deleted_file_retention
+    if not isinstance(settings.tables, Path):  # the log shows a removal for as long as maintenance has to wait
+        retention = max(retention, AT_LEAST_ON_STORES)
+    table = settings.table.model_copy(update={"deleted_file_retention": retention})
     return {**_upkeep_properties(table), **({"delta.randomizeFilePrefixes": "true"} if declared.partition_by else {})}
 
 

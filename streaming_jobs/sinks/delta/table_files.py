@@ -97,11 +97,11 @@ def on_disk(table: Location, path: str) -> Location:
     """
     if isinstance(table, StorePath):
         if path.startswith(f"{table.url.partition('://')[0]}://"):
-            return StorePath(path, table.options)
-        if not _leads_out(name := unquote(path)):
+            return StorePath(unquote(path), table.options)
+        if not _leads_out(name := unquote(path), path):
             return table / name
     for name in names_on_disk(path):
-        if _leads_out(name):
+        if _leads_out(name, path):
             raise PermanentError(
                 f"file {path} of table {table.name} is not in the table's folder: its path is absolute or has '..'",
                 "copy the table, so that it has its files itself (a shallow clone has not)",
@@ -113,8 +113,9 @@ def on_disk(table: Location, path: str) -> Location:
     )
 
 
-def _leads_out(name: str) -> bool:
-    return name.startswith("/") or ".." in name.split("/") or "://" in name
+def _leads_out(name: str, path: str) -> bool:
+    """True for a name on disk of a path of the log; a partition value may have `://`, which is escaped there."""
+    return name.startswith("/") or ".." in name.split("/") or "://" in path
 
 
 def _file(add: Mapping[str, Any]) -> TableFile:

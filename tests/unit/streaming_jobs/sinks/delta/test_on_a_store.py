@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -72,7 +73,7 @@ def test_an_append_takes_seven_requests_and_none_writes_the_log_without_a_condit
 
 def test_a_commit_whose_answer_is_lost_was_made_once(sink: DeltaSink, object_store: StoreServer) -> None:
     object_store.inject(Fault("answer lost", key=r"_delta_log/0+1\.json"))
-    assert ArrowAppend(sink, made(0)).commit(entry(0)) is None, "it is found in the table"
+    assert ArrowAppend(sink, made(0)).commit(entry(0)) == 1, "it is found in the table, and is this driver's own"
     assert ArrowAppend(sink, made(0)).commit(entry(0)) is None
     assert (ids(sink), sink.position) == ([0], Txn(1, 0))
 
@@ -127,7 +128,7 @@ def test_a_staged_table_is_published_without_moving_a_file(
     rows = pa.table({"id": pa.array(range(len(ODD)), pa.int64()), "place": ODD})
     write = ArrowMerge if declared.keys else ArrowAppend
     write(sink, rows).commit(entry(0))
-    staged_at = stored.with_tables(StorePath(f"{stored.tables}/*/staged-1"))
+    staged_at = stored.with_tables(StorePath(f"{stored.tables}/*/_staged-1"))
     staged = STORE.create(staged_at, declared, "s", sink.content(), entry(0, 2, "publish"))
     changed = pa.table({"id": pa.array([2 if declared.keys else 9], pa.int64()), "place": ["50%"]})
     write(staged, changed).commit(entry(1, 2))
@@ -135,8 +136,8 @@ def test_a_staged_table_is_published_without_moving_a_file(
     done = sink.replace_rows(staged.content(), entry(1, 2, "publish"), "r-1")
     assert (done.came, done.stayed) == ((1, 4) if declared.keys else (1, 5))
     assert not [each for each in object_store.requests() if each.method == "PUT" and each.key.endswith(".parquet")]
-    for name, _ in list(files_below(sink.path / "staged-1" / "_delta_log")):
-        (sink.path / "staged-1" / "_delta_log" / name).unlink()
+    for name, _ in list(files_below(sink.path / "_staged-1" / "_delta_log")):
+        (sink.path / "_staged-1" / "_delta_log" / name).unlink()
     assert ids(sink) == ([0, 1, 2, 3, 4] if declared.keys else [0, 1, 2, 3, 4, 9])
     assert (
         sink.complete(sink.version)
@@ -153,7 +154,7 @@ def test_maintenance_deletes_what_no_version_no_savepoint_and_no_staged_table_ha
     saved = SavedAs("s", "g0001-b000000000", tmp_path)
     kept = STORE.retain([(sink, sink.version)], saved)
     ArrowAppend(sink, made(1)).commit(entry(1))
-    staged_at = stored.with_tables(StorePath(f"{stored.tables}/*/staged-1"))
+    staged_at = stored.with_tables(StorePath(f"{stored.tables}/*/_staged-1"))
     staged = STORE.create(staged_at, PLAIN, "s", sink.no_rows(), entry(0, 2, "publish"))
     ArrowAppend(staged, made(7)).commit(entry(1, 2))
     sink.replace_rows(sink.no_rows(), entry(1, 2, "publish"), "r-1")
@@ -167,6 +168,68 @@ def test_maintenance_deletes_what_no_version_no_savepoint_and_no_staged_table_ha
     assert ids(staged) == [7]
     STORE.release(stored, saved)
     assert upkeep.remove_unlisted() == 1
+
+
+def test_of_a_commit_that_the_store_refuses_another_drivers_is_told_from_the_own(
+    stored: Settings, sink: DeltaSink
+) -> None:
+    other = open_sink(stored, PLAIN, "s")
+    assert other is not None
+    ArrowAppend(other, made(7)).commit(entry(0))
+    assert ArrowAppend(sink, made(0)).commit(entry(0)) is None
+    assert ids(sink) == [7]
+
+
+def test_nothing_is_published_of_which_a_file_is_gone(stored: Settings, sink: DeltaSink) -> None:
+    """Such as after a VACUUM of another program: the table would lose its rows for files that nobody can read."""
+    ArrowAppend(sink, made(0)).commit(entry(0))
+    staged = STORE.create(
+        stored.with_tables(StorePath(f"{stored.tables}/*/_staged-1")), PLAIN, "s", sink.no_rows(), entry(0, 2)
+    )
+    ArrowAppend(staged, made(9)).commit(entry(1, 2))
+    for name in [name for name, _ in files_below(staged.path) if name.endswith(".parquet")]:
+        (staged.path / name).unlink()
+    with pytest.raises(PreflightRefused, match="_staged-1/part-.* of table t is gone"):
+        sink.replace_rows(staged.content(), entry(1, 2, "publish"), "r-1")
+    assert ids(sink) == [0]
+
+
+def test_savepoints_keep_their_files_when_the_tables_are_elsewhere(
+    settings: SettingsFactory,
+    stored: Settings,
+    tables_on_a_store: dict[str, Any],
+    sink: DeltaSink,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+) -> None:
+    """A prefix that was copied, or a URL that is spelled otherwise."""
+    ArrowAppend(sink, made(0)).commit(entry(0))
+    STORE.retain([(sink, sink.version)], SavedAs("s", "g0001-b000000000", tmp_path))
+    sink.replace_rows(sink.no_rows(), entry(1, 2, "publish"), "r-1")
+    moved = settings({**tables_on_a_store, "tables_dir": f"{tables_on_a_store['tables_dir']}-moved"})
+    for name, _ in list(files_below(sink.path)):
+        (moved.tables / "t" / name).write_bytes((sink.path / name).read_bytes())
+    there = open_sink(moved, PLAIN, "s")
+    assert there is not None
+    later = time.time() + 7200
+    monkeypatch.setattr(maintenance.time, "time", lambda: later)
+    assert there.upkeep(TableSettings(), generation=2).remove_unlisted() == 0
+
+
+def test_the_log_shows_a_removal_for_an_hour_whatever_the_setting_says(
+    settings: SettingsFactory, tables_on_a_store: dict[str, Any]
+) -> None:
+    """A checkpoint drops older ones, and a file without one would be due by its own age."""
+    sink = ensure_sink(
+        settings({**tables_on_a_store, "table.deleted_file_retention": "0 s"}), PLAIN, "s", COLUMNS, generation=1
+    )
+    assert sink.handle.metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 3600 seconds"
+    for batch in range(3):
+        ArrowAppend(sink, made(batch)).commit(entry(batch))
+    sink.replace_rows(sink.no_rows(), entry(3, 2, "publish"), "r-1")
+    sink.handle.create_checkpoint()
+    upkeep = sink.upkeep(TableSettings(deleted_file_retention=timedelta(0), deleted_files_max_mb=0), generation=2)
+    assert upkeep.remove_unlisted() == 0
 
 
 def test_a_savepoint_of_a_version_whose_files_are_gone_is_refused(sink: DeltaSink, tmp_path: Any) -> None:
