@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -90,14 +91,20 @@ def _let_go(lease: Lease, runner: StreamRunner | None, runtime: Runtime) -> None
 
 log = structlog.get_logger()
 
-STATUS_EVERY = 1.0
+STATUS_EVERY, STATUS_EVERY_IN_STORES = 1.0, 5.0
+
+
+def status_every(settings: Settings) -> float:
+    """Seconds between two writes of a status."""
+    return STATUS_EVERY if isinstance(settings.state, Path) else STATUS_EVERY_IN_STORES
 
 
 class StatusFiles:
-    """Writes the status files; a file that cannot be written (the disk is full) stops no stream."""
+    """Writes the status files; one that cannot be written (the disk is full, a store is away) stops no stream."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._every = status_every(settings)
         self._unwritten = False
 
     def write(self, status: Status) -> bool:
@@ -105,7 +112,7 @@ class StatusFiles:
         try:
             write_status(self._settings, status)
             self._unwritten = False
-        except OSError as error:
+        except (OSError, TransientError) as error:
             if not self._unwritten:
                 log.warning("the status could not be written", stream=status.stream, reason=str(error))
             self._unwritten = True
@@ -124,7 +131,7 @@ class StatusFiles:
         ready = threading.Event()
 
         def beat() -> None:
-            while not ready.wait(STATUS_EVERY):
+            while not ready.wait(self._every):
                 for each in filter(lambda each: each.has_lease, running):
                     each.beat()
                     self.write(each.status)
@@ -311,7 +318,7 @@ class Session:
                         "its log says what the batch waits for",
                     )
             self._detach_ended()
-            if time.monotonic() - written >= STATUS_EVERY:
+            if time.monotonic() - written >= status_every(self.settings):
                 if self.restarts is not None:
                     self.restarts.reasons.note_disk(running.status for running in self.running)
                 self.status_files.refresh(self.running)

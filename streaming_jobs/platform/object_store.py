@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from errno import ENOENT
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from streaming_jobs.errors import ConfigurationError, PermanentError, RecourseError, TransientError
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, checked, content
+from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, ObjectFiles, checked, content
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
@@ -200,6 +202,79 @@ def _other(tag: str) -> str:
     return json.dumps(
         {key: f'"{uuid.uuid4().hex}"' if key == "e_tag" else value for key, value in json.loads(tag).items()}
     )
+
+
+_LOOKS: dict[str, tuple[float, Any]] = {}
+"""What this process has seen of objects that it polls: (time, content or names), by URL."""
+
+
+@dataclass(frozen=True)
+class PolledFiles:
+    """Objects that a session asks for many times a second: what a look shows counts for `seconds`.
+
+    A write or delete of this process counts at once.
+    """
+
+    files: ObjectFiles
+    seconds: float = 2.0
+
+    def read(self, name: str) -> Found | None:
+        return cast("Found | None", self._seen(self.where(name), partial(self.files.read, name)))
+
+    def names(self, prefix: str = "") -> list[str]:
+        return cast("list[str]", self._seen(f"{self.where(prefix)}/", partial(self.files.names, prefix)))
+
+    def folders(self, prefix: str = "") -> list[str]:
+        return self.files.folders(prefix)
+
+    def create(self, name: str, data: bytes) -> str:
+        with self._forgotten():
+            return self.files.create(name, data)
+
+    def replace(self, name: str, data: bytes, tag: str) -> str:
+        with self._forgotten():
+            return self.files.replace(name, data, tag)
+
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> str:
+        with self._forgotten():
+            return self.files.put(name, data, durable=durable)
+
+    def delete(self, name: str, tag: str | None = None) -> None:
+        with self._forgotten():
+            self.files.delete(name, tag)
+
+    def below(self, prefix: str) -> PolledFiles:
+        return PolledFiles(self.files.below(prefix), self.seconds)
+
+    def where(self, name: str = "") -> str:
+        return self.files.where(name)
+
+    def _seen(self, where: str, look: Callable[[], object]) -> object:
+        seen = _LOOKS.get(where)
+        if seen is not None and time.monotonic() - seen[0] < self.seconds:
+            return seen[1]
+        try:
+            found = look()
+        except TransientError:
+            if seen is None:
+                raise
+            found = seen[1]  # the store does not answer at the moment
+        _LOOKS[where] = time.monotonic(), found
+        return found
+
+    @contextmanager
+    def _forgotten(self) -> Iterator[None]:
+        root = self.where()
+        try:
+            yield
+        finally:
+            for where in [each for each in _LOOKS if each.startswith(root)]:
+                _LOOKS.pop(where, None)
+
+
+def polled(files: ObjectFiles) -> ObjectFiles:
+    """The objects for a session that polls them: of a store, they are looked at seldom."""
+    return PolledFiles(files) if isinstance(files, StoreFiles) else files
 
 
 def _tag(meta: Mapping[str, object]) -> str:

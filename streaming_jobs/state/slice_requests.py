@@ -26,6 +26,7 @@ from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.locks import locked
 from streaming_jobs.platform.object_files import Changed, Found, ObjectFiles, ObjectHandle
+from streaming_jobs.platform.object_store import polled
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.records import json_bytes
 from streaming_jobs.state.stream_folder import StreamFolder, local_folder
@@ -73,7 +74,7 @@ class SliceRequests:
     @classmethod
     def of(cls, settings: Settings, stream: str) -> SliceRequests:
         of_stream = StreamFolder.of(settings, stream)
-        return cls(local_folder(settings) / stream / "slices", of_stream.files.below("slices"))
+        return cls(local_folder(settings) / stream / "slices", polled(of_stream.files.below("slices")))
 
     def any_waiting(self) -> bool:
         """True if a change may wait; called at every batch border."""

@@ -10,6 +10,7 @@ from streaming_jobs.declare.names import checked_name, is_name
 from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.locations import Location, made_folder
 from streaming_jobs.platform.object_files import LocalFiles, ObjectFiles, ObjectHandle
+from streaming_jobs.platform.object_store import polled
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 
@@ -90,7 +91,7 @@ class StreamFolder:
 
     def request(self, name: Literal["stop", "start"]) -> ObjectHandle:
         """The request to stop, or to start, also once more (`requests.py`)."""
-        return ObjectHandle(self.files, name)
+        return ObjectHandle(polled(self.files), name)
 
     @property
     def declaration(self) -> ObjectHandle:

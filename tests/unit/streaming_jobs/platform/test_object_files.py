@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import ConfigurationError, TransientError, UsageError
+from streaming_jobs.platform import object_store
 from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, LocalFiles, MemoryFiles, ObjectFiles
-from streaming_jobs.platform.object_store import StoreFiles, open_store
+from streaming_jobs.platform.object_store import PolledFiles, StoreFiles, open_store, polled
 from streaming_jobs.settings import StorageSettings
 from tests.support.power import Power
 from tests.support.store_server import Fault, StoreServer, store_server
@@ -366,3 +367,25 @@ def test_storage_options_of_each_store() -> None:
 def test_an_endpoint_is_a_url_with_tls_unless_allowed(endpoint: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         StorageSettings(endpoint=endpoint)
+
+
+def test_objects_that_are_polled_are_asked_for_seldom_and_own_writes_count_at_once(
+    store: StoreFiles, server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, other = polled(store), store
+    assert isinstance(files, PolledFiles) and polled(MemoryFiles()) is not None
+    now = time.monotonic()
+    monkeypatch.setattr(object_store.time, "monotonic", lambda: now)
+    server.clear()
+    for _ in range(50):
+        assert files.read("stop") is None and files.names("waiting") == []
+    assert len(server.requests()) == 2
+    other.put("stop", b"1")
+    assert files.read("stop") is None
+    now += 2.0
+    assert _data(files, "stop") == b"1"
+    files.put("stop", b"2")
+    assert _data(files, "stop") == b"2"
+    now += 2.0
+    server.inject(Fault("unavailable", "GET", times=100))
+    assert _data(files, "stop") == b"2", "the store is away for a moment"
