@@ -65,6 +65,7 @@ def chaos(
     store: Annotated[
         str, typer.Option(help="A URL such as s3://bucket/chaos, below which the tables are.", show_default=False)
     ] = "",
+    state: Annotated[bool, typer.Option("--state", help="With --store: state is there too.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Do not remove the folder even if all is well.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
@@ -82,17 +83,23 @@ def chaos(
         raise UsageError(
             "--master takes streams that write tables to a standalone cluster", "leave out --subject, and name spark://"
         )
+    if state and not store:
+        raise UsageError("--state puts state where --store puts tables", "name a URL by --store")
     if scenarios and store:
         raise UsageError("--scenarios damages tables in folders", "leave out --store, or --scenarios")
     base = invocation(context).settings
     seed = seed if seed is not None else secrets.randbelow(_RANDOM_SEEDS)
     chosen = _subject(subject)
     plan = kill_loop.plan_of(
-        chosen, kills, seed, rate=rate, max_offsets=batch, scenarios=scenarios, master=master, store=store
+        chosen, kills, seed, rate=rate, max_offsets=batch, scenarios=scenarios, master=master, store=store, state=state
     )
     folder = _folder(home)
     again = commands.chaos(kills=kills, seed=seed) + (" --subject topics" if subject == "topics" else "")
-    again += (f" --master {master}" if master else "") + (f" --store {store}" if store else "")
+    again += (
+        (f" --master {master}" if master else "")
+        + (f" --store {store}" if store else "")
+        + (" --state" if state else "")
+    )
     say(f"seed {seed}: {again} repeats these faults; home {folder}")
     keep_home = True
     try:

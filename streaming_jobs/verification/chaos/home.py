@@ -40,10 +40,11 @@ def on_cluster(base: Settings, master: str) -> dict[str, Any]:
     }
 
 
-def on_store(base: Settings, url: str) -> dict[str, Any]:
-    """Settings of sessions whose tables are on an object store; how it is reached is the user's setting."""
+def on_store(base: Settings, url: str, *, state: bool) -> dict[str, Any]:
+    """Settings of sessions whose tables, and state, are on an object store; how it is reached is the user's setting."""
     storage = base.storage.model_dump(mode="json", exclude_defaults=True)
-    return {"tables_dir": url, **{f"storage.{name}": value for name, value in storage.items()}}
+    places = {"tables_dir": f"{url}/tables", **({"state_dir": f"{url}/state"} if state else {})}
+    return {**places, **{f"storage.{name}": value for name, value in storage.items()}}
 
 
 @dataclass(frozen=True)

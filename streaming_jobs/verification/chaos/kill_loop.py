@@ -46,7 +46,7 @@ class LoopPlan:
     """The parameters of a run: kills, seed, feed in records per second, records per batch, streams.
 
     `scenarios`: damage the home afterwards. `master`: a Spark cluster on this machine, instead of the driver's JVM.
-    `store`: the URL below which the tables are, instead of the home.
+    `store`: the URL below which the tables are, instead of the home, and with `state` the state too.
     """
 
     kills: int
@@ -57,6 +57,7 @@ class LoopPlan:
     scenarios: bool = False
     master: str = ""
     store: str = ""
+    state: bool = False
 
 
 class Feed(Protocol):
@@ -170,6 +171,7 @@ def plan_of(
     scenarios: bool = False,
     master: str = "",
     store: str = "",
+    state: bool = False,
 ) -> LoopPlan:
     """The plan of a run; what is left out is the subject's own.
 
@@ -177,17 +179,24 @@ def plan_of(
     """
     names = streams or tuple(watched.stream for watched in subject.streams)
     return LoopPlan(
-        kills, seed, rate or subject.rate, max_offsets or subject.max_offsets, names, scenarios, master, store
+        kills, seed, rate or subject.rate, max_offsets or subject.max_offsets, names, scenarios, master, store, state
     )
 
 
 def home_of(
-    subject: LoopSubject[Findings], folder: Path, base: Settings, max_offsets: int, master: str = "", store: str = ""
+    subject: LoopSubject[Findings],
+    folder: Path,
+    base: Settings,
+    max_offsets: int,
+    master: str = "",
+    store: str = "",
+    *,
+    state: bool = False,
 ) -> Home:
     changes = {
         **subject.settings,
         **(on_cluster(base, master) if master else {}),
-        **(on_store(base, f"{store.rstrip('/')}/{folder.name}") if store else {}),
+        **(on_store(base, f"{store.rstrip('/')}/{folder.name}", state=state) if store else {}),
     }
     return Home.of(folder, base, max_offsets=max_offsets, subjects=subject.streams, fed=subject.fed, changes=changes)
 
@@ -205,7 +214,7 @@ def run(
     `base` has the settings for fetching jars, and for reaching executors. However it ends, no process is left but the
     workers of a cluster.
     """
-    home = home_of(subject, folder, base, plan.max_offsets, plan.master, plan.store)
+    home = home_of(subject, folder, base, plan.max_offsets, plan.master, plan.store, state=plan.state)
     steps, broker_after = subject.steps(plan) if chosen is None else (chosen, ())
     begun, tally = time.monotonic(), Tally()
     with ExitStack() as at_end:
