@@ -395,7 +395,10 @@ class StreamRunner:
 
     def _settled(self, seconds: float) -> bool:
         """Wait at most so long for a savepoint that is being taken, so that no other driver finds one half taken."""
-        return self.pipeline is None or self.pipeline.hooks.settled(seconds)
+        if self.pipeline is None:
+            return True
+        self.pipeline.files.ledger.flush()
+        return self.pipeline.hooks.settled(seconds)
 
     def _start(self, spark: SparkSession) -> None:
         snapshot = self.preflight()

@@ -31,6 +31,7 @@ from typing import IO, Any
 
 import structlog
 
+from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
 from streaming_jobs.platform import json_lines
@@ -178,14 +179,19 @@ class LedgerFile:
             raise
 
     def flush(self) -> None:
-        """Write the lines that wait, as one object."""
+        """Write the lines that wait, as one object; they wait on if the store does not answer."""
         if not isinstance(self.folder, StorePath) or not self._state.waiting:
             return
         lines, now = self._state.waiting, datetime.now(UTC)
         first, day = lines[0], f"{now:%Y-%m-%d}"
         name = f"g{first['g']:04d}-b{first['b']:09d}-{now:%H%M%S%f}.jsonl"
-        (self.folder / day / name).write_bytes(json_lines.encoded(lines))
-        self._state.waiting, self._state.due = [], time.monotonic() + _AT_LATEST
+        self._state.due = time.monotonic() + _AT_LATEST
+        try:
+            (self.folder / day / name).write_bytes(json_lines.encoded(lines))
+        except TransientError as error:
+            log.warning("lines of the ledger wait for the store", folder=str(self.folder), reason=error.found)
+            return
+        self._state.waiting = []
         if self._state.day != day:
             self._state.day = day
             for old in [each for each in _folders(self.folder) if each < f"{now - self.retention:%Y-%m-%d}"][:-1]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streaming_jobs.platform.locations import Location
+from streaming_jobs.platform.locations import Location, StorePath, files_below
 from streaming_jobs.verification.delta_log import Entry, Range, code_of, numbers
 from streaming_jobs.verification.offset_ranges import Span
 
@@ -174,9 +174,14 @@ def _ledger_lines(folder: Location, stream: str) -> Iterator[tuple[tuple[int, in
     """Every complete line, oldest first; a line that a crash cut off is left out.
 
     A short line has the partitions that have moved since the full line that it names (`on`), which is before it in the
-    file; without that one it is left out too.
+    file; without that one it is left out too. On a store a day is a folder of objects, whose names end with the time.
     """
-    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")], key=str):
+    if isinstance(folder, StorePath):
+        names = sorted((name for name, _ in files_below(folder)), key=lambda n: (n[:10], n.rpartition("-")[2]))
+        paths: list[Location] = [folder / name for name in names]
+    else:
+        paths = [*sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])]
+    for path in paths:
         full: Mapping[str, Any] = {}
         for text in _content(path).split(b"\n"):
             try:

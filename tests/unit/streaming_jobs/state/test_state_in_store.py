@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reprocessing.plan import plan_file
 from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import Fenced
-from streaming_jobs.ledger.entry import NO_CODE
-from streaming_jobs.platform.object_store import StoreFiles, open_store
+from streaming_jobs.ledger.entry import NO_CODE, LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.platform.object_store import StoreFiles
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import savepoint_retention, savepoints, stream_folder, stream_history, stream_record
+from streaming_jobs.state import savepoint_retention, savepoints, stream_history, stream_record
+from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.status import Status, read_status, streams_with_status, write_status
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, state_files
 from streaming_jobs.state.topic_records import VoidRange, declare_void, under_way_of
 from streaming_jobs.state.topic_records import load as topic_record
-from tests.support.store_server import Fault, StoreServer, store_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[StoreServer]:
-    with store_server() as server:
-        yield server
+from streaming_jobs.verification.state_evidence import StateEvidence
+from tests.conftest import SettingsFactory
+from tests.support.store_server import Fault, StoreServer
 
 
 @pytest.fixture
-def store(server: StoreServer, home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreFiles]:
-    """The store that has the state of `home`; nothing of it is on the disk afterwards."""
-    server.clear()
-    files = open_store(f"{server.url}/{uuid.uuid4().hex}", server.options)
+def server(object_store: StoreServer) -> StoreServer:
+    return object_store
 
-    def below(path: Path) -> StoreFiles:
-        inside = path.relative_to(home.state).as_posix()
-        return files if inside == "." else files.below(inside)
 
-    monkeypatch.setattr(stream_folder, "LocalFiles", below)
+@pytest.fixture
+def home(settings: SettingsFactory, tables_on_a_store: dict[str, Any]) -> Settings:
+    """State is on the store; nothing of it is in the home."""
+    return settings({**tables_on_a_store, "state_dir": f"{tables_on_a_store['tables_dir']}-state"})
+
+
+@pytest.fixture
+def store(home: Settings) -> Iterator[StoreFiles]:
+    files = state_files(home)
+    assert isinstance(files, StoreFiles)
     yield files
-    assert not home.state.exists()
+    assert not (home.home / "state").exists()
 
 
 def test_a_record_is_replaced_by_whoever_has_read_it_last(
@@ -141,3 +142,40 @@ def test_void_ranges_savepoints_and_slices_come_back(home: Settings, server: Sto
     for each in (a, b):
         requests.withdraw(each, "late")
     assert [each.id for each in requests.waiting()] == ["a"] and [each.id for each in requests.history()] == ["b"]
+
+
+def entry(batch: int) -> LedgerEntry:
+    read = OffsetRange("t", "id", {0: batch}, {0: batch + 1})
+    return LedgerEntry("batch", "plain", "plain", 1, batch, (read,), {"written": 1})
+
+
+def test_the_ledger_is_objects_of_many_lines_and_loses_those_that_wait_to_a_kill_alone(
+    home: Settings, server: StoreServer, store: StoreFiles
+) -> None:
+    """The first line is an object at once, then a hundred are; the driver's end writes the rest."""
+    folder = StreamFolder.of(home, "plain").ledger
+    driver, reader = LedgerFile(folder), LedgerFile(folder)
+    for batch in range(150):
+        driver.append(entry(batch), {"plain": batch})
+    assert len(store.names("plain/ledger")) == 2
+    assert reader.newest("plain") == (entry(100), {"plain": 100})
+    server.inject(Fault("unavailable", times=100))
+    driver.flush()
+    server.clear()
+    driver.flush()
+    assert [line.entry.batch for line in reader.after("plain", Txn(1, 146), at_most=9)] == [149, 148, 147]
+    assert [raw.txn.batch for raw in next(iter(reader.days("plain")))] == list(range(150))
+    other = LedgerFile(StreamFolder.of(home, "other").ledger)
+    other.adopt(reader)
+    other.adopt(reader)
+    assert [raw.txn.batch for raw in next(iter(other.days("plain")))] == list(range(150))
+
+
+def test_a_verifier_finds_the_ledgers_lines(home: Settings, store: StoreFiles) -> None:
+    stream_record.save(home, stream_record.first("plain"))
+    driver = LedgerFile(StreamFolder.of(home, "plain").ledger)
+    for batch in range(3):
+        driver.append(entry(batch), {"plain": batch})
+    driver.flush()
+    evidence = StateEvidence.read(home.state, "plain")
+    assert evidence is not None and sorted(evidence.lines) == [(1, 0), (1, 1), (1, 2)]
