@@ -22,7 +22,6 @@ from urllib.parse import unquote
 
 from quality.suites import SampleKind
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.platform.delta_log import names_on_disk
 from streaming_jobs.platform.locations import Location, delta_table, opened_for_reading
 from streaming_jobs.state.provenance import Change, changes
 from streaming_jobs.text import commands
@@ -194,7 +193,7 @@ def _new_files(
     if commits is None:
         return everything, None, f"all rows: the table's log no longer holds the versions after {since}"
     files, doubted = _replayed(table, commits)
-    lost = [path for path, file in files.items() if not file.path.exists()]
+    lost = [path for path, file in files.items() if path not in live and not file.path.exists()]
     if lost:
         gone = counted(len(lost), "file")
         return everything, None, f"all rows: {gone} with rows after version {since} were rewritten and are gone"
@@ -258,23 +257,27 @@ def _live(table: Location, version: int) -> dict[str, SampleFile]:
 
     listed = table_files(table, version)
     return {
-        unquote(path): SampleFile(_on_disk(table, path), f.partition, _stats(f.stats), f.modified)
+        unquote(path): SampleFile(_place(table, path), f.partition, _stats(f.stats), f.modified)
         for path, f in listed.items()
     }
 
 
 def _file(table: Location, add: Mapping[str, Any]) -> SampleFile:
     return SampleFile(
-        _on_disk(table, add["path"]),
+        _place(table, add["path"]),
         dict(add.get("partitionValues") or {}),
         _stats(add.get("stats")),
         int(add.get("modificationTime") or 0),
     )
 
 
-def _on_disk(table: Location, path: str) -> Location:
-    """The path of a file of the log."""
-    return next((table / name for name in names_on_disk(path) if (table / name).exists()), table / unquote(path))
+def _place(table: Location, path: str) -> Location:
+    """Where a file of the log lies; also of one that is gone, which its reader finds."""
+    from streaming_jobs.sinks.delta.table_files import on_disk
+
+    with suppress(PreflightRefused):
+        return on_disk(table, path)
+    return table / unquote(path)
 
 
 def _stats(text: str | None) -> Mapping[str, Any]:

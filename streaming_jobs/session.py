@@ -34,7 +34,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError
 from streaming_jobs.platform import entry
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.platform.locations import StorePath
+from streaming_jobs.platform.locations import StorePath, shared_root
 from streaming_jobs.platform.object_store import refuse_broken_promises
 from streaming_jobs.platform.runtime import LocalSpark, Runtime, existing_spark
 from streaming_jobs.runtime import child_sessions, session_options
@@ -254,7 +254,7 @@ class Session:
         for stream, lease in zip(self.streams, leases, strict=True):
             self.running.append(self._runner(stream, lease))
         with self.status_files.beating(self.running):
-            if isinstance(tables := self.settings.tables, StorePath):
+            if isinstance(tables := shared_root(self.settings.tables), StorePath):
                 refuse_broken_promises(tables.url, dict(tables.options))
             self.runtime.begin(*self._spark_for(leases))
         self.queries.open([*self.streams, *self.left_out])

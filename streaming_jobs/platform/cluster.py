@@ -28,7 +28,7 @@ import structlog
 
 from streaming_jobs.errors import PermanentError, TransientError
 from streaming_jobs.platform.files import scratch, write_atomic
-from streaming_jobs.platform.locations import Location, Options, StorePath, made_folder
+from streaming_jobs.platform.locations import Location, Options, StorePath, made_folder, shared_root
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def check(
     Java, or another time, is a warning: what driver and executors exchange does not depend on them.
     """
     _await(settings, executors, patience)
-    token, folders = uuid4().hex, (settings.tables, settings.state)
+    token, folders = uuid4().hex, (shared_root(settings.tables), shared_root(settings.state))
     asked = [made_folder(folder) / f".probe-{token}" for folder in folders]
     try:
         for file in asked:
@@ -222,7 +222,7 @@ def check(
                 _compare_versions(answer, archive)
                 warnings |= dict.fromkeys(_differences(answer, executors.java(), began, time.time()))
                 for folder, (written, reason) in zip(folders, answer["files"], strict=True):
-                    file = folder / written.rpartition("/")[2]
+                    file = Path(written) if isinstance(folder, Path) else StorePath(written, folder.options)
                     _enforce(answer["host"], folder, reason or _difference(file, token, visible))
             if len(seen) >= executors.count():
                 break

@@ -212,6 +212,16 @@ def remove_tree(location: Location) -> None:
             obstore.delete(location.store, keys)
 
 
+def shared_root(location: Location) -> Location:
+    """The location that all tables of a location have in common: of `s3://lake/tables/*/staged`, `s3://lake/tables`.
+
+    An object that is no table's, such as a probe, is written here: a name below the `*` would be a table's name.
+    """
+    if isinstance(location, Path) or "*" not in location.url:
+        return location
+    return StorePath(location.url.partition("*")[0].rstrip("/"), location.options)
+
+
 def made_folder(location: Location) -> Location:
     """The location, made for this user alone if it is a folder that is not there (`private_folder`)."""
     return private_folder(location) if isinstance(location, Path) else location

@@ -171,9 +171,11 @@ def refuse_broken_promises(url: str, options: Mapping[str, str]) -> None:
 def broken_promises(files: StoreFiles) -> list[str]:
     """The promises of a store that commits and leases rest on and that this one breaks; none if it keeps them all.
 
-    It is asked for an object of its own, which is deleted afterwards. Raises as every method of the store does.
+    It is asked for an object of its own, which is deleted afterwards, in a folder of its own, since tables are long to
+    list. Raises as every method of the store does.
     """
-    name, broken = f".promises-{uuid.uuid4().hex}", []
+    folder, broken = ".promises", []
+    name = f"{folder}/{uuid.uuid4().hex}"
     try:
         first = files.create(name, b"1")
         with suppress(AlreadyThere):
@@ -190,7 +192,7 @@ def broken_promises(files: StoreFiles) -> list[str]:
                 files.replace(name, b"4", first)
             except Changed:
                 broken.append("it refuses to replace an object under its tag")
-        if name not in files.names():
+        if name not in files.names(folder):
             broken.append("it does not list an object that was written")
     finally:
         files.delete(name)

@@ -8,12 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from quality.sample import SampleRequest, SuiteSample, TimeRange, choose_sample, open_newest, parse_partition
 from quality.sample_rows import SampleReader
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.sinks.delta.store import STORE, ensure_sink
+from streaming_jobs.stream import DeltaTable
+from tests.conftest import SettingsFactory
 from tests.support.checked_orders import SCHEMA, OrdersTable, order
 from tests.support.checked_tables import edit_adds
+from tests.support.store_server import StoreServer
+
+KEPT, KEPT_COLUMNS = DeltaTable("kept"), StructType([StructField("id", LongType())])
 
 
 def chosen(table: OrdersTable, request: SampleRequest) -> SuiteSample:
@@ -204,3 +212,21 @@ def test_no_table_yet_and_a_table_that_is_gone_are_two_errors(table: OrdersTable
         open_newest(table.path, "orders", seen=lambda: False)
     with pytest.raises(PreflightRefused, match="is gone"):
         open_newest(table.path, "orders", seen=lambda: True)
+
+
+def test_a_staged_table_on_a_store_is_read_with_the_files_that_it_shares_and_no_file_is_looked_for(
+    settings: SettingsFactory, tables_on_a_store: dict[str, Any], object_store: StoreServer
+) -> None:
+    stored = settings(tables_on_a_store)
+    live = ensure_sink(stored, KEPT, "s", KEPT_COLUMNS, generation=1)
+    for batch in range(3):
+        live.append(pa.table({"id": [batch]}), LedgerEntry("batch", "s", "kept", 1, batch))
+    staged_at = stored.with_tables(stored.tables / "*/staged-1")
+    staged = STORE.create(staged_at, KEPT, "s", live.content(), LedgerEntry("publish", "s", "kept", 2, 2))
+    since = staged.version
+    staged.append(pa.table({"id": [7]}), LedgerEntry("batch", "s", "kept", 2, 3))
+    object_store.clear()
+    whole = choose_sample(staged.readable(), staged.path, SampleRequest("all"))
+    newer = choose_sample(staged.readable(), staged.path, SampleRequest("new", since))
+    assert not [each.key for each in object_store.requests() if each.method == "HEAD"]
+    assert (ids(whole), ids(newer)) == ([0, 1, 2, 7], [7])

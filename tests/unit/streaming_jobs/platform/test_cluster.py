@@ -341,3 +341,13 @@ def test_executors_prove_that_they_reach_the_store_of_the_tables(
     with pytest.raises(PermanentError, match=f"on a does not share {stored.tables} .*refuses access") as told:
         check(stored, Machines(["a"], lambda _: without_rights), archive="", visible=0)
     assert "a store for which all have credentials" in told.value.next_step
+
+
+def test_executors_of_a_replay_prove_it_beside_the_tables_and_leave_nothing(
+    settings: SettingsFactory, tables_on_a_store: dict[str, Any], object_store: StoreServer
+) -> None:
+    stored = settings(tables_on_a_store)
+    check(stored.with_tables(stored.tables / "*/staged-1"), Machines(["a"]), archive="", visible=0)
+    assert not list(files_below(stored.tables))
+    probes = [each.key for each in object_store.requests() if each.method == "PUT"]
+    assert probes and all(f"/{stored.tables.name}/.probe-" in key and key.count("/") == 2 for key in probes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -20,8 +21,10 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_history import session_events
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryQuery, MemoryRuntime
+from tests.conftest import SettingsFactory
 from tests.support.objects import path_of
 from tests.support.sessions import Queries, session_of, state
+from tests.support.store_server import StoreServer
 from tests.support.worlds import parity, plain
 
 
@@ -180,3 +183,12 @@ def test_a_wrong_trigger_is_one_line_before_anything_is_started(
     assert code == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "session failed" in line and "--trigger: 'sometimes' is not a trigger" in line
+
+
+def test_a_replay_of_tables_on_a_store_asks_the_store_for_its_promises_beside_the_tables(
+    settings: SettingsFactory, tables_on_a_store: dict[str, Any], object_store: StoreServer
+) -> None:
+    stored = settings({"kafka.bootstrap_servers": "127.0.0.1:1", **tables_on_a_store})
+    assert session_of(stored.with_tables(stored.tables / "*/staged-1"), [plain]).run() == 0
+    keys = {each.key for each in object_store.requests() if each.method == "PUT"}
+    assert keys and all(key.startswith(f"{stored.tables}/.promises/".removeprefix("s3://")) for key in keys)
