@@ -301,7 +301,9 @@ def launch(
     if store_jars:
         # Behind all others: Java uses a class-data archive that was made without them.
         further = environment.get(spark_jvm.FURTHER_CLASS_PATH)
-        environment[spark_jvm.FURTHER_CLASS_PATH] = os.pathsep.join([*([further] if further else []), *map(str, store_jars)])
+        environment[spark_jvm.FURTHER_CLASS_PATH] = os.pathsep.join(
+            [*([further] if further else []), *map(str, store_jars)]
+        )
     jvm = spark_jvm.launch(
         java.choose(settings),
         home,
@@ -329,7 +331,13 @@ def start(settings: Settings, **options: Any) -> SparkSession:
 
 
 def _properties(
-    settings: Settings, name: str, folder: Path, record_classes: Path | None, store_jars: Sequence[Path], *, archive: bool
+    settings: Settings,
+    name: str,
+    folder: Path,
+    record_classes: Path | None,
+    store_jars: Sequence[Path],
+    *,
+    archive: bool,
 ) -> dict[str, str]:
     """Those of the profile, and what is of this session and this machine."""
     jars = spark_jars(settings)
