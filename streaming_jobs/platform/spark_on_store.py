@@ -12,6 +12,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from datetime import timedelta
 from importlib import metadata, resources
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +27,8 @@ from streaming_jobs.text import commands
 
 _CLASS = "StoreCheckpointFiles"
 _COMPILE_SECONDS = 120.0
+_LEAST_TIMEOUT = timedelta(seconds=15)
+"""S3A takes no less."""
 _CONNECTORS = {
     "gs": "the Cloud Storage connector (com.google.cloud.bigdataoss:gcs-connector)",
     "abfss": "the ABFS connector (org.apache.hadoop:hadoop-azure)",
@@ -82,7 +85,8 @@ def properties(
     there = state_store(state)
     if there is None:
         return {}
-    timeout = f"{max(1, round(storage.timeout.total_seconds()))}s"
+    timeout = max(_LEAST_TIMEOUT, storage.timeout)
+    span = f"{timeout.total_seconds():.0f}s"
     region = storage.region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
     values = {
         "endpoint.region": region,
@@ -93,9 +97,12 @@ def properties(
         "create.conditional.enabled": "true",
         # One GET for a small file; the others read ahead, or look at the object first.
         "input.stream.type": "classic",
-        "connection.timeout": timeout,
-        "connection.request.timeout": timeout,
-        "connection.establish.timeout": timeout,
+        # State's own files, by the same client as all others, and without asking first whether a PUT is welcome.
+        "optimized.copy.from.local.enabled": "false",
+        "connection.expect.continue": "false",
+        "connection.timeout": span,
+        "connection.request.timeout": span,
+        "connection.establish.timeout": span,
         # About half a minute in all: 7 and 20 repetitions by default, each with 5 attempts of the SDK.
         "attempts.maximum": "3",
         "retry.limit": "4",

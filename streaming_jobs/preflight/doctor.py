@@ -28,6 +28,7 @@ from streaming_jobs.platform.jars import JarSet, cache, examine, locked
 from streaming_jobs.platform.locations import StorePath
 from streaming_jobs.platform.object_store import LYING, broken_promises, open_store
 from streaming_jobs.platform.runtime import LocalSpark
+from streaming_jobs.platform.spark_on_store import state_store
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -60,6 +61,7 @@ def checks(settings: Settings) -> list[DoctorCheck]:
         check_java(settings),
         check_packages(),
         check_jars(settings, "spark"),
+        *check_checkpoints(settings),
         *([] if settings.kafka.bootstrap_servers else [check_jars(settings, "broker")]),
         check_class_data(settings),
         check_cluster(settings) if settings.kafka.bootstrap_servers else check_broker(settings),
@@ -184,6 +186,14 @@ def check_jars(settings: Settings, which: JarSet) -> DoctorCheck:
             "the next start fetches them; without a network, copy the folder from a machine that has them",
         )
     return DoctorCheck(name, True, f"{len(jars)} verified in {folder}")
+
+
+def check_checkpoints(settings: Settings) -> list[DoctorCheck]:
+    """For state on a store: whether Spark's checkpoints can be there, and the jars for it."""
+    try:
+        return [check_jars(settings, "s3")] if state_store(settings.state) is not None else []
+    except RecourseError as error:
+        return [DoctorCheck("checkpoints", False, error.found, error.next_step)]
 
 
 def check_broker(settings: Settings) -> DoctorCheck:

@@ -13,17 +13,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.platform import spark as spark_session
 from streaming_jobs.platform.locations import StorePath
-from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.settings import Settings
 from tests.support import ROOT
 from tests.support.driver import until
-from tests.support.store_server import BUCKET, Request, StoreServer, store_server
+from tests.support.store_server import BUCKET, Fault, Request, StoreServer, store_server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +30,12 @@ if TYPE_CHECKING:
 KEYS, ROWS = 5, 100
 _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
+_ROOT = f"s3a://{BUCKET}/state"
+SNAPSHOTS = {
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "2",
+    "spark.sql.streaming.stateStore.maintenanceInterval": "300ms",
+}
+"""State is uploaded whole after each few batches, so that the next driver begins with such a copy."""
 _QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     # So that each batch also removes what is too old, as after 100 batches otherwise.
@@ -38,28 +43,31 @@ _QUICK = {
 }
 
 
-class _OnStore(Settings):
-    """Settings whose state is at a URL."""
+def on_store(base: Settings, url: str = f"s3://{BUCKET}/state") -> Settings:
+    """The settings, with their state at a URL."""
 
-    @property
-    def state(self) -> StorePath:  # type: ignore[override]
-        return StorePath(f"s3://{BUCKET}/state")
+    class OnStore(Settings):
+        @property
+        def state(self) -> StorePath:  # type: ignore[override]
+            return StorePath(url)
+
+    return OnStore(**{name: getattr(base, name) for name in Settings.model_fields})
 
 
 def settings(home: Path, endpoint: str, extra: Mapping[str, str] | None = None) -> Settings:
     """State on the S3 server at `endpoint`, and a local session with two cores."""
-    base = Settings.load(
-        {
-            "home": home,
-            "storage.endpoint": endpoint,
-            "storage.allow_http": True,
-            "storage.timeout": "5s",
-            "spark.master": "local[2]",
-            "spark.driver_memory_mb": 1024,
-            "spark.extra": {**_QUICK, **(extra or {})},
-        }
+    return on_store(
+        Settings.load(
+            {
+                "home": home,
+                "storage.endpoint": endpoint,
+                "storage.allow_http": True,
+                "spark.master": "local[2]",
+                "spark.driver_memory_mb": 1024,
+                "spark.extra": {**_QUICK, **(extra or {})},
+            }
+        )
     )
-    return _OnStore(**{name: getattr(base, name) for name in type(base).model_fields})
 
 
 def truth(batch: int) -> dict[str, list[int]]:
@@ -68,10 +76,13 @@ def truth(batch: int) -> dict[str, list[int]]:
     return {str(key): [len(values[key::KEYS]), sum(values[key::KEYS])] for key in range(KEYS)}
 
 
-def driver(home: Path, endpoint: str, task: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process that does `task`: "run" to the end of a batch, or to be killed in it ("die")."""
-    command = [sys.executable, "-m", "tests.support.store_query", task, str(home), endpoint, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ})
+def driver(task: str, home: Path, endpoint: str, last: int) -> subprocess.CompletedProcess[str]:
+    """A driver that runs up to the end of batch `last`, and tries the file manager ("run"), or is killed in it ("die").
+
+    It prints what `_tried` returns.
+    """
+    command = [sys.executable, "-m", "tests.support.store_query", task, str(home), endpoint, str(last)]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=180, check=False)
 
 
 def results(home: Path) -> dict[int, Any]:
@@ -104,34 +115,100 @@ def _session(home: Path, endpoint: str, extra: Mapping[str, str]) -> tuple[Spark
     return launched.session(), launched.process.pid
 
 
-def _run(home: Path, endpoint: str, last: int, extra: Mapping[str, str], *, die: bool) -> None:
+def _run(task: str, home: Path, endpoint: str, last: int, extra: Mapping[str, str]) -> None:
+    from pyspark.sql.functions import count
+    from pyspark.sql.functions import sum as total
+
     session, jvm = _session(home, endpoint, extra)
-    out = home / "out"
+    out, server = home / "out", StoreServer(endpoint)
     out.mkdir(exist_ok=True)
 
     def batch(frame: DataFrame, number: int) -> None:
         rows = {str(row.key): [row.n, row.total] for row in frame.collect()}
-        if die and number == last:
+        if task == "die" and number == last:
+            until(lambda: any(each.key.endswith(".zip") for each in server.requests()), 60, "a snapshot of state")
             os.kill(jvm, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         (out / f"{number}.json").write_text(json.dumps(rows))
 
     source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
     counted = source.selectExpr(f"value % {KEYS} AS key", "value").groupBy("key")
-    frame = counted.agg({"value": "sum", "*": "count"}).toDF("key", "total", "n")
+    frame = counted.agg(count("*").alias("n"), total("value").alias("total"))
     writer = frame.writeStream.outputMode("update").foreachBatch(batch)
-    query = writer.option("checkpointLocation", f"{hadoop_path(settings(home, endpoint).state)}/g0001").start()
+    query = writer.option("checkpointLocation", f"{_ROOT}/g0001").start()
     until(
         lambda: (query.lastProgress or {"batchId": -1})["batchId"] >= last or query.exception(), 120, "the last batch"
     )
     query.stop()
     if query.exception() is not None:
         raise query.exception()  # type: ignore[misc]
+    if task == "run":
+        print(json.dumps(_tried(session, server)))
     session.stop()
 
 
+def _tried(session: SparkSession, server: StoreServer) -> dict[str, str]:
+    """By what was tried with the file manager, its outcome: a value, or the name of an exception's class."""
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = session._jvm
+    root, hadoop = f"{_ROOT}/tried", session._jsparkSession.sessionState().newHadoopConf()
+    package = jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    files = package.CheckpointFileManager.create(jvm.org.apache.hadoop.fs.Path(root), hadoop)
+    outcomes = {}
+
+    def path(name: str) -> Any:
+        return jvm.org.apache.hadoop.fs.Path(f"{root}/{name}")
+
+    def opened(name: str, content: str, *, overwrite: bool = False) -> Any:
+        stream = files.createAtomic(path(name), overwrite)
+        stream.write(content.encode())
+        return stream
+
+    def read(name: str) -> str:
+        stream = files.open(path(name))
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def tried(what: str, action: Callable[[], object]) -> None:
+        try:
+            outcomes[what] = str(action())
+        except Py4JJavaError as error:
+            outcomes[what] = error.java_exception.getClass().getSimpleName()
+
+    ours, others = opened("offsets/7", "ours"), opened("offsets/7", "another driver's")
+    tried("first", ours.close)
+    tried("second", others.close)
+    tried("third", opened("offsets/7", "late").close)
+    tried("content", lambda: read("offsets/7"))
+    server.inject(Fault("answer lost", key="tried/offsets/8", times=2))
+    tried("answer lost", opened("offsets/8", "ours").close)
+    server.inject(Fault("unavailable", key="tried/offsets/9", times=2))
+    tried("unavailable", opened("offsets/9", "ours").close)
+    server.inject(Fault("denied", key="tried/offsets/10", times=9))
+    tried("denied", opened("offsets/10", "ours").close)
+    cancelled = opened("offsets/11", "half")
+    cancelled.cancel()
+    tried("cancelled", cancelled.close)
+    tried("cancelled exists", lambda: files.exists(path("offsets/11")))
+    opened("state/1.zip", "old", overwrite=True).close()
+    opened("state/1.zip", "new", overwrite=True).close()
+    tried("replaced", lambda: read("state/1.zip"))
+    tried("names", lambda: sorted(each.getPath().getName() for each in files.list(path("offsets"))))
+    tried("folder exists", lambda: files.exists(path("state")))
+    files.delete(path("offsets/7"))
+    files.delete(path("offsets/7"))
+    tried("deleted exists", lambda: files.exists(path("offsets/7")))
+    tried("deleted", lambda: read("offsets/7"))
+    files.mkdirs(path("none"))
+    tried("names in no folder", lambda: len(files.list(path("none"))))
+    return outcomes
+
+
 def _table(server: StoreServer, home: Path, extra: Mapping[str, str]) -> None:
-    _run(home, server.endpoint, 8, extra, die=False)
+    _run("measure", home, server.endpoint, 8, extra)
     batches = by_batch(server.requests())[3:]
     for number, requests in enumerate(batches):
         print(number, len(requests), dict(sorted(Counter(map(kind, requests)).items())))
@@ -142,7 +219,7 @@ def _table(server: StoreServer, home: Path, extra: Mapping[str, str]) -> None:
 def main(arguments: list[str]) -> None:
     match arguments:
         case ["run" | "die" as task, home, endpoint, last]:
-            _run(Path(home), endpoint, int(last), {}, die=task == "die")
+            _run(task, Path(home), endpoint, int(last), SNAPSHOTS if task == "die" else {})
         case _:
             extra = {_MANAGER: arguments[0], _CHECKSUMS: "true"} if arguments else {}
             with store_server() as server, tempfile.TemporaryDirectory() as home:

@@ -203,7 +203,7 @@ def test_a_cache_that_cannot_be_written_is_told(settings: Callable[..., Settings
 
 def test_the_lock_names_each_file_once_with_the_versions_that_were_tried_together() -> None:
     text = Path(jars.__file__).with_name(jars.LOCK).read_text()
-    all_jars = [*locked("spark"), *locked("peers"), *locked("broker")]
+    all_jars = [*locked("spark"), *locked("peers"), *locked("s3"), *locked("broker")]
     assert len(list(parse(text))) == len(all_jars)
     assert len({item.file for item in all_jars}) == len(all_jars)
     assert all(len(item.sha256) == 64 and item.size > 0 for item in all_jars)
