@@ -36,10 +36,7 @@ def test_another_machine_goes_on_after_the_drivers_was_lost_and_every_record_is_
     path: str,
     state: str,
 ) -> None:
-    """Tables are on the store, state is there too or in a folder that both machines have; the first home is gone.
-
-    State on a store needs Hadoop's jars for S3, of 700 MB.
-    """
+    """Tables are on the store, state is there too or in a folder that both machines have; the first home is gone."""
     bootstrap = broker.start()
     beside = f"{tables_on_a_store['tables_dir']}-state" if state == "store" else tmp_path / "shared"
     shared = {**tables_on_a_store, "state_dir": beside}

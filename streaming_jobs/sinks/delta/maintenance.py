@@ -23,7 +23,7 @@ from streaming_jobs.declare.columns import DELETED_AT_COLUMN
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.files import sync_files
-from streaming_jobs.platform.locations import StorePath
+from streaming_jobs.platform.locations import StorePath, remove_files
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import column_bounds, orphan_files, retained
 from streaming_jobs.sinks.delta.log import newest, noted
@@ -168,7 +168,8 @@ class TableMaintenance:
     def shorten_log(self) -> int:
         """Delete files past their retention from the table's log; returns their number.
 
-        Oldest first, so that a kill at any moment leaves the log without a gap.
+        Oldest first, so that a kill at any moment leaves the log without a gap; on a store there may be one among the
+        files to be deleted, which a checkpoint replaces.
         """
         return self._or_put_off("shortening the log", self._shorten_log)
 
@@ -187,8 +188,7 @@ class TableMaintenance:
             self.sink.check_epoch()
             self._sync_checkpoints()
         self._kept.keep(gone, first)
-        for file in gone:
-            file.path.unlink(missing_ok=True)
+        remove_files([file.path for file in gone], self.sink.check_epoch)
         left = set(files).difference(gone)
         self._kept.trim(first, min((file.version for file in left if file.kind == "commit"), default=0))
         return len(gone)
@@ -220,8 +220,7 @@ class TableMaintenance:
             saved = retained.names(self.sink.path)  # after the choice: `retained.py` says why
             gone = [file for file in gone if file.name not in saved]
         self.sink.check_epoch()
-        for file in gone:
-            file.path.unlink(missing_ok=True)
+        remove_files([file.path for file in gone], self.sink.check_epoch)
         orphan_files.remove_empty_folders(self.sink.path, before=now - retention.total_seconds())
         if gone:
             log.info("removed unlisted files", table=self.sink.name, files=len(gone), of=len(files))

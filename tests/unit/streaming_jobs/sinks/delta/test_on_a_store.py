@@ -13,8 +13,9 @@ import pytest
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.errors import CommitImpossible, ConfigurationError, PreflightRefused, TransientError
+from streaming_jobs.errors import CommitImpossible, ConfigurationError, Fenced, PreflightRefused, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform import locations
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.locations import StorePath, files_below
 from streaming_jobs.platform.table_rows import rows as rows_of
@@ -230,6 +231,33 @@ def test_the_log_shows_a_removal_for_an_hour_whatever_the_setting_says(
     sink.handle.create_checkpoint()
     upkeep = sink.upkeep(TableSettings(deleted_file_retention=timedelta(0), deleted_files_max_mb=0), generation=2)
     assert upkeep.remove_unlisted() == 0
+
+
+def test_maintenance_deletes_many_objects_by_one_request_and_checks_the_epoch_before_each(
+    sink: DeltaSink, object_store: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch in range(5):
+        (sink.path / "g0001" / f"b-{batch}.parquet").write_bytes(b"left over")
+        ArrowAppend(sink, made(batch)).commit(entry(batch))
+    sink.handle.create_checkpoint()
+    upkeep = sink.upkeep(TableSettings(log_versions=1), generation=1)
+    later, fenced = time.time() + 7200, [False, False, False, True]
+    monkeypatch.setattr(maintenance.time, "time", lambda: later)
+
+    def check_epoch() -> None:
+        if fenced.pop(0):
+            raise Fenced("another driver", "")
+
+    object_store.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(locations, "_PER_REQUEST", 2)
+        patch.setattr(sink, "check_epoch", check_epoch)
+        assert upkeep.remove_unlisted() == 0 and "another driver" in upkeep.put_off["removing unlisted files"]
+    assert len([name for name, _ in files_below(sink.path / "g0001")]) == 1
+    assert upkeep.remove_unlisted() == 1 and upkeep.shorten_log() == 5
+    asked = [each for each in object_store.requests() if each.method in ("DELETE", "POST")]
+    assert [each.method for each in asked] == ["POST"] * 4, asked
+    assert ids(sink) == [0, 1, 2, 3, 4]
 
 
 def test_a_savepoint_of_a_version_whose_files_are_gone_is_refused(sink: DeltaSink, tmp_path: Any) -> None:
