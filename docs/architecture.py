@@ -245,6 +245,7 @@ _COLUMNS = {
     "streaming_jobs.catalog": 0,
     "streaming_jobs.declare": 3,
     "streaming_jobs.settings": 1,
+    "streaming_jobs.storage": 6,
     "streaming_jobs.ledger": 3,
     "streaming_jobs.text": 4,
     "streaming_jobs.errors": 2,

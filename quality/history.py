@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quality.validation import Past, Validation, result_word
-from streaming_jobs.platform.files import private_folder
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.files import private_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,8 +22,8 @@ from urllib.parse import unquote
 
 from quality.suites import SampleKind
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.platform.locations import Location, delta_table, opened_for_reading
 from streaming_jobs.state.provenance import Change, changes
+from streaming_jobs.storage.locations import Location, delta_table, opened_for_reading
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instead
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from quality.sample import SampleFile, SuiteSample, TimeRange
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.platform.locations import opened_for_reading
+from streaming_jobs.storage.locations import opened_for_reading
 
 _BITS = 40
 

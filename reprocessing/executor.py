@@ -26,11 +26,11 @@ from reprocessing.stages.replay import replay
 from reprocessing.stages.stages import Audit, Result, Stage, stages_of
 from reprocessing.stages.stopped_streams import let_start, stopped_streams
 from streaming_jobs.errors import UsageError
-from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.storage.files import write_atomic
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 

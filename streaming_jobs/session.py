@@ -34,8 +34,6 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError
 from streaming_jobs.platform import entry
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.platform.locations import StorePath, shared_root
-from streaming_jobs.platform.object_store import refuse_broken_promises
 from streaming_jobs.platform.runtime import LocalSpark, Runtime, existing_spark
 from streaming_jobs.runtime import child_sessions, session_options
 from streaming_jobs.runtime.batch_hooks import Replan
@@ -50,6 +48,8 @@ from streaming_jobs.settings import Settings, load
 from streaming_jobs.state.lease import Lease, Leases, leases_of
 from streaming_jobs.state.requests import STOP, StreamRequest
 from streaming_jobs.state.status import Status, first_status, write_status
+from streaming_jobs.storage.locations import StorePath, shared_root
+from streaming_jobs.storage.object_store import refuse_broken_promises
 from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:

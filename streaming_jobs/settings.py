@@ -40,7 +40,6 @@ from pydantic_settings import (
 )
 
 from streaming_jobs.errors import ConfigurationError, UsageError
-from streaming_jobs.platform.locations import Location, at
 from streaming_jobs.settings_sections import (
     BrokerSettings,
     DagsterSettings,
@@ -59,6 +58,7 @@ from streaming_jobs.settings_sections import (
     checked_trigger,
     is_remote,
 )
+from streaming_jobs.storage.locations import Location, at
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import nearest
 

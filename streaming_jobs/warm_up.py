@@ -26,12 +26,12 @@ import structlog
 from streaming_jobs.errors import RecourseError, SetupError, TransientError
 from streaming_jobs.platform import class_data
 from streaming_jobs.platform.class_data import RECORD_SECONDS
-from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.jars import broker_jars, spark_jars
-from streaming_jobs.platform.locks import locked
-from streaming_jobs.platform.log_stream import log_stream
 from streaming_jobs.platform.processes.child import ended_by
 from streaming_jobs.settings import DEMONSTRATION, Settings, SparkSettings
+from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.locks import locked
+from streaming_jobs.storage.log_stream import log_stream
 from streaming_jobs.text import commands
 
 _SHARES = {".aot": 0.3, ".jsa": 0.01}

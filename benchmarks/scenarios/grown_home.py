@@ -172,7 +172,7 @@ class GrownHome:
         """Savepoints of earlier batches, with links to the same files, as copies of a first one that is real."""
         record = stream_record.load(self.settings, NAME)
         assert record is not None
-        with mock.patch("streaming_jobs.platform.files.os.fsync"):  # the links are counted, not laid down for ever
+        with mock.patch("streaming_jobs.storage.files.os.fsync"):  # the links are counted, not laid down for ever
             first = savepoints.take(self.settings, STREAM, record, self.last - 1, "time")
         folder, links = Path(str(savepoints.folder(self.settings, NAME))), Path(str(sink.path)) / "_savepoints"
         for number in range(1, count):

@@ -20,8 +20,8 @@ from orchestration.bundle import job_yaml
 from orchestration.bundle.job import Bundle
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.files import private_folder, write_atomic
 
 log = structlog.get_logger()
 

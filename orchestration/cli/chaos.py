@@ -280,7 +280,7 @@ def _equation(check: RuleCheck) -> list[str]:
 
 def _folder(home: Path | None) -> Path:
     from streaming_jobs.errors import UsageError
-    from streaming_jobs.platform.files import private_folder
+    from streaming_jobs.storage.files import private_folder
 
     if home is None:
         return Path(tempfile.mkdtemp(prefix="recourse-chaos-"))

@@ -84,8 +84,8 @@ def _in_a_home(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import fetch_jars
     from streaming_jobs.platform.broker import Broker
-    from streaming_jobs.platform.files import private_folder
     from streaming_jobs.settings import Settings
+    from streaming_jobs.storage.files import private_folder
 
     base = invocation(context).settings
     folder = Path(home or tempfile.mkdtemp(prefix="recourse-demo-")).absolute()

@@ -29,7 +29,7 @@ def describe(
     from streaming_jobs.catalog.graph import Graph, draw
     from streaming_jobs.catalog.graph import describe as text
     from streaming_jobs.catalog.graph import mermaid as flowchart
-    from streaming_jobs.platform.files import write_atomic
+    from streaming_jobs.storage.files import write_atomic
 
     topology = invocation(context).topology
     selected = topology.select(names or [])

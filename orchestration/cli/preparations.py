@@ -92,8 +92,8 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
 def sole_use(settings: Settings) -> Iterator[None]:
     """Lock the home against a second `recourse up`; raises UsageError while one runs."""
     from streaming_jobs.errors import UsageError
-    from streaming_jobs.platform.files import private_folder
-    from streaming_jobs.platform.locks import locked
+    from streaming_jobs.storage.files import private_folder
+    from streaming_jobs.storage.locks import locked
 
     path = private_folder(settings.home) / "up.lock"
 

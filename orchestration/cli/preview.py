@@ -44,9 +44,9 @@ def preview(
     from reprocessing.preview.run import preview as run
     from reprocessing.preview.start import Wanted
     from streaming_jobs.platform.broker import bootstrap_servers
-    from streaming_jobs.platform.files import write_atomic
     from streaming_jobs.platform.processes.child import lower_priority
     from streaming_jobs.sources.topics import Topics
+    from streaming_jobs.storage.files import write_atomic
     from streaming_jobs.text.durations import parse_duration
 
     if last is not None and from_savepoint is not None:
@@ -71,7 +71,7 @@ def preview(
 def _written(folders: Folders, result: Preview) -> Path:
     """Write the report as a page and as JSON; returns the page's path."""
     from reprocessing.preview.result import page
-    from streaming_jobs.platform.files import write_atomic
+    from streaming_jobs.storage.files import write_atomic
 
     folder = folders.new_report()
     write_atomic(folder / "preview.json", json.dumps(result.value(), indent=1, default=str))

@@ -247,9 +247,9 @@ def generations() -> None:
 @generations_app.command("list", short_help="Print a stream's generations.")
 def list_generations(context: typer.Context, stream: StreamName, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
-    from streaming_jobs.platform.locations import files_below
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.stream_folder import StreamFolder
+    from streaming_jobs.storage.locations import files_below
     from streaming_jobs.text.spelling import instant_words
 
     call = invocation(context)

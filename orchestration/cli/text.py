@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streaming_jobs.platform.log_stream import log_stream
+from streaming_jobs.storage.log_stream import log_stream
 
 if TYPE_CHECKING:
     from rich.console import Console

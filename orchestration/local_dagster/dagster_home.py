@@ -12,8 +12,8 @@ from orchestration.recoveries import launchpad
 from orchestration.sessions.ownership import KIND_TAG, QUALITY_KIND
 from orchestration.sessions.supervisor import GRACE
 from streaming_jobs.platform import ports
-from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.files import private_folder, write_atomic
 
 LOCATION = launchpad.LOCATION
 """Name of the code location."""

@@ -38,11 +38,11 @@ from orchestration.sessions.verdicts import CheckVerdict
 from quality.suites import Suite
 from quality.validation import MOST_ROWS, CheckOutcome, FirstFailing, Validation
 from streaming_jobs.errors import ConfigurationError, RecourseError
-from streaming_jobs.platform.files import private_folder
-from streaming_jobs.platform.locations import Location
-from streaming_jobs.platform.locks import lock
 from streaming_jobs.platform.processes.child import lower_priority
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.locations import Location
+from streaming_jobs.storage.locks import lock
 
 log = structlog.get_logger()
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from streaming_jobs.platform.files import private_folder
-from streaming_jobs.platform.log_stream import dropped_when_full
+from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.log_stream import dropped_when_full
 
 
 class BoundedLog:

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streaming_jobs.platform.files import private_folder, sync
 from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.files import private_folder, sync
 
 if TYPE_CHECKING:
     import dagster as dg

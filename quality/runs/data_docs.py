@@ -15,8 +15,8 @@ from typing import Any
 from quality.history import make_quality_folder
 from quality.validation import Validation
 from streaming_jobs.page import colours
-from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.files import private_folder, write_atomic
 from streaming_jobs.text.spelling import instant_words
 
 _TEMPLATE = "page.html.j2"

@@ -25,11 +25,11 @@ from quality.validation import MOST_ROWS, CheckOutcome, Engine, FirstFailing, Va
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.locations import Location, opened_for_reading, path_below
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.provenance import Change, TableLog, batch_during, read_change
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.locations import Location, opened_for_reading, path_below
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from streaming_jobs.declare.names import checked_name
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.state.ledger_file import Entry, LedgerFile, newest_entries
 from streaming_jobs.state.provenance import Change, read_change
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import sql
 from streaming_jobs.text.durations import parse_duration

@@ -29,9 +29,9 @@ from quality.table_checks.statistics import (
 from quality.validation import CheckOutcome, Severity
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.platform.locations import opened_for_reading
 from streaming_jobs.sinks.delta.table_files import on_disk
 from streaming_jobs.state.provenance import Codes, TableLog, codes_by_time
+from streaming_jobs.storage.locations import opened_for_reading
 from streaming_jobs.text.spelling import counted, instead
 
 _METHODS = ("ks", "psi")

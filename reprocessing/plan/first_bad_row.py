@@ -21,12 +21,12 @@ from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Resolved, Target, before
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.platform.locations import made_folder, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import copied_table, existing_table
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.storage.locations import made_folder, remove_tree
 from streaming_jobs.stream import Stream
 
 

@@ -15,8 +15,8 @@ from reprocessing.plan.plan_file import plan_object
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform import json_lines
-from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.object_files import ObjectHandle
 from streaming_jobs.text import commands
 
 State = Literal["begun", "done", "failed"]

@@ -22,13 +22,13 @@ import msgspec
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, UsageError
-from streaming_jobs.platform.files import private_folder
-from streaming_jobs.platform.locations import Location, StorePath
-from streaming_jobs.platform.locks import locked
-from streaming_jobs.platform.object_files import AlreadyThere, ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.records import json_bytes, record_bytes
 from streaming_jobs.state.stream_folder import local_folder, state_files
+from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.locations import Location, StorePath
+from streaming_jobs.storage.locks import locked
+from streaming_jobs.storage.object_files import AlreadyThere, ObjectFiles, ObjectHandle
 from streaming_jobs.text import commands
 
 _FORMAT = 2

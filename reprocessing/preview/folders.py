@@ -22,11 +22,11 @@ from pathlib import Path
 from reprocessing.replay.session import replay_settings
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, TransientError, UsageError
-from streaming_jobs.platform.files import private_folder
-from streaming_jobs.platform.locations import Location, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import lease
 from streaming_jobs.state.stream_folder import StreamFolder, local_folder
+from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.locations import Location, remove_tree
 
 REPORTS = 20
 """Reports that are kept per stream, the newest ones."""

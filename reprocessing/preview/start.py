@@ -17,13 +17,13 @@ from reprocessing.preview.folders import Folders
 from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import OffsetBounds, TopicOffsets, ends_of, offsets_between, starts_of
-from streaming_jobs.platform.locations import remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, open_table
 from streaming_jobs.state.savepoints import Savepoint, version_after
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation, StreamRecord
+from streaming_jobs.storage.locations import remove_tree
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration

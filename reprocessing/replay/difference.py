@@ -25,12 +25,12 @@ from pyspark.sql.types import StructField
 from reprocessing.plan.conditions import quoted
 from reprocessing.replay.words import RowCounts
 from streaming_jobs.declare.table import DeclaredTable
-from streaming_jobs.platform.locations import Location, local_scratch, remove_tree
 from streaming_jobs.platform.table_rows import failed, opened, rows_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.schemas import is_position
 from streaming_jobs.sinks.stored import LATE, StoredTable
 from streaming_jobs.sinks.tables import all_tables, copied_table
+from streaming_jobs.storage.locations import Location, local_scratch, remove_tree
 from streaming_jobs.stream import Stream
 
 DIFFERING = "differing"

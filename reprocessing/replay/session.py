@@ -24,8 +24,6 @@ from streaming_jobs.errors import OutputMismatch, PermanentError, PreflightRefus
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, TopicOffsets, by_place, by_topic, ends_of
 from streaming_jobs.platform import spark
-from streaming_jobs.platform.files import sync, write_atomic
-from streaming_jobs.platform.locations import Location
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark import Launched
 from streaming_jobs.runtime import output_plans
@@ -40,6 +38,8 @@ from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.files import sync, write_atomic
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 

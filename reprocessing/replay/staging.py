@@ -21,8 +21,6 @@ from reprocessing.plan.plan_file import folder, replay_state, staging_folder
 from reprocessing.replay.session import replay_settings
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets
-from streaming_jobs.platform.files import sync, sync_tree
-from streaming_jobs.platform.locations import StorePath, made_folder, remove_tree, sync_location
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints, stream_record
@@ -30,6 +28,8 @@ from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord
+from streaming_jobs.storage.files import sync, sync_tree
+from streaming_jobs.storage.locations import StorePath, made_folder, remove_tree, sync_location
 from streaming_jobs.stream import Stream
 
 

@@ -29,7 +29,6 @@ from streaming_jobs.errors import CommitRefused, LeaseBusy, OffsetsLost, Preflig
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, function_raised
-from streaming_jobs.platform.locations import local_scratch
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.code_version import loaded_code
@@ -46,6 +45,7 @@ from streaming_jobs.state.lease import take
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.storage.locations import local_scratch
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.text import commands

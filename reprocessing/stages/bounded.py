@@ -34,7 +34,6 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.platform.locations import Location, StorePath, local_scratch, remove_tree, sync_location
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
@@ -46,6 +45,7 @@ from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CorrectedBatches, Generation
+from streaming_jobs.storage.locations import Location, StorePath, local_scratch, remove_tree, sync_location
 from streaming_jobs.text import commands
 
 _COMBINED, _UNTIL, _BEFORE = "_combined", "_until", "_before"

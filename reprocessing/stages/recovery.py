@@ -18,7 +18,6 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, decode
-from streaming_jobs.platform.locations import Location
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -29,6 +28,7 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 

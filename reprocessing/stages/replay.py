@@ -27,8 +27,6 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, offsets_between
-from streaming_jobs.platform.files import sync, sync_tree
-from streaming_jobs.platform.locations import Location
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.sinks.stored import Content, StoredTable
@@ -36,6 +34,8 @@ from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.storage.files import sync, sync_tree
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.table_sources.versions import replaced_since

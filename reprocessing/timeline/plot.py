@@ -15,7 +15,7 @@ from reprocessing.timeline.marks import KINDS, Mark, MarkKind
 from reprocessing.timeline.timeline import BatchPoint, Timeline, group
 from streaming_jobs.errors import UsageError
 from streaming_jobs.page import colours, macros, render_page
-from streaming_jobs.platform.files import write_atomic
+from streaming_jobs.storage.files import write_atomic
 from streaming_jobs.text.spelling import counted, instant_words
 from streaming_jobs.text.svg import VerticalScale, element, line, polygon, rect, text, title
 

@@ -1,1 +1,1 @@
-"""The platform under a stream: Spark, the embedded broker, Java, jars, table files. Read `spark.py` first."""
+"""The platform under a stream: Spark, the embedded broker, Java, jars, the log of a table. Read `spark.py` first."""

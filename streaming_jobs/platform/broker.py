@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.platform import class_data, java, ports
-from streaming_jobs.platform.files import private_folder, write_atomic, write_json
 from streaming_jobs.platform.jars import broker_jars
 from streaming_jobs.platform.java import as_properties
-from streaming_jobs.platform.locks import locked
 from streaming_jobs.platform.ports import HOST
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.files import private_folder, write_atomic, write_json
+from streaming_jobs.storage.locks import locked
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from uuid import uuid4
 import structlog
 
 from streaming_jobs.errors import PermanentError, TransientError
-from streaming_jobs.platform.files import scratch, write_atomic
-from streaming_jobs.platform.locations import Location, Options, StorePath, made_folder, shared_root
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.files import scratch, write_atomic
+from streaming_jobs.storage.locations import Location, Options, StorePath, made_folder, shared_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -352,7 +352,7 @@ def _task(asked: Sequence[tuple[str, Options]], visible: float) -> Task:
             while reason:
                 try:
                     if "://" in path:
-                        from streaming_jobs.platform.locations import StorePath
+                        from streaming_jobs.storage.locations import StorePath
 
                         StorePath(written, options).write_bytes(StorePath(path, options).read_bytes())
                         reason = ""

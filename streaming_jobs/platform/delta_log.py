@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from streaming_jobs.platform.locations import Location
+from streaming_jobs.storage.locations import Location
 
 UNREAD = "_unread"
 """The folder below a table with commits that its log has done with and streams have not read (`log_cleanup.py`)."""

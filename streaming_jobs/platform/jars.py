@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.errors import SetupError
-from streaming_jobs.platform import locks
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage import locks
 
 JarSet = Literal["spark", "s3", "broker", "peers"]
 Progress = Callable[[str, int, int], None]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import TransientError
-from streaming_jobs.platform.files import sync
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, ObjectHandle
+from streaming_jobs.storage.files import sync
+from streaming_jobs.storage.object_files import AlreadyThere, Changed, ObjectHandle
 
 ATTEMPTS = 20
 """How often a line is added anew because another writer has added one in between."""

@@ -23,11 +23,11 @@ from streaming_jobs.errors import SetupError, TransientError
 from streaming_jobs.platform import cluster, spark
 from streaming_jobs.platform.class_data import RECORD_SECONDS
 from streaming_jobs.platform.cluster import ExecutorWatch
-from streaming_jobs.platform.files import scratch
 from streaming_jobs.platform.processes.child import jvm_gone
 from streaming_jobs.platform.spark import Launched
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import in_this_process
+from streaming_jobs.storage.files import scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,6 @@ import structlog
 
 from streaming_jobs.errors import SetupError
 from streaming_jobs.platform import class_data, java, spark_jvm, spark_on_store
-from streaming_jobs.platform.files import private_folder, scratch
 from streaming_jobs.platform.jars import spark_jars
 from streaming_jobs.platform.processes import forks
 from streaming_jobs.platform.processes.forks import ForkServer
@@ -27,6 +26,7 @@ from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
 from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm, collect_early, new_object
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import SparkSettings
+from streaming_jobs.storage.files import private_folder, scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,9 +28,9 @@ from typing import IO, TYPE_CHECKING, Any
 import structlog
 
 from streaming_jobs.errors import ConfigurationError, TransientError
-from streaming_jobs.platform.files import write_atomic
 from streaming_jobs.platform.java import Java, as_properties
 from streaming_jobs.platform.processes.child import ended_by
+from streaming_jobs.storage.files import write_atomic
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from streaming_jobs.errors import ConfigurationError, SetupError
 from streaming_jobs.platform import java
 from streaming_jobs.platform.jars import Progress, cache, ensure, locked
-from streaming_jobs.platform.locations import Location, StorePath
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import StorageSettings
+from streaming_jobs.storage.locations import Location, StorePath
 from streaming_jobs.text import commands
 
 _CLASS = "StoreCheckpointFiles"

@@ -19,7 +19,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.fs import DeltaStorageHandler
 
 from streaming_jobs.errors import TransientError
-from streaming_jobs.platform.locations import Location, StorePath, delta_options, delta_table
+from streaming_jobs.storage.locations import Location, StorePath, delta_options, delta_table
 
 if TYPE_CHECKING:
     from pyarrow.dataset import FileSystemDataset

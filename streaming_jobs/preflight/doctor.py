@@ -25,13 +25,13 @@ from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.platform import class_data, cluster, java, ports
 from streaming_jobs.platform.broker import bootstrap_servers, running
 from streaming_jobs.platform.jars import JarSet, cache, examine, locked
-from streaming_jobs.platform.locations import StorePath
-from streaming_jobs.platform.object_store import LYING, broken_promises, open_store
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark_on_store import state_store
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.locations import StorePath
+from streaming_jobs.storage.object_store import LYING, broken_promises, open_store
 from streaming_jobs.table_sources.table_archive import TableArchive
 from streaming_jobs.text import commands
 

@@ -20,7 +20,6 @@ from pathlib import Path
 import structlog
 
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.platform.files import remove_files, sync
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import ReliedOn, newest
@@ -28,6 +27,7 @@ from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.storage.files import remove_files, sync
 from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.runtime.spark_plan import analysed, definitions, parts, streaming_nodes
 from streaming_jobs.state.records import json_bytes
+from streaming_jobs.storage.object_files import ObjectHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,10 +15,10 @@ from typing import Any
 import structlog
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.platform.log_stream import log_stream
 from streaming_jobs.runtime import child_sessions
 from streaming_jobs.settings import Settings, checked_trigger, flag_value
 from streaming_jobs.state.requests import STOP, StreamRequest
+from streaming_jobs.storage.log_stream import log_stream
 from streaming_jobs.stream import Stream
 
 # The process that started a session with `--supervised`: the session ends when that process has gone.

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.platform.files import scratch
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.runtime.session_options import log_to_stderr
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.files import scratch
 from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:

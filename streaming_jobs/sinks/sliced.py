@@ -14,8 +14,8 @@ from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.locations import Location
 from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.storage.locations import Location
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -20,9 +20,9 @@ from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.platform.locations import Location
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Upkeep, WriteLease
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:

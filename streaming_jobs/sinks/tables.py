@@ -9,9 +9,9 @@ from pathlib import Path
 from streaming_jobs.declare.columns import checked_order
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.platform.locations import Location, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, Role, StoredTable, TableStore
+from streaming_jobs.storage.locations import Location, remove_tree
 from streaming_jobs.stream import Stream
 
 _DELTA = "streaming_jobs.sinks.delta.store"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
-from streaming_jobs.platform.files import private_folder, scratch
+from streaming_jobs.storage.files import private_folder, scratch
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration, milliseconds
 
@@ -143,7 +143,7 @@ class Failures:
 # The properties of Kafka's client in a file, for the Python processes that Spark starts.
 #
 # Credentials are neither in options nor in plans nor in what is pickled: those name the file only. It can be read
-# by its owner alone, and lies in a scratch folder of the session (`streaming_jobs/platform/files.py`); if executors
+# by its owner alone, and lies in a scratch folder of the session (`streaming_jobs/storage/files.py`); if executors
 # are on other machines, in the folder of state, which they share with the driver. A file of a driver that was killed
 # is removed by the next session of its home.
 

@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.declare.format import BlockReader, Format, Refusal
 from streaming_jobs.errors import FunctionRaised
-from streaming_jobs.platform.files import write_json
+from streaming_jobs.storage.files import write_json
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:

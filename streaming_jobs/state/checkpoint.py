@@ -21,9 +21,9 @@ from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import TopicOffsets, decode
-from streaming_jobs.platform.files import hard_link, sync, sync_each, sync_tree, write_atomic
-from streaming_jobs.platform.locations import Location, StorePath, copy_objects, files_below
 from streaming_jobs.platform.spark_on_store import hadoop_path
+from streaming_jobs.storage.files import hard_link, sync, sync_each, sync_tree, write_atomic
+from streaming_jobs.storage.locations import Location, StorePath, copy_objects, files_below
 from streaming_jobs.text import commands
 
 

@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from streaming_jobs.errors import LeaseBusy, LeaseLost
-from streaming_jobs.platform.locations import Location
-from streaming_jobs.platform.locks import lock, open_lock
 from streaming_jobs.platform.processes.identity import Mark, is_alive, machine, mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder, files_at
+from streaming_jobs.storage.locations import Location
+from streaming_jobs.storage.locks import lock, open_lock
 from streaming_jobs.text import commands
 
 _CLOSED = -1

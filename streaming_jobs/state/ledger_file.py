@@ -35,9 +35,9 @@ from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
 from streaming_jobs.platform import json_lines
-from streaming_jobs.platform.files import private_folder, sync
-from streaming_jobs.platform.locations import Location, StorePath, files_below, remove_tree
 from streaming_jobs.sinks.stored import Commit, entries
+from streaming_jobs.storage.files import private_folder, sync
+from streaming_jobs.storage.locations import Location, StorePath, files_below, remove_tree
 
 log = structlog.get_logger()
 

@@ -17,8 +17,8 @@ from urllib.parse import unquote
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.platform.delta_log import changes_rows, read_commit
-from streaming_jobs.platform.locations import Location
 from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.storage.locations import Location
 
 _CLOCK = 0.002
 """Seconds by which the time of a file and that of a ledger line may differ, as their clocks are rounded."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from streaming_jobs.errors import PreflightRefused, RecourseError
-from streaming_jobs.platform.object_files import Found, ObjectHandle
+from streaming_jobs.storage.object_files import Found, ObjectHandle
 
 _FORMAT = 1
 _Record = TypeVar("_Record")

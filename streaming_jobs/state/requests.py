@@ -26,9 +26,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, ObjectHandle, Unreadable
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder, stream_names
+from streaming_jobs.storage.object_files import AlreadyThere, Changed, ObjectHandle, Unreadable
 
 _RECOVERY = "stopped for recovery plan "
 """The text before the plan's id in `who`, and in a request of an earlier version."""

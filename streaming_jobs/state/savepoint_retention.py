@@ -25,10 +25,6 @@ import numpy.typing as npt
 import structlog
 
 from streaming_jobs.errors import PreflightRefused, RecourseError, TransientError, UsageError
-from streaming_jobs.platform.files import private_folder
-from streaming_jobs.platform.locations import Location, files_below
-from streaming_jobs.platform.locks import locked
-from streaming_jobs.platform.object_files import ObjectFiles, ObjectHandle
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.sinks.tables import stores
 from streaming_jobs.state import savepoints, stream_record
@@ -36,6 +32,10 @@ from streaming_jobs.state.records import read_record, record_bytes
 from streaming_jobs.state.savepoints import AGING, Files, Reason, Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder, local_folder, state_files
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.locations import Location, files_below
+from streaming_jobs.storage.locks import locked
+from streaming_jobs.storage.object_files import ObjectFiles, ObjectHandle
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 

@@ -25,9 +25,6 @@ import numpy.typing as npt
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import NO_CODE, CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, decode
-from streaming_jobs.platform.files import sync
-from streaming_jobs.platform.locations import Location, Status, StorePath, files_below, made_folder, remove_tree
-from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, SavedAs, SavedTable, StoredTable, TableStore
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of, stores
@@ -35,6 +32,9 @@ from streaming_jobs.state.checkpoint import cut
 from streaming_jobs.state.records import read_record, record_bytes
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.storage.files import sync
+from streaming_jobs.storage.locations import Location, Status, StorePath, files_below, made_folder, remove_tree
+from streaming_jobs.storage.object_files import ObjectHandle
 from streaming_jobs.stream import Stream
 
 # The list of a savepoint's files, which never change: made once, when it is taken. `links.npy` in its folder has a row

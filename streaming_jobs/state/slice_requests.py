@@ -23,13 +23,13 @@ import structlog
 
 from streaming_jobs.errors import LeaseBusy, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.files import private_folder
-from streaming_jobs.platform.locks import locked
-from streaming_jobs.platform.object_files import Changed, Found, ObjectFiles, ObjectHandle
-from streaming_jobs.platform.object_store import polled
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.records import json_bytes
 from streaming_jobs.state.stream_folder import StreamFolder, local_folder
+from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.locks import locked
+from streaming_jobs.storage.object_files import Changed, Found, ObjectFiles, ObjectHandle
+from streaming_jobs.storage.object_store import polled
 
 log = structlog.get_logger()
 

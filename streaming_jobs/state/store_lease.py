@@ -30,9 +30,9 @@ import structlog
 
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseLost, RecourseError
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, ObjectFiles
 from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.state.lease import Owner, busy, owner_of, this_process
+from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, ObjectFiles
 
 log = structlog.get_logger()
 

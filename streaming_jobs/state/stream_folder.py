@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.declare.names import checked_name, is_name
-from streaming_jobs.platform.files import private_folder
-from streaming_jobs.platform.locations import Location, made_folder
-from streaming_jobs.platform.object_files import LocalFiles, ObjectFiles, ObjectHandle
-from streaming_jobs.platform.object_store import polled
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.locations import Location, made_folder
+from streaming_jobs.storage.object_files import LocalFiles, ObjectFiles, ObjectHandle
+from streaming_jobs.storage.object_store import polled
 
 
 def state_files(settings: Settings) -> ObjectFiles:
@@ -24,7 +24,7 @@ def files_at(location: Location) -> ObjectFiles:
     """The objects below a location."""
     if isinstance(location, Path):
         return LocalFiles(location)
-    from streaming_jobs.platform.object_store import open_store
+    from streaming_jobs.storage.object_store import open_store
 
     return open_store(location.url, dict(location.options))
 

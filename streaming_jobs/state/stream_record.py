@@ -15,8 +15,6 @@ from typing import Any
 from streaming_jobs.errors import Fenced, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
-from streaming_jobs.platform.locations import remove_tree
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import all_tables, store_of
@@ -24,6 +22,8 @@ from streaming_jobs.state.checkpoint import CheckpointDamaged
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.records import parsed_record, record_bytes
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.locations import remove_tree
+from streaming_jobs.storage.object_files import AlreadyThere, Changed, ObjectHandle
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from streaming_jobs.errors import TransientError
-from streaming_jobs.platform.object_files import LocalFiles, ObjectFiles
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.records import json_bytes
+from streaming_jobs.storage.object_files import LocalFiles, ObjectFiles
 
 FRESH = 60.0
 """Seconds after which a note is that of a supervisor that no longer looks."""

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.platform.object_files import ObjectFiles, ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state.records import parsed_record, record_bytes
 from streaming_jobs.state.stream_folder import state_files
+from streaming_jobs.storage.object_files import ObjectFiles, ObjectHandle
 from streaming_jobs.text import commands
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_jobs.errors import PermanentError, TransientError
-from streaming_jobs.platform.locations import Location, delta_table
-from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW, ArchivedRecords
+from streaming_jobs.storage.locations import Location, delta_table
+from streaming_jobs.storage.object_files import ObjectHandle
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

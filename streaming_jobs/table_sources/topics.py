@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import OffsetBounds
-from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicEnds, TopicInfo, TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.versions import TableVersions
 

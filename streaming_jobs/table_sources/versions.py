@@ -38,8 +38,8 @@ from streaming_jobs.platform.delta_log import (
     read_kept_commit,
     versions_in_log,
 )
-from streaming_jobs.platform.locations import Location, opened_for_reading
-from streaming_jobs.platform.object_files import ObjectHandle
+from streaming_jobs.storage.locations import Location, opened_for_reading
+from streaming_jobs.storage.object_files import ObjectHandle
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from streaming_jobs.declare.table import DeclaredTable, Emit, Mode
 from streaming_jobs.errors import Fenced, OutputMismatch, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.platform.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, WriteLease, refuse_later_epoch
 from streaming_jobs.sinks.row_rules import evaluate, marked, outcome, refuse, set_aside
@@ -46,6 +45,7 @@ from streaming_jobs.sinks.stored import (
     refuse_foreign,
 )
 from streaming_jobs.sinks.tables import register
+from streaming_jobs.storage.files import private_folder, write_atomic
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.platform import table_rows
-from streaming_jobs.platform.locations import delta_table
+from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.dead_letters import compare_letters
 from streaming_jobs.verification.delta_log import read_commit, versions

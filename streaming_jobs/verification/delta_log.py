@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streaming_jobs.platform.delta_log import actions
-from streaming_jobs.platform.locations import Location
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.verification.offset_ranges import Span
 
 _DIGITS = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from streaming_jobs.platform.locations import Location
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import read_commit, versions
 from streaming_jobs.verification.lineage import Batch, Coverage

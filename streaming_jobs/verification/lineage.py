@@ -16,7 +16,7 @@ from itertools import groupby
 
 import numpy as np
 
-from streaming_jobs.platform.locations import Location
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.offset_ranges import Span, merged, of_partition, without
 from streaming_jobs.verification.state_evidence import CorrectedBatches, Life, StateEvidence

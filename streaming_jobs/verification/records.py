@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_jobs.platform import table_rows
-from streaming_jobs.platform.locations import Location, delta_table
+from streaming_jobs.storage.locations import Location, delta_table
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.dead_letters import OF_ROWS
 from streaming_jobs.verification.delta_log import Entry

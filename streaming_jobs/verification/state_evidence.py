@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streaming_jobs.platform.locations import Location, StorePath, files_below
+from streaming_jobs.storage.locations import Location, StorePath, files_below
 from streaming_jobs.verification.delta_log import Entry, Range, code_of, numbers
 from streaming_jobs.verification.offset_ranges import Span
 

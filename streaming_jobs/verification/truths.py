@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs.catalog.truths import NotComparable, Record, Truth
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.platform import table_rows
-from streaming_jobs.platform.locations import Location
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.dead_letters import OF_ROWS, Refusals

@@ -16,9 +16,9 @@ from streaming_jobs.catalog.archive import is_archive
 from streaming_jobs.catalog.truths import Truth
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform import table_rows
-from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import versions

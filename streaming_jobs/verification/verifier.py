@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streaming_jobs.platform.locations import Location
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.verification.comparisons import compare_tables
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import Entry, commit_file, read_commit, versions

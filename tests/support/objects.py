@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streaming_jobs.platform.object_files import ObjectHandle
+from streaming_jobs.storage.object_files import ObjectHandle
 
 
 def path_of(handle: ObjectHandle) -> Path:

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from streaming_jobs.platform.object_files import LocalFiles, ObjectHandle
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.sinks.delta import dead_letters
+from streaming_jobs.storage.object_files import LocalFiles, ObjectHandle
 from streaming_jobs.verification.subject import StreamTable, Subject
 from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support import proofs

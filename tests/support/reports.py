@@ -13,7 +13,7 @@ from reprocessing.plan.plan import Base, Checks, PlannedAgainst, RecoveryPlan, S
 from reprocessing.replay.difference import ByKey, ByTime, Difference, for_journal
 from reprocessing.report.facts import BatchRows, BatchSeries
 from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.platform.object_files import LocalFiles, ObjectHandle
+from streaming_jobs.storage.object_files import LocalFiles, ObjectHandle
 
 AT = 1_795_000_000.0
 TOPIC = "stock_movements"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.platform import spark as spark_session
-from streaming_jobs.platform.locations import StorePath
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.locations import StorePath
 from tests.support import ROOT
 from tests.support.driver import until
 from tests.support.store_server import BUCKET, Fault, Request, StoreServer, store_server

@@ -30,10 +30,10 @@ from streaming_jobs.errors import BrokerUnreachable, LeaseBusy, PermanentError, 
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import TOPIC, FlightsInTopic, content
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.platform.locks import locked
 from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
+from streaming_jobs.storage.locks import locked
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
 

@@ -23,11 +23,11 @@ from typing import TypeAlias
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction
 
-from streaming_jobs.platform.files import hard_link
-from streaming_jobs.platform.locations import Location, StorePath, copy_object, delta_options, delta_table, path_below
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.stored import Content
+from streaming_jobs.storage.files import hard_link
+from streaming_jobs.storage.locations import Location, StorePath, copy_object, delta_options, delta_table, path_below
 
 Identity: TypeAlias = tuple[int, int] | str
 """What identifies a file: device and inode, or its URL."""

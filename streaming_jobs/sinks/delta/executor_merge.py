@@ -22,12 +22,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.delta_log import names_on_disk
-from streaming_jobs.platform.locations import Location, delta_table
 from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.sinks.delta.parquet import checked_actions
 from streaming_jobs.sinks.delta.pending_writes import DeltaWrite, merge_clauses
 from streaming_jobs.sinks.delta.row_engine import PARTITION_COLUMN, Files, partitions_of
 from streaming_jobs.sinks.delta.table_files import table_files
+from streaming_jobs.storage.locations import Location, delta_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

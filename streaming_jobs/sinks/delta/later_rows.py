@@ -21,13 +21,13 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.platform.files import hard_link
-from streaming_jobs.platform.locations import Location, StorePath, delta_table, local_scratch, path_below, remove_tree
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table, shared
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
 from streaming_jobs.sinks.stored import LaterRows
+from streaming_jobs.storage.files import hard_link
+from streaming_jobs.storage.locations import Location, StorePath, delta_table, local_scratch, path_below, remove_tree
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.text.sql import quoted
 

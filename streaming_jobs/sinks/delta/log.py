@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, epoch_id
 from streaming_jobs.platform.delta_log import actions, commit_file, names_on_disk, read_commit, versions_in_log
-from streaming_jobs.platform.files import sync_files
-from streaming_jobs.platform.locations import Location
 from streaming_jobs.sinks import stored
 from streaming_jobs.sinks.stored import Commit
+from streaming_jobs.storage.files import sync_files
+from streaming_jobs.storage.locations import Location
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties

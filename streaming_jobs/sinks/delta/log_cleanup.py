@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.platform.delta_log import UNREAD, actions, names_on_disk
-from streaming_jobs.platform.locations import Location, StorePath, files_below, moved, remove_tree
 from streaming_jobs.sinks.stored import Need
+from streaming_jobs.storage.locations import Location, StorePath, files_below, moved, remove_tree
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")

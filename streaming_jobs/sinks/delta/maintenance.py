@@ -22,13 +22,13 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs.declare.columns import DELETED_AT_COLUMN
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.files import sync_files
-from streaming_jobs.platform.locations import StorePath, remove_files
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import column_bounds, orphan_files, retained
 from streaming_jobs.sinks.delta.log import newest, noted
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, UnreadLog, bounded, expired, log_files
 from streaming_jobs.sinks.stored import Unread, no_readers
+from streaming_jobs.storage.files import sync_files
+from streaming_jobs.storage.locations import StorePath, remove_files
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.delta.sink import DeltaSink

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streaming_jobs.platform.delta_log import actions, names_on_disk
-from streaming_jobs.platform.locations import Location, Status, StorePath, files_below, opened_for_reading, path_below
 from streaming_jobs.sinks.delta.log_cleanup import log_files
+from streaming_jobs.storage.locations import Location, Status, StorePath, files_below, opened_for_reading, path_below
 
 _DATA = re.compile(r".*\.parquet(?:#\d+|\.crc)?")
 _BATCH_FOLDER = re.compile(r"g\d{4,}")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.platform.locations import Location, opened_for_reading
+from streaming_jobs.storage.locations import Location, opened_for_reading
 from streaming_jobs.text.spelling import counted
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"

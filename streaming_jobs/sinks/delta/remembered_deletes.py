@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from streaming_jobs.declare.columns import DELETED_AT_COLUMN, POSITION_COLUMN
-from streaming_jobs.platform.locations import Location, delta_table
 from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.sinks.delta.upsert_order import (
     DELETE_COLUMN,
@@ -32,6 +31,7 @@ from streaming_jobs.sinks.delta.upsert_order import (
     without_order,
 )
 from streaming_jobs.sinks.row_rules import comparable
+from streaming_jobs.storage.locations import Location, delta_table
 
 
 @dataclass(frozen=True)

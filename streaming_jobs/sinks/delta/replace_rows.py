@@ -22,13 +22,13 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.errors import CommitRefused, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.files import sync
-from streaming_jobs.platform.locations import StorePath, files_below, path_below, placed
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, Identity, has_content, identities
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.stored import Replaced, committed_as
+from streaming_jobs.storage.files import sync
+from streaming_jobs.storage.locations import StorePath, files_below, path_below, placed
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.delta.sink import DeltaSink

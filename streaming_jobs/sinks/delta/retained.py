@@ -14,9 +14,9 @@ import json
 from collections.abc import Sequence
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.platform.locations import StorePath, files_below, path_below
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
 from streaming_jobs.sinks.stored import SavedAs
+from streaming_jobs.storage.locations import StorePath, files_below, path_below
 
 _FOLDER, _ENDING = "_savepoints", ".json.gz"
 

@@ -27,7 +27,6 @@ from pyspark.sql.types import BooleanType, IntegerType, StringType, StructField,
 from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
-from streaming_jobs.platform.locations import Location, opened_for_writing, path_below
 from streaming_jobs.sinks import row_rules
 from streaming_jobs.sinks.base import RuleOutcome
 from streaming_jobs.sinks.delta import refused_rows
@@ -44,6 +43,7 @@ from streaming_jobs.sinks.delta.upsert_order import (
 )
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN
 from streaming_jobs.sinks.schemas import is_position
+from streaming_jobs.storage.locations import Location, opened_for_writing, path_below
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.delta.remembered_deletes import RememberedDeletes

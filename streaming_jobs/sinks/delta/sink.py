@@ -30,7 +30,6 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id, epoch_id
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.delta_log import read_commit
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.platform.locations import Location, StorePath, delta_table, files_below
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, WriteLease, refuse_later_epoch
 from streaming_jobs.sinks.delta import column_bounds, dead_letters
@@ -56,6 +55,7 @@ from streaming_jobs.sinks.stored import (
     refuse_foreign,
 )
 from streaming_jobs.sources.base import Source
+from streaming_jobs.storage.locations import Location, StorePath, delta_table, files_below
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

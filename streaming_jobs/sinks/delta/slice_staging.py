@@ -33,16 +33,6 @@ from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import CommitRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
-from streaming_jobs.platform.files import sync_tree
-from streaming_jobs.platform.locations import (
-    delta_options,
-    delta_table,
-    made_folder,
-    opened_for_reading,
-    path_below,
-    placed,
-    remove_tree,
-)
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
@@ -52,6 +42,16 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.sliced import Rebuilt, SliceOutdated
+from streaming_jobs.storage.files import sync_tree
+from streaming_jobs.storage.locations import (
+    delta_options,
+    delta_table,
+    made_folder,
+    opened_for_reading,
+    path_below,
+    placed,
+    remove_tree,
+)
 from streaming_jobs.text.sql import quoted
 
 if TYPE_CHECKING:

@@ -27,8 +27,6 @@ from streaming_jobs.declare.columns import checked_keys, checked_new_partitions,
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import OutputMismatch
 from streaming_jobs.ledger.entry import LedgerEntry, app_id
-from streaming_jobs.platform.files import hard_link, sync, sync_names, sync_tree
-from streaming_jobs.platform.locations import Location, delta_options, delta_table, made_folder
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import column_bounds, retained, truncated_commits
 from streaming_jobs.sinks.delta.content import DeltaContent, delta_content, make_table
@@ -47,6 +45,8 @@ from streaming_jobs.sinks.stored import (
     StoredTable,
     TruncatedEnd,
 )
+from streaming_jobs.storage.files import hard_link, sync, sync_names, sync_tree
+from streaming_jobs.storage.locations import Location, delta_options, delta_table, made_folder
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.text.durations import milliseconds
 

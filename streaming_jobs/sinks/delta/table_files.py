@@ -19,8 +19,8 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.platform.delta_log import CommitActions, actions, names_on_disk
-from streaming_jobs.platform.locations import Location, StorePath, delta_table, opened_for_reading
 from streaming_jobs.sinks.delta.log_cleanup import log_files
+from streaming_jobs.storage.locations import Location, StorePath, delta_table, opened_for_reading
 
 _SLASH = re.compile(r"^([a-z0-9]+):/+")
 """The beginning of a URL, of whose two slashes deltalake lists one."""

@@ -19,9 +19,9 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
 from streaming_jobs.platform.delta_log import CommitActions, actions, names_on_disk
-from streaming_jobs.platform.files import remove_files
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 from streaming_jobs.sinks.stored import ReliedOn, TruncatedEnd
+from streaming_jobs.storage.files import remove_files
 from streaming_jobs.text import commands
 
 _START = Txn(0, -1)

@@ -31,7 +31,6 @@ from pyspark.sql.types import DoubleType, FloatType
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.errors import RuleBroken
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.platform.locations import Location, StorePath, remove_tree
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.executor_merge import ParquetMerge, partition_text, written_files
 from streaming_jobs.sinks.delta.fitting import has_place
@@ -63,6 +62,7 @@ from streaming_jobs.sinks.delta.row_engine import (
     told_schema,
 )
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, FLAGS, ROW_COLUMN, order_of
+from streaming_jobs.storage.locations import Location, StorePath, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -24,9 +24,9 @@ from streaming_jobs.examples.flights.feeder import CHUNK, PARTITIONS, feed, surv
 from streaming_jobs.examples.flights.streams import STREAMS as FLIGHT_STREAMS
 from streaming_jobs.examples.flights.truth import KEYS, TruthCheck, as_frame, compare, differences, truth
 from streaming_jobs.platform import table_rows
-from streaming_jobs.platform.locations import Location
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.chaos.background import Background
 from streaming_jobs.verification.chaos.faults import Phase, Steps, schedule

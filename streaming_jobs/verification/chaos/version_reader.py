@@ -31,8 +31,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from streaming_jobs.platform.locations import Location, StorePath, delta_options, delta_table, opened_for_reading
 from streaming_jobs.platform.table_rows import plain_text
+from streaming_jobs.storage.locations import Location, StorePath, delta_options, delta_table, opened_for_reading
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.chaos.background import Background
 from streaming_jobs.verification.delta_log import LoggedCommit, commit_file, read_commit, versions

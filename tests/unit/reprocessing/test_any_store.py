@@ -31,7 +31,6 @@ from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import Fenced, ForeignWrite, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.platform.locations import delta_table
 from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.stream_sinks import sinks_of, upkeep_of
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -40,6 +39,7 @@ from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_record import CodeSince
+from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
 from tests.support.life import PER_BATCH, ROWS, STREAM, TOPIC, Life, Topics, append, ids_of, in_memory, run_stages

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import SetupError
-from streaming_jobs.platform import files
-from streaming_jobs.platform.files import private_folder, scratch, write_atomic, write_json
+from streaming_jobs.storage import files
+from streaming_jobs.storage.files import private_folder, scratch, write_atomic, write_json
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path, 
 HOLD = """
 import sys
 from pathlib import Path
-from streaming_jobs.platform.files import scratch
+from streaming_jobs.storage.files import scratch
 print(scratch(Path(sys.argv[1]), "spark").folder, flush=True)
 sys.stdin.read()
 """

@@ -23,8 +23,8 @@ from reprocessing.plan.plan import (
 from reprocessing.plan.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import CodeVersion
-from streaming_jobs.platform.object_files import Found, LocalFiles, MemoryFiles, ObjectHandle
 from streaming_jobs.settings import Settings
+from streaming_jobs.storage.object_files import Found, LocalFiles, MemoryFiles, ObjectHandle
 from tests.support.life import Life
 from tests.support.objects import path_of
 from tests.support.rewind import planned as planned_stream

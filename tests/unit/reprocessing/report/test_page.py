@@ -15,7 +15,7 @@ from reprocessing.plan.journal import Journal
 from reprocessing.replay.difference import for_journal
 from reprocessing.report.facts import PARTITIONS
 from reprocessing.report.page import page, sample_table
-from streaming_jobs.platform.object_files import LocalFiles, ObjectHandle
+from streaming_jobs.storage.object_files import LocalFiles, ObjectHandle
 from tests.support.reports import AT, batches_of, difference, journal_of, plan_of
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,6 @@ from reprocessing.replay import staging
 from reprocessing.stages.publish import PublishPosition, fence, misfit, publish, refuse_foreign
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.ledger.entry import CodeVersion, Txn
-from streaming_jobs.platform.files import hard_link
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.log import newest
@@ -30,6 +29,7 @@ from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Content
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.files import hard_link
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.rewind import planned, replay
 
@@ -179,7 +179,7 @@ def linking(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) ->
         if "r-" in str(names[1]) and waiting:
             waiting.pop()()
 
-    monkeypatch.setattr("streaming_jobs.platform.files.os.link", linked)
+    monkeypatch.setattr("streaming_jobs.storage.files.os.link", linked)
 
 
 def test_a_compaction_by_somebody_else_during_a_publish_doubles_no_row(

@@ -21,7 +21,6 @@ from reprocessing.stages.replay import ReplayProgress
 from reprocessing.stages.stages import TakeSavepoint
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.formats import Json
-from streaming_jobs.platform.files import sync_tree
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import store
@@ -29,6 +28,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CodeSince
+from streaming_jobs.storage.files import sync_tree
 from streaming_jobs.stream import KafkaTopic, Stream
 from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one, recovery, run_stage
 from tests.support.power import Power

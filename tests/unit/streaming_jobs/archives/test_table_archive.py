@@ -17,13 +17,13 @@ from streaming_jobs.catalog.archive import COLUMNS, archive_of, columns, is_arch
 from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
-from streaming_jobs.platform.object_files import MemoryFiles, ObjectHandle
 from streaming_jobs.preflight.doctor import archive_checks, check
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
+from streaming_jobs.storage.object_files import MemoryFiles, ObjectHandle
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, stream
 from streaming_jobs.table_sources.archives import Archives, ReadableTopics

@@ -11,8 +11,8 @@ import pytest
 from streaming_jobs.errors import SetupError
 from streaming_jobs.platform import ports
 from streaming_jobs.platform.broker import Broker, Running, jvm_options, logging_properties, server_properties
-from streaming_jobs.platform.files import private_folder
 from streaming_jobs.platform.java import as_properties
+from streaming_jobs.storage.files import private_folder
 from tests.conftest import SettingsFactory
 
 PROPERTIES = server_properties(Path("/data"), 20001, 20002)

@@ -29,13 +29,13 @@ from streaming_jobs.platform.cluster import (
     settled_cores,
     write_archive,
 )
-from streaming_jobs.platform.locations import files_below
 from streaming_jobs.platform.spark import launch, profile
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import in_this_process
 from streaming_jobs.sources.kafka import TopicReading
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import RecordBlocks
+from streaming_jobs.storage.locations import files_below
 from tests.conftest import SettingsFactory
 from tests.support.store_server import Fault, StoreServer
 from tests.support.things import THINGS

@@ -12,12 +12,12 @@ from pyspark.find_spark_home import _find_spark_home
 from streaming_jobs.errors import ConfigurationError, SetupError
 from streaming_jobs.platform import jars, spark_on_store
 from streaming_jobs.platform.jars import Jar, locked
-from streaming_jobs.platform.locations import StorePath
 from streaming_jobs.platform.spark import profile
 from streaming_jobs.platform.spark_on_store import hadoop_path, properties, store_jars
 from streaming_jobs.preflight.doctor import check_checkpoints
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import StorageSettings
+from streaming_jobs.storage.locations import StorePath
 from tests.conftest import SettingsFactory
 from tests.support.store_query import on_store
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.platform.locations import StorePath, files_below
-from streaming_jobs.platform.object_store import refuse_broken_promises
 from streaming_jobs.preflight.doctor import check_store
+from streaming_jobs.storage.locations import StorePath, files_below
+from streaming_jobs.storage.object_store import refuse_broken_promises
 from tests.conftest import SettingsFactory
 from tests.support.store_server import Fault, StoreServer
 

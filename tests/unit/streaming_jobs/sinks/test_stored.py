@@ -19,12 +19,12 @@ from reprocessing.stages.publish import misfit
 from streaming_jobs.declare.table import DeclaredTable, is_declared_table
 from streaming_jobs.errors import Fenced, ForeignWrite, LeaseLost, OutputMismatch, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.platform.locations import StorePath, delta_table, remove_tree
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import Content, SavedAs, StoredTable, TableStore, entries, newest
 from streaming_jobs.sinks.tables import store_of
+from streaming_jobs.storage.locations import StorePath, delta_table, remove_tree
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.testing import MemoryDeclaration, MemoryLease, MemoryLeases, MemoryStore, MemoryTable
 from tests.conftest import SettingsFactory

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.platform.files import hard_link
 from streaming_jobs.state.checkpoint import Checkpoint, point_to
+from streaming_jobs.storage.files import hard_link
 from tests.support.stream_on_disk import as_json
 from tests.support.worlds import ends, lay_checkpoint
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from streaming_jobs.errors import LeaseBusy, LeaseLost
-from streaming_jobs.platform.object_files import MemoryFiles
 from streaming_jobs.state.lease import FileLeases, Lease, Leases, leases_of
 from streaming_jobs.state.store_lease import StoreLeases
+from streaming_jobs.storage.object_files import MemoryFiles
 from streaming_jobs.testing import MemoryLeases
 from tests.conftest import SettingsFactory
 

@@ -13,7 +13,6 @@ from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger.entry import NO_CODE, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.platform.object_store import StoreFiles
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoint_retention, savepoints, stream_history, stream_record
@@ -25,6 +24,7 @@ from streaming_jobs.state.status import Status, read_status, streams_with_status
 from streaming_jobs.state.stream_folder import StreamFolder, state_files
 from streaming_jobs.state.topic_records import VoidRange, declare_void, under_way_of
 from streaming_jobs.state.topic_records import load as topic_record
+from streaming_jobs.storage.object_store import StoreFiles
 from streaming_jobs.verification.state_evidence import StateEvidence
 from tests.conftest import SettingsFactory
 from tests.support.store_server import Fault, StoreServer

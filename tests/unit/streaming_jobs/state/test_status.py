@@ -106,7 +106,7 @@ def test_on_a_full_disk_the_reason_of_the_end_is_written_over_the_old_status(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("streaming_jobs.platform.files.tempfile.mkstemp", full)
+    monkeypatch.setattr("streaming_jobs.storage.files.tempfile.mkstemp", full)
     failed = Status("clean", state="failed")
     failed.set_error({"code": "REC-010", "found": "no space is left", "next": "", "permanent": False})
     write_status(here, failed)

@@ -17,13 +17,13 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.errors import Fenced, LeaseBusy, LeaseLost, TransientError
-from streaming_jobs.platform.object_files import Changed, LocalFiles, MemoryFiles, ObjectFiles
-from streaming_jobs.platform.object_store import open_store
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.state import lease as lease_module
 from streaming_jobs.state.lease import FileLeases, Owner
 from streaming_jobs.state.store_lease import StoreLease, StoreLeases
+from streaming_jobs.storage.object_files import Changed, LocalFiles, MemoryFiles, ObjectFiles
+from streaming_jobs.storage.object_store import open_store
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.support import ROOT
 from tests.support.delta_table import ROWS
@@ -279,7 +279,7 @@ from pathlib import Path
 import structlog
 from deltalake import write_deltalake
 from streaming_jobs.errors import RecourseError
-from streaming_jobs.platform.object_files import LocalFiles
+from streaming_jobs.storage.object_files import LocalFiles
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.state.store_lease import StoreLeases

@@ -14,11 +14,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused, UsageError
-from streaming_jobs.platform.object_files import ObjectHandle
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
+from streaming_jobs.storage.object_files import ObjectHandle
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.table_sources.planner import FileToRead, RowBlocks
 from streaming_jobs.table_sources.topics import table_info

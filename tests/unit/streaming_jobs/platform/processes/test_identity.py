@@ -14,10 +14,10 @@ import pytest
 
 from orchestration.sessions import ownership
 from streaming_jobs.platform import broker
-from streaming_jobs.platform.files import private_folder, write_json
 from streaming_jobs.platform.processes import identity
 from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.state.lease import holder, take
+from streaming_jobs.storage.files import private_folder, write_json
 from tests.conftest import SettingsFactory
 
 

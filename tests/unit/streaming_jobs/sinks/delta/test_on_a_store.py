@@ -15,9 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.errors import CommitImpossible, ConfigurationError, Fenced, PreflightRefused, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.platform import locations
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.platform.locations import StorePath, files_below
 from streaming_jobs.platform.table_rows import rows as rows_of
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows
@@ -28,6 +26,8 @@ from streaming_jobs.sinks.delta.row_engine import Files
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.store import STORE, ensure_sink
 from streaming_jobs.sinks.stored import SavedAs
+from streaming_jobs.storage import locations
+from streaming_jobs.storage.locations import StorePath, files_below
 from streaming_jobs.stream import DeltaTable
 from tests.conftest import SettingsFactory
 from tests.support.store_server import Fault, StoreServer

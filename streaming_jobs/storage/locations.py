@@ -24,7 +24,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from streaming_jobs.platform.files import link_as_new, private_folder, sync_tree
+from streaming_jobs.storage.files import link_as_new, private_folder, sync_tree
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -375,7 +375,7 @@ def _listed(location: StorePath, chunk: int = 1000) -> Iterator[Any]:
 
 @contextmanager
 def _asked(location: StorePath) -> Iterator[None]:
-    from streaming_jobs.platform.object_store import asked
+    from streaming_jobs.storage.object_store import asked
 
     with asked(location.url):
         yield
@@ -387,6 +387,6 @@ def _status(found: Any) -> Status:
 
 @cache
 def _store(bucket: str, options: Options) -> ObjectStore:
-    from streaming_jobs.platform.object_store import open_store
+    from streaming_jobs.storage.object_store import open_store
 
     return open_store(bucket, dict(options)).store

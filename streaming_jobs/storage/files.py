@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import SetupError
-from streaming_jobs.platform.locks import lock, locked, open_lock
+from streaming_jobs.storage.locks import lock, locked, open_lock
 
 _FEW, _AT_A_TIME = 2, 8
 

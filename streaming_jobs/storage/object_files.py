@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Protocol
 
 from streaming_jobs.errors import TransientError, UsageError
-from streaming_jobs.platform.files import overwritten, private_folder, sync
-from streaming_jobs.platform.locks import lock
-from streaming_jobs.platform.log_stream import disk_is_full
+from streaming_jobs.storage.files import overwritten, private_folder, sync
+from streaming_jobs.storage.locks import lock
+from streaming_jobs.storage.log_stream import disk_is_full
 
 
 class AlreadyThere(TransientError):

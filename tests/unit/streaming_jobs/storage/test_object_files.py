@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.errors import ConfigurationError, TransientError, UsageError
-from streaming_jobs.platform import object_store
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, LocalFiles, MemoryFiles, ObjectFiles
-from streaming_jobs.platform.object_store import PolledFiles, StoreFiles, open_store, polled
 from streaming_jobs.settings import StorageSettings
+from streaming_jobs.storage import object_store
+from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, LocalFiles, MemoryFiles, ObjectFiles
+from streaming_jobs.storage.object_store import PolledFiles, StoreFiles, open_store, polled
 from tests.support.power import Power
 from tests.support.store_server import Fault, StoreServer, store_server
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from streaming_jobs.errors import ConfigurationError, PermanentError, RecourseError, TransientError
-from streaming_jobs.platform.object_files import AlreadyThere, Changed, Found, ObjectFiles, checked, content
+from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, ObjectFiles, checked, content
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
