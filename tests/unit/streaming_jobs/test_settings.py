@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings import (
     DEMONSTRATION,
     Loaded,
@@ -233,12 +233,28 @@ def test_no_streams_without_a_configuration_unless_the_demonstration_was_chosen_
     assert load({"flows": ["mine"]}).settings.flows == ["mine"]
 
 
-@pytest.mark.parametrize("key", ["home", "state_dir"])
-@pytest.mark.parametrize("address", ["s3://bucket/tables", "abfss://c@a.dfs.core.windows.net/t", "file:/t"])
-def test_an_address_in_place_of_a_folder_is_refused(key: str, address: str, file: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "address", "words"),
+    [
+        ("home", "s3://bucket/home", "is an address"),
+        ("home", "file:/t", "is an address"),
+        ("state_dir", "file:/t", "is on no store that is supported"),
+        ("tables_dir", "hdfs://host/t", "is on no store that is supported"),
+    ],
+)
+def test_an_address_that_is_of_no_use_is_refused(key: str, address: str, words: str, file: Path) -> None:
     file.write_text(f'{key} = "{address}"\n')
-    with pytest.raises(ConfigurationError, match=rf"{key} \(file recourse\.toml\): .*is an address"):
+    with pytest.raises(ConfigurationError, match=rf"{key} \(file recourse\.toml\): .*{words}"):
         load()
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/t", "gs://bucket/t", "abfss://c@a.dfs.core.windows.net/t"])
+def test_tables_and_state_can_be_on_a_store(address: str, file: Path) -> None:
+    file.write_text(f'tables_dir = "{address}/"\nstate_dir = "{address}"\n')
+    settings = load().settings
+    assert str(settings.tables) == str(settings.state) == address
+    with pytest.raises(UsageError, match="needs them in a folder"):
+        settings.tables_folder.exists()
 
 
 @pytest.mark.parametrize(
