@@ -148,7 +148,7 @@ class _Scratch:
         left = data.execute(f'SELECT {columns} FROM ({numbered}) r WHERE "__then" = 0 AND "__n" > "__of"')
         written = column_bounds.writer_properties(self.sink.schema)
         write_deltalake(self.sink.handle, left, mode="append", writer_properties=written)
-        self.sink.refresh()
+        self.sink.update()
 
     def _table(self, name: str, content: DeltaContent) -> DeltaTable:
         path = self.folder / name

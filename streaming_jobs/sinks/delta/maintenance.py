@@ -147,14 +147,14 @@ class TableMaintenance:
 
     def _compact(self, size: int) -> int:
         began = time.monotonic()
-        self.sink.refresh()
+        self.sink.update()
         self.sink.check_epoch()
         metrics = self.sink.handle.optimize.compact(
             target_size=size,
             writer_properties=column_bounds.writer_properties(self.sink.schema, "ZSTD"),
             commit_properties=noted(self._entry("compaction"), retries=0),
         )
-        self.sink.refresh()
+        self.sink.update()
         self.sink.sync()
         log.info(
             "compacted",
@@ -204,7 +204,7 @@ class TableMaintenance:
     def _remove_unlisted(self) -> int:
         now = time.time()
         retention = self.settings.deleted_file_retention
-        self.sink.refresh()
+        self.sink.update()
         live = self.sink.handle.get_add_actions()["path"].to_pylist()
         kept = self._kept_for_readers()
         files = [file for file in orphan_files.find(self.sink.path, live) if file.name not in kept]
@@ -285,12 +285,12 @@ def forget(sink: DeltaSink, retention: timedelta, generation: int) -> int:
     """Remove remembered deletes older than `retention`; returns their number."""
     before = (datetime.now(UTC) - retention).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
-    sink.refresh()
+    sink.update()
     sink.check_epoch()
     figures = sink.handle.delete(
         f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
         commit_properties=noted(entry, retries=0),
     )
-    sink.refresh()
+    sink.update()
     sink.sync()
     return int(figures["num_deleted_rows"] or 0)

@@ -209,7 +209,7 @@ def _spark_commit(
     for attempt in (write, write_nothing):
         if attempt is not None:
             attempt()
-            sink.refresh()
+            sink.update()
         if sink.position == entry.txn:
             return sink.committed()
         if sink.position != at:

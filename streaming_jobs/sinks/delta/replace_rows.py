@@ -169,7 +169,7 @@ def rename_unencoded(sink: DeltaSink, generation: int) -> int:
         placed(on_disk(sink.path, file.path), sink.path / name)
         actions += rename_actions(file, name, now)
     _commit(sink.path / "_delta_log", version + 1, actions)
-    sink.refresh()
+    sink.update()
     sink.sync()
     return len(raw)
 

@@ -94,6 +94,7 @@ class DeltaSink:
         self._at: tuple[int, Txn | None] | None = None
         self._epoch_at: tuple[int, int] | None = None
         self._writer = uuid4().hex
+        self._looked = False
         self._read_schema()
 
     @property
@@ -159,6 +160,12 @@ class DeltaSink:
         return plain and not constrained and not generated and not mapped
 
     def refresh(self) -> None:
+        """Read newer commits, before a batch. On a store only once: a commit is refused if another one came first."""
+        if not (isinstance(self.path, StorePath) and self._looked):
+            self.update()
+            self._looked = True
+
+    def update(self) -> None:
         """Read newer commits.
 
         Listing the log takes deltalake a few microseconds per file, so two file names are checked first. The handle's
@@ -195,7 +202,7 @@ class DeltaSink:
                 if not self._written(version, entry):
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError as error:
-                self.refresh()
+                self.update()
                 if self.handle.version() == version:  # no other commit came first, so this was not a race
                     raise self._failed(error) from error
                 if not self._is_ours(version + 1):
@@ -209,7 +216,7 @@ class DeltaSink:
         """True if the write has made its commit; on a store the handle says so, since no other commit came first."""
         if isinstance(self.path, StorePath):
             return self.handle.version() > before
-        self.refresh()
+        self.update()
         return self.position is not None and self.position >= entry.txn
 
     def _is_ours(self, version: int) -> bool:
@@ -232,7 +239,7 @@ class DeltaSink:
 
     def holds(self, entry: LedgerEntry) -> bool:
         """True if the table, as it is now, has the entry's batch; raises Fenced, LeaseLost and ForeignWrite."""
-        self.refresh()
+        self.update()
         return self._holds(entry)
 
     def _holds(self, entry: LedgerEntry) -> bool:
@@ -261,11 +268,11 @@ class DeltaSink:
         driver adds its files after its fence, so the list has none of them.
         """
         if self.lease is not None:
-            self.refresh()
+            self.update()
             self._refuse_later_epoch()
 
     def under(self, lease: WriteLease, generation: int) -> None:
-        self.refresh()
+        self.update()
         if self.epoch > lease.epoch:
             lease.exceed(self.epoch)
         self.lease = lease
@@ -274,7 +281,7 @@ class DeltaSink:
             try:
                 self.commit_actions([], noted(entry, retries=0, epoch=lease.epoch))
             except CommitFailedError as error:
-                self.refresh()
+                self.update()
                 if self.handle.version() == version:
                     raise self._failed(error) from error
             self.check_epoch()
@@ -316,7 +323,7 @@ class DeltaSink:
             partition_by=list(self.declared.partition_by) or None,
             commit_properties=properties,
         )
-        self.handle.update_incremental() if isinstance(self.path, StorePath) else self.refresh()
+        self.handle.update_incremental() if isinstance(self.path, StorePath) else self.update()
 
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
@@ -329,7 +336,7 @@ class DeltaSink:
         self.handle.alter.add_columns(
             [DeltaField.from_json(field.json()) for field in fields], commit_properties=noted(entry)
         )
-        self.refresh()
+        self.update()
         self._read_schema()
 
     def widen(self, schema: str, generation: int) -> None:
@@ -341,7 +348,7 @@ class DeltaSink:
     def set_properties(self, properties: Mapping[str, str], generation: int) -> None:
         entry = self._changed(generation, f"set {', '.join(properties)}")
         self.handle.alter.set_table_properties(dict(properties), commit_properties=noted(entry))
-        self.refresh()
+        self.update()
 
     def _changed(self, generation: int, note: str) -> LedgerEntry:
         return LedgerEntry("schema", self.stream, self.name, generation, -1, note=note)

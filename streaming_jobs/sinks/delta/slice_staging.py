@@ -305,7 +305,7 @@ def replace_slice(
     `at` is called at each crash point. Raises SliceOutdated, with nothing changed, if the table is another one by now.
     """
     for _ in range(_ATTEMPTS):
-        sink.refresh()
+        sink.update()
         if (done := _committed(sink, change, entry)) is not None:
             sink.sync()
             return done
@@ -315,7 +315,7 @@ def replace_slice(
         try:
             sink.commit_actions(actions, noted(entry, retries=0))
         except CommitFailedError as error:
-            sink.refresh()
+            sink.update()
             if sink.handle.version() == version:
                 raise classify(error) from error
             continue

@@ -225,7 +225,7 @@ class Preparation:
 
     def _has_batch(self, quarantine: DeltaSink) -> bool:
         """True if an earlier attempt has committed the batch's quarantined rows: new files would be in no version."""
-        quarantine.refresh()
+        quarantine.update()
         return (at := quarantine.position) is not None and at >= Txn(*self.engine.batch)
 
     def _noted(self, noted: pa.Table | None) -> list[ArrowMerge]:
@@ -250,7 +250,7 @@ def _remove_leftovers(sink: DeltaSink, folder: Location, prefix: str) -> None:
     attempts: list[Location] = [*folder.glob(f"{prefix}*")]
     if not attempts:
         return
-    sink.refresh()
+    sink.update()
     sink.check_epoch()
     live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}
     for attempt in attempts:
