@@ -94,10 +94,21 @@ SCHEMES = ("s3", "gs", "abfss")
 """The schemes of stores that tables can be on: S3, Google Cloud Storage, Azure."""
 
 
+_NO_CREDENTIALS = (
+    "has a user or a password; credentials come from the environment, a web identity or the machine's role "
+    "(docs/object-store.md)"
+)
+"""Without the value: messages are shown and logged."""
+
+
 def _folder_or_url(value: Any) -> Any:
     if not is_remote(value):
         return value
     scheme, _, rest = str(value).partition("://")
+    host = rest.partition("/")[0]
+    # In the place of a user, abfss has the container. A secret may have a slash, after which its `@` is in the path.
+    if ":" in host or ("@" in host and scheme != "abfss") or ("@" in rest and scheme not in SCHEMES):
+        raise ValueError(_NO_CREDENTIALS)
     if scheme not in SCHEMES or not rest or rest.startswith("/"):
         raise ValueError(f"'{value}' is on no store that is supported: {', '.join(f'{s}://...' for s in SCHEMES)}")
     return str(value).rstrip("/")
@@ -150,7 +161,7 @@ _COMMIT_INTERVAL: dict[Pace, timedelta] = {
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def checked_trigger(text: str) -> str:
@@ -521,6 +532,8 @@ class StorageSettings(_Section):
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:
+        if "@" in self.endpoint:
+            raise ValueError(f"storage.endpoint {_NO_CREDENTIALS}")
         if self.endpoint and not re.match(r"https?://[^/\s]+", self.endpoint):
             raise ValueError("storage.endpoint is no URL; it begins with https:// or http://")
         if self.endpoint.startswith("http://") and not self.allow_http:

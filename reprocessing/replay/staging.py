@@ -34,7 +34,11 @@ from streaming_jobs.stream import Stream
 
 
 def settings_of(settings: Settings, plan: StreamRecoveryPlan) -> Settings:
-    return replay_settings(settings, plan.stream, replay_state(settings, plan.id), staging_folder(settings, plan))
+    own = replay_settings(settings, plan.stream, replay_state(settings, plan.id), staging_folder(settings, plan))
+    if isinstance(own.tables, Path):
+        return own
+    # deltalake rewrites no file outside of a table's prefix, and a staged table shares those of the published one.
+    return own.model_copy(update={"table": own.table.model_copy(update={"compact_after_files": 0})})
 
 
 def prepare(

@@ -28,6 +28,9 @@ Committer = Literal["direct", "spark"]
 class WriteLease(Protocol):
     """The lease under which a driver writes a stream's tables, as far as tables know it (`state/lease.py`)."""
 
+    fenced: set[tuple[str, int]]
+    """Ids of tables, each with an epoch that it is in by a fence of this lease."""
+
     @property
     def epoch(self) -> int:
         """The number of the acquisition: each one of the stream's lease has a greater number than all before it."""

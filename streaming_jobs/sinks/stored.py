@@ -3,8 +3,9 @@
 A store (`TableStore`) opens the tables that declarations name; `sinks/delta/store.py` is the one of Delta tables,
 `streaming_jobs.testing` has one in memory. `tests/unit/streaming_jobs/sinks/test_stored.py` is the contract of both.
 
-Every table, of any store, has a folder `<tables>/<name>`: the table exists as long as the folder does, and moves with
-it. So staging is an ordinary folder of tables, which a recovery makes, renames and removes.
+Every table, of any store, has a location `<tables>/<name>`. In a file system this is a folder: the table exists as long
+as the folder does, and moves with it, so staging is an ordinary folder of tables, which a recovery makes, renames and
+removes. On an object store nothing moves: a staged table lies below the table that it is staged for.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +44,8 @@ from streaming_jobs.storage.locations import Location
 from streaming_jobs.storage.locks import lock, open_lock
 from streaming_jobs.text import commands
 
+SETTLE = 1.0
+"""Seconds after which a taker in a folder reads its lease again: another machine's lock of a folder may not be seen."""
 _CLOSED = -1
 """In place of a descriptor that was closed: its number may be another file's by now."""
 
@@ -91,6 +94,9 @@ def this_process(purpose: str, epoch: int) -> Owner:
 
 class Lease(Protocol):
     """A lease that is held, by the contract above."""
+
+    fenced: set[tuple[str, int]]
+    """Ids of tables, each with an epoch that it is in by a fence of this lease (`sinks/base.py`)."""
 
     @property
     def stream(self) -> str:
@@ -151,6 +157,7 @@ class FileLease:
     descriptor: int
     owner: Owner
     _unlocked: bool = False
+    fenced: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def inherited(self) -> tuple[int, ...]:
@@ -337,7 +344,13 @@ def _expiring(state: Location, ttl: float) -> Leases:
     """One object per process, since it learns by looking how long a lease has not been renewed."""
     from streaming_jobs.state.store_lease import StoreLeases  # it uses this module
 
-    return StoreLeases(files_at(state), ttl)
+    if isinstance(state, Path):
+        return StoreLeases(files_at(state), ttl, settle=min(SETTLE, ttl / 4))
+    from streaming_jobs.storage.object_store import open_store
+
+    # A request, with its repetitions, ends well before the lease does.
+    options = {**dict(state.options), "timeout": f"{round(ttl * 1000 / 4)}ms"}
+    return StoreLeases(open_store(state.url, options, retry_for=timedelta(seconds=ttl / 2)), ttl)
 
 
 @contextmanager

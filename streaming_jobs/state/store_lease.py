@@ -7,6 +7,8 @@
   one: only the speed of clocks matters, by a margin of a quarter.
 - The holder renews it every ttl / 4. Its lease ends one ttl after the last renewal, counted from before the request was
   sent. From then on the holder writes nothing (`check`), and its session ends.
+- On a store the replacement is exclusive. In a folder it holds a lock that other machines may not see (NFS), so that of
+  two takers the later one overwrites the earlier one. So a taker there waits a moment, and reads its own write again.
 - A refused write is read back: the object may hold an earlier write of the same holder, whose answer was lost. Each
   write has a new beat, so no two are equal.
 - A holder whose process, and JVM, have ended on this very machine holds nothing; other machines wait.
@@ -92,6 +94,8 @@ class StoreLeases:
     ttl: float = TTL
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    settle: float = 0.0
+    """Seconds after which a taker reads again what it has replaced; 0 where `replace` is exclusive among machines."""
     _seen: dict[str, tuple[str, float]] = field(default_factory=dict, init=False)
     """stream -> the tag that was read last, and when it was first read."""
 
@@ -146,6 +150,7 @@ class StoreLease:
         self._leases = leases
         self._name = name_of(stream)
         self._purpose = purpose
+        self.fenced: set[tuple[str, int]] = set()
         self._record = self._new_record(0)
         self._tag = ""
         self._deadline = 0.0
@@ -194,6 +199,11 @@ class StoreLease:
             try:
                 tag = files.create(self._name, data) if found is None else files.replace(self._name, data, found.tag)
             except (AlreadyThere, Changed):
+                tag = ""
+            if tag and found is not None and self._leases.settle:
+                self._leases.sleep(self._leases.settle)
+                tag = ""
+            if not tag:
                 there = files.read(self._name)
                 if there is None or there.data != data:
                     return False

@@ -236,6 +236,7 @@ class MemoryLease:
     released: bool = False
     lost: bool = False
     """True once it has run out; a test sets it."""
+    fenced: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def epoch(self) -> int:

@@ -170,8 +170,11 @@ class MemoryTable:
         if self.epoch > lease.epoch:
             lease.exceed(self.epoch)
         self.lease = lease
-        if lease.expires and self.epoch < lease.epoch:
+        if lease.expires and (self.table_id, self.epoch) not in lease.fenced:
+            if self.epoch == lease.epoch:
+                lease.exceed(self.epoch)
             lease.check()
+            lease.fenced.add((self.table_id, lease.epoch))
             entry = fence_entry(self.owner or "", self.name, generation, lease)
             self.log.append(
                 MemoryCommit(entry, NO_ROWS, self.content(), changes_data=False, at=_now(), epoch=lease.epoch)

@@ -276,10 +276,13 @@ class DeltaSink:
         if self.epoch > lease.epoch:
             lease.exceed(self.epoch)
         self.lease = lease
-        while lease.expires and self.epoch < lease.epoch:
+        while lease.expires and (self.table_id, self.epoch) not in lease.fenced:
+            if self.epoch == lease.epoch:  # another session's: both have taken the lease (docs/fencing.md)
+                lease.exceed(self.epoch)
             entry, version = fence_entry(self.stream, self.name, generation, lease), self.handle.version()
             try:
                 self.commit_actions([], noted(entry, retries=0, epoch=lease.epoch))
+                lease.fenced.add((self.table_id, lease.epoch))
             except CommitFailedError as error:
                 self.update()
                 if self.handle.version() == version:

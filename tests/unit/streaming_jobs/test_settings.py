@@ -23,6 +23,7 @@ from streaming_jobs.settings import (
     load,
     project_folder,
 )
+from tests.conftest import SettingsFactory
 
 FILE = """
 [kafka]
@@ -369,3 +370,25 @@ def test_the_file_that_is_watched_is_the_one_in_use(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("RECOURSE_CONFIG", str(tmp_path / "named.toml"))
     assert configuration(None) == tmp_path / "named.toml"
     assert configuration(tmp_path / "flag.toml") == tmp_path / "flag.toml"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("storage.endpoint", "https://user:pass-word@store.example.com"),
+        ("storage.endpoint", "https://user:pass-word/1@store.example.com"),
+        ("tables_dir", "s3://AKIA:pass-word@lake/tables"),
+        ("tables_dir", "s3://AKIA:pass-word/1@lake/tables"),
+        ("tables_dir", "s3://pass-word@lake/tables"),
+        ("tables_dir", "https://user:pass-word@store.example.com/lake"),
+        ("state_dir", "abfss://lake:pass-word@account.dfs.core.windows.net/state"),
+        ("state_dir", "gs://pass-word@lake/state"),
+    ],
+)
+def test_credentials_in_the_address_of_a_store_are_refused_and_not_shown(
+    settings: SettingsFactory, name: str, value: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="has a user or a password") as raised:
+        settings({name: value})
+    assert "pass-word" not in str(raised.value) and "pass-word" not in repr(raised.value.__cause__ or "")
+    settings({"tables_dir": "abfss://lake@account.dfs.core.windows.net/tables", "state_dir": "s3://lake/a@b"})

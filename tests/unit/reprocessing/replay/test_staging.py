@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+from typing import Any
 
 from reprocessing.replay import staging
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
+from tests.conftest import SettingsFactory
 from tests.support.life import STREAM, Life
+from tests.support.reports import plan_of
 from tests.support.rewind import planned, replay
 
 
@@ -27,6 +30,15 @@ def test_a_replay_runs_code_that_nobody_has_deployed(life: Life) -> None:
     settings = life.settings.with_stream(STREAM.name, require_deploy=True, max_restarts=2)
     own = staging.settings_of(settings, planned(life, None)).for_stream(STREAM.name)
     assert not own.require_deploy and own.max_restarts == 2
+
+
+def test_only_on_a_store_no_staged_table_is_compacted(
+    settings: SettingsFactory, tables_on_a_store: dict[str, Any]
+) -> None:
+    """There it shares files of the published table, and deltalake rewrites none outside of a table's prefix."""
+    plan = plan_of().streams[0]
+    assert staging.settings_of(settings(tables_on_a_store), plan).table.compact_after_files == 0
+    assert staging.settings_of(settings(), plan).table == settings().table
 
 
 def test_the_ledger_adopts_lines_once_and_those_of_packed_days_too(life: Life) -> None:

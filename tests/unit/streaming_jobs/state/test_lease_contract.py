@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from streaming_jobs.errors import LeaseBusy, LeaseLost
+from streaming_jobs.state import lease as lease_module
 from streaming_jobs.state.lease import FileLeases, Lease, Leases, leases_of
 from streaming_jobs.state.store_lease import StoreLeases
 from streaming_jobs.storage.object_files import MemoryFiles
@@ -20,7 +21,8 @@ STREAM = "orders"
 
 
 @pytest.fixture(params=["flock", "memory", "expiring", "expiring in memory"])
-def leases(request: pytest.FixtureRequest, settings: SettingsFactory) -> Leases:
+def leases(request: pytest.FixtureRequest, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> Leases:
+    monkeypatch.setattr(lease_module, "SETTLE", 0.0)  # the lock of this folder excludes all takers
     kinds: dict[str, Callable[[], Leases]] = {
         "flock": lambda: FileLeases(settings()),
         "memory": MemoryLeases,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,16 +19,18 @@ from deltalake import DeltaTable
 
 from streaming_jobs.errors import Fenced, LeaseBusy, LeaseLost, TransientError
 from streaming_jobs.settings import Settings
+from streaming_jobs.settings_sections import LeaseSettings
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.state import lease as lease_module
-from streaming_jobs.state.lease import FileLeases, Owner
+from streaming_jobs.state.lease import FileLeases, Owner, leases_of
 from streaming_jobs.state.store_lease import StoreLease, StoreLeases
 from streaming_jobs.storage.object_files import Changed, LocalFiles, MemoryFiles, ObjectFiles
 from streaming_jobs.storage.object_store import open_store
 from streaming_jobs.stream import DeltaTable as Declared
+from tests.conftest import SettingsFactory
 from tests.support import ROOT
 from tests.support.delta_table import ROWS
-from tests.support.store_server import Fault, store_server
+from tests.support.store_server import Fault, StoreServer, store_server
 from tests.support.worlds import OUTPUT, STREAM, append, entry
 
 NAME = f"{STREAM}/lease"
@@ -159,6 +162,51 @@ def test_of_two_takers_at_once_one_gets_the_lease() -> None:
         taken(one)
     assert winners[-1].epoch == written(files)["epoch"] == 3
     winners[-1].check()
+
+
+def test_of_two_takers_in_a_folder_whose_lock_each_machine_has_for_itself_the_later_write_wins() -> None:
+    """The other one has compared before this one wrote, and writes afterwards."""
+    files, clock = MemoryFiles(), Clock()
+    taken(machine(files)[0]).release()
+    rival = json.dumps({**written(files), "nonce": "of the other", "released": False, "left": False}).encode()
+    clock.meanwhile = lambda: files.put(NAME, rival)
+    with pytest.raises(LeaseBusy):
+        taken(StoreLeases(files, 20.0, clock, clock.sleep, settle=1.0))
+    assert written(files)["nonce"] == "of the other"
+
+
+def test_a_taker_in_a_folder_waits_before_it_reads_its_lease_again(home: Settings) -> None:
+    folder = home.model_copy(update={"lease": LeaseSettings(kind="expiring")})
+    for purpose in ("session", "another session"):
+        began = time.monotonic()
+        leases_of(folder).acquire(STREAM, purpose=purpose, wait=0).release()
+    assert time.monotonic() - began >= lease_module.SETTLE
+
+
+def test_a_table_in_the_epoch_of_a_lease_that_another_session_has_too_is_taken_into_the_next_one(
+    home: Settings,
+) -> None:
+    first, second = (ensure_sink(home, Declared("evens"), STREAM, OUTPUT, generation=1) for _ in range(2))
+    holder, rival = taken(machine(MemoryFiles())[0]), taken(machine(files := MemoryFiles())[0])
+    first.under(rival, 1)
+    append(first, entry(0), ROWS)
+    second.under(holder, 1)
+    assert holder.epoch == second.epoch == 2
+    with pytest.raises(Fenced):
+        append(first, entry(1), ROWS)
+    files.put(NAME, json.dumps({**written(files), "nonce": "of another"}).encode())
+    with pytest.raises(LeaseLost):
+        ensure_sink(home, Declared("evens"), STREAM, OUTPUT, generation=1).under(rival, 1)
+
+
+def test_a_store_that_is_slow_has_a_quarter_of_the_ttl_for_a_request(
+    settings: SettingsFactory, tables_on_a_store: dict[str, Any], object_store: StoreServer
+) -> None:
+    place = f"{tables_on_a_store.pop('tables_dir')}/state"
+    leases = leases_of(settings({**tables_on_a_store, "state_dir": place, "lease.ttl": "2 seconds"}))
+    object_store.inject(Fault("slow", "GET", seconds=4))
+    began = time.monotonic()
+    assert leases.holder(STREAM) is None and time.monotonic() - began < 2
 
 
 def test_a_renewal_whose_answer_is_lost_does_not_lengthen_the_lease_and_the_next_one_finds_its_own_write() -> None:
