@@ -49,7 +49,7 @@ from streaming_jobs.state.lease import Lease, Leases, leases_of
 from streaming_jobs.state.requests import STOP, StreamRequest
 from streaming_jobs.state.status import Status, first_status, write_status
 from streaming_jobs.storage.locations import StorePath, shared_root
-from streaming_jobs.storage.object_store import refuse_broken_promises
+from streaming_jobs.storage.object_store import POLLED_EVERY, refuse_broken_promises
 from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class StatusFiles:
         try:
             write_status(self._settings, status)
             self._unwritten = False
-        except (OSError, TransientError) as error:
+        except (OSError, RecourseError) as error:
             if not self._unwritten:
                 log.warning("the status could not be written", stream=status.stream, reason=str(error))
             self._unwritten = True
@@ -199,11 +199,15 @@ class Session:
         self.spark: SparkSession | None = None
         self.left_out = list(left_out)
         self.held: list[Lease] = []
+        self._elsewhere: dict[str, tuple[float, bool]] = {}
         self.restarts = StreamRestarts(settings, self, reasons, children) if reasons is not None else None
         self.status_files = StatusFiles(settings)
 
     def run(self) -> int:
         """Run to the end and return the exit code. Raises LeaseBusy before anything is changed."""
+        for place in {shared_root(self.settings.tables), shared_root(self.settings.state)}:
+            if isinstance(place, StorePath):
+                refuse_broken_promises(place.url, dict(place.options))
         self.held = leases = take_all(self.leases, self.streams, self.patience.lease)
         with ExitStack() as at_end:  # in reverse order, and each one even if another one fails
             if self.restarts is not None:
@@ -254,8 +258,6 @@ class Session:
         for stream, lease in zip(self.streams, leases, strict=True):
             self.running.append(self._runner(stream, lease))
         with self.status_files.beating(self.running):
-            if isinstance(tables := shared_root(self.settings.tables), StorePath):
-                refuse_broken_promises(tables.url, dict(tables.options))
             self.runtime.begin(*self._spark_for(leases))
         self.queries.open([*self.streams, *self.left_out])
         for running in self.running:
@@ -355,8 +357,20 @@ class Session:
         return self.running
 
     def held_elsewhere(self, stream: str) -> bool:
-        """True if another process holds the lease of a stream that is not this session's now."""
-        return self.leases.holder(stream) is not None
+        """True if another process holds the lease of a stream that is not this session's now.
+
+        A store is asked every two seconds, and one that does not answer is taken to say yes.
+        """
+        if isinstance(self.settings.state, Path):
+            return self.leases.holder(stream) is not None
+        at, held = self._elsewhere.get(stream, (float("-inf"), True))
+        if time.monotonic() - at >= POLLED_EVERY:
+            try:
+                held = self.leases.holder(stream) is not None
+            except TransientError:
+                held = True
+            self._elsewhere[stream] = time.monotonic(), held
+        return held
 
     def declared(self, stream: str) -> bool:
         """True if this session has the stream, running or not."""

@@ -41,7 +41,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, copied_table, remove_tables, store_of
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.checkpoint import copy
+from streaming_jobs.state.checkpoint import copy, is_made
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CorrectedBatches, Generation
@@ -178,7 +178,7 @@ def continue_after(context: RecoveryContext) -> Mapping[str, Any]:
         return {"generation": number}
     kept, folder = context.kept(), StreamFolder.of(settings, context.stream.name)
     target = folder.checkpoint(number).folder
-    if not target.exists():
+    if not is_made(target):
         copy(savepoints.checkpoint_of(settings, kept), target)
     context.crash_point("recover_continue_generation_between")
     ledger, line = ledger_file(settings, context.stream.name), _border_line(context, kept)

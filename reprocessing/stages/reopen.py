@@ -22,7 +22,7 @@ from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.sinks.stored import Content, StoredTable, newest
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.checkpoint import copy
+from streaming_jobs.state.checkpoint import copy, is_made
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
@@ -102,7 +102,7 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
     """Open generation `number` on the content of the savepoint; the next batch begins at `ends`."""
     settings, record = context.settings, context.record
     target = StreamFolder.of(settings, context.stream.name).checkpoint(number).folder
-    if not target.exists():
+    if not is_made(target):
         copy(savepoints.checkpoint_of(settings, savepoint), target, ends=ends)
     reason, aborts = f"{doing} of {context.plan.id}", doing == "abort"
     opened = Generation(number, time.time(), reason, savepoint.generation, savepoint.batch, aborts=aborts)

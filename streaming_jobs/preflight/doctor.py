@@ -67,7 +67,7 @@ def checks(settings: Settings) -> list[DoctorCheck]:
         check_cluster(settings) if settings.kafka.bootstrap_servers else check_broker(settings),
         check_ui_port(settings),
         check_folder("home", settings.home, _ROOM_MB),
-        *([check_store(settings.tables)] if isinstance(settings.tables, StorePath) else []),
+        *(check_store(name, place) for name, place in stores(settings).items()),
         check_folder("jar cache", cache(settings), _JAR_ROOM_MB),
     ]
 
@@ -100,17 +100,22 @@ def executor_checks(
     ]
 
 
-def check_store(tables: StorePath) -> DoctorCheck:
-    """The store of the tables: it keeps the conditions that commits rest on."""
+def stores(settings: Settings) -> dict[str, StorePath]:
+    """What is on a store, of tables and state."""
+    places = {"tables": settings.tables, "state": settings.state}
+    return {name: place for name, place in places.items() if isinstance(place, StorePath)}
+
+
+def check_store(name: str, place: StorePath) -> DoctorCheck:
+    """The store of tables or state: it keeps the conditions that commits, and leases, rest on."""
     try:
-        broken = broken_promises(open_store(tables.url, dict(tables.options), retry_for=_ASK))
+        broken = broken_promises(open_store(place.url, dict(place.options), retry_for=_ASK))
     except RecourseError as error:
-        return DoctorCheck("tables", False, error.found, error.next_step)
+        return DoctorCheck(name, False, error.found, error.next_step)
     if broken:
-        return DoctorCheck("tables", False, f"{tables}: {'; '.join(broken)}", LYING)
-    return DoctorCheck(
-        "tables", True, f"{tables}: creates once, replaces under the right tag alone, lists what is written"
-    )
+        return DoctorCheck(name, False, f"{place}: {'; '.join(broken)}", LYING)
+    kept = "creates once, replaces under the right tag alone, lists what is written"
+    return DoctorCheck(name, True, f"{place}: {kept}")
 
 
 def check_python() -> DoctorCheck:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.errors import LeaseBusy, TransientError
 from streaming_jobs.runtime.child_sessions import ChildSessions
 from streaming_jobs.runtime.code_watch import CodeWatch, DiskCode
 from streaming_jobs.runtime.session_options import Selection
@@ -281,7 +281,7 @@ class StreamRestarts:
             if any(running.stream.name == name for running in self.streams.runners):
                 self._supersede()
             self.pending -= {name}  # a stream that was left out runs elsewhere
-        except OSError as error:  # a new session starts it from the beginning
+        except (OSError, TransientError) as error:  # a new session starts it from the beginning
             log.warning("stream not restarted in place", stream=name, reason=str(error))
             self._supersede()
 

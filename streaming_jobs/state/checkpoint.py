@@ -253,7 +253,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Location) -> None:
     Raises UsageError when Spark's log no longer holds what the cut needs. A kill leaves a folder `target`.partial, or,
     on a store, a target without its metadata.
     """
-    if (target / "metadata").is_file():
+    if is_made(target):
         return
     possible = cuttable(checkpoint)
     if batch not in possible:
@@ -267,6 +267,11 @@ def cut(checkpoint: Checkpoint, batch: int, target: Location) -> None:
     names += [f"sources/{name}" for name, _ in files_below(checkpoint.folder / "sources")]
     state = [f"state/{name}" for name in needed_state(checkpoint.folder / "state", batch + 1)]
     _made(checkpoint.folder, target, names, state, {"metadata": json.dumps({"id": str(uuid.uuid4())})})
+
+
+def is_made(target: Location) -> bool:
+    """True if a copy or a cut is there, whole: in a folder it gets its name last, on a store its metadata."""
+    return target.exists() if isinstance(target, Path) else Checkpoint(target).exists
 
 
 def copy(source: Location, target: Location, *, ends: TopicOffsets | None = None) -> None:
@@ -313,11 +318,12 @@ def _made(
 
 def move(source: Location, target: Location) -> None:
     """Let a checkpoint become another one, once: an existing target stays. On a store the source stays too."""
+    if is_made(target):
+        return
     if isinstance(source, Path) and isinstance(target, Path):
-        if not target.exists():
-            source.rename(target)
-            sync(target.parent)
-    elif not (target / "metadata").is_file():
+        source.rename(target)
+        sync(target.parent)
+    else:
         copy(source, target)
 
 

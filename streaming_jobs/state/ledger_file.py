@@ -31,7 +31,7 @@ from typing import IO, Any
 
 import structlog
 
-from streaming_jobs.errors import TransientError
+from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
 from streaming_jobs.platform import json_lines
@@ -188,7 +188,7 @@ class LedgerFile:
         self._state.due = time.monotonic() + _AT_LATEST
         try:
             (self.folder / day / name).write_bytes(json_lines.encoded(lines))
-        except TransientError as error:
+        except RecourseError as error:
             log.warning("lines of the ledger wait for the store", folder=str(self.folder), reason=error.found)
             return
         self._state.waiting = []
@@ -327,8 +327,8 @@ def _folders(ledger: StorePath) -> list[str]:
 
 
 def _content(day: StorePath, newest: int = 0) -> IO[bytes]:
-    """The objects of a day by their times, or only the newest ones, as one file."""
-    names = sorted((name for name, _ in files_below(day)), key=lambda name: name.rpartition("-")[2])
+    """The objects of a day by their first batches, or only the newest ones, as one file."""
+    names = sorted(name for name, _ in files_below(day))
     return io.BytesIO(b"".join((day / name).read_bytes() for name in names[-newest:]))
 
 

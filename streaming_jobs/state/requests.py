@@ -71,8 +71,8 @@ class RequestFile:
             return StreamRequest("", error.at, error.tag)
         if found is None:
             return None
-        who, plan = _parsed(found.data.decode(errors="replace").strip())
-        return StreamRequest(who, found.at, found.tag, plan)
+        who, plan, at = _parsed(found.data.decode(errors="replace").strip())
+        return StreamRequest(who, at or found.at, found.tag, plan)
 
     def requests(self, settings: Settings) -> dict[str, StreamRequest]:
         names = stream_names(settings)
@@ -80,10 +80,8 @@ class RequestFile:
 
     def ask(self, settings: Settings, stream: str, who: str) -> StreamRequest:
         """Make a request in place of an older one; it is durable when this returns."""
-        handle = self.handle(settings, stream)
-        tag = handle.put(_content(who))
-        there = handle.read()
-        return StreamRequest(who, there.at if there is not None and there.tag == tag else time.time(), tag)
+        at = time.time()
+        return StreamRequest(who, at, self.handle(settings, stream).put(_content(who, at)))
 
     def clear(self, settings: Settings, stream: str, only: StreamRequest) -> None:
         """Remove the request `only`, durably: it is obeyed, or void; a newer request stays."""
@@ -101,7 +99,7 @@ class RequestFile:
     def ask_for(self, settings: Settings, stream: str, plan: str) -> None:
         """Make a request for a recovery; an existing request, of anybody, stays as it is."""
         with suppress(AlreadyThere):
-            self.handle(settings, stream).create(_content(f"{_RECOVERY}{plan}", plan=plan))
+            self.handle(settings, stream).create(_content(f"{_RECOVERY}{plan}", time.time(), plan=plan))
 
     def clear_for(self, settings: Settings, stream: str, plan: str) -> None:
         """Remove the request if it is of this recovery."""
@@ -113,16 +111,17 @@ class RequestFile:
 STOP, START = RequestFile("stop"), RequestFile("start")
 
 
-def _content(who: str, **plan: str) -> bytes:
-    return f"{json.dumps({'who': who, **plan, 'id': uuid.uuid4().hex})}\n".encode()
+def _content(who: str, at: float, **plan: str) -> bytes:
+    # The writer's clock: a store's has whole seconds, and may be another one.
+    return f"{json.dumps({'who': who, **plan, 'at': at, 'id': uuid.uuid4().hex})}\n".encode()
 
 
-def _parsed(text: str) -> tuple[str, str | None]:
-    """The text of the file as `who` and `plan`."""
+def _parsed(text: str) -> tuple[str, str | None, float | None]:
+    """The text of the file as `who`, `plan` and the time."""
     try:
         value = json.loads(text)
     except ValueError:
         value = None
     if isinstance(value, dict):
-        return str(value.get("who", "")), value.get("plan")
-    return text, text.removeprefix(_RECOVERY) if text.startswith(_RECOVERY) else None
+        return str(value.get("who", "")), value.get("plan"), value.get("at")
+    return text, text.removeprefix(_RECOVERY) if text.startswith(_RECOVERY) else None, None

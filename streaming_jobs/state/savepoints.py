@@ -10,6 +10,7 @@ batch: taking it a second time changes nothing.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -95,12 +96,18 @@ def links(folder: Location, places: Iterable[Location]) -> Files:
 def files_of(places: Iterable[Location], without: Collection[str] = ()) -> Files:
     """The files below these locations, each once, but for those in folders with the names `without`.
 
-    An object of a store has no other name; its number among them stands for its inode.
+    An object of a store has one name, whose hash stands for its inode.
     """
-    found = {
-        (0, number) if isinstance(each, Status) else (each.st_dev, each.st_ino): each.st_size
-        for number, each in enumerate(stats_below(places, without))
-    }
+    found: dict[tuple[int, int], int] = {}
+    for place in places:
+        if isinstance(place, StorePath):
+            for name, status in files_below(place):
+                if not set(without).intersection(name.split("/")[:-1]):
+                    digest = hashlib.sha256(f"{place}/{name}".encode()).digest()
+                    found[0, int.from_bytes(digest[:8])] = status.st_size
+        else:
+            each = (status for status in stats_below([place], without) if not isinstance(status, Status))
+            found |= {(status.st_dev, status.st_ino): status.st_size for status in each}
     return np.array([(*place, size) for place, size in found.items()], np.uint64).reshape(-1, 3)
 
 

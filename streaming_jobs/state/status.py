@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import structlog
 
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import PreflightRefused, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.failures import ErrorReport
 from streaming_jobs.settings import Settings
@@ -329,7 +329,7 @@ def first_status(settings: Settings, stream: str) -> Status:
     try:
         file = LedgerFile(StreamFolder.of(settings, stream).ledger)
         status.totals = totals_from(file, stream, known, now)
-    except (OSError, EOFError, ValueError, KeyError) as error:  # a missing figure must not stop a stream
+    except (OSError, EOFError, ValueError, KeyError, RecourseError) as error:  # a missing figure must not stop a stream
         log.warning(
             "the ledger file could not be counted; totals continue without it", stream=stream, reason=repr(error)
         )

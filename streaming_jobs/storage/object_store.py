@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -206,8 +207,12 @@ def _other(tag: str) -> str:
     )
 
 
+POLLED_EVERY = 2.0
+"""Seconds between two looks at what a session polls in a store."""
 _LOOKS: dict[str, tuple[float, Any]] = {}
 """What this process has seen of objects that it polls: (time, content or names), by URL."""
+_WRITES, _LOOKING = [0], threading.Lock()
+"""The number of this process's writes of such objects, and the lock of both."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,7 @@ class PolledFiles:
     """
 
     files: ObjectFiles
-    seconds: float = 2.0
+    seconds: float = POLLED_EVERY
 
     def read(self, name: str) -> Found | None:
         return cast("Found | None", self._seen(self.where(name), partial(self.files.read, name)))
@@ -255,13 +260,16 @@ class PolledFiles:
         seen = _LOOKS.get(where)
         if seen is not None and time.monotonic() - seen[0] < self.seconds:
             return seen[1]
+        writes = _WRITES[0]
         try:
             found = look()
-        except TransientError:
+        except RecourseError:
             if seen is None:
                 raise
-            found = seen[1]  # the store does not answer at the moment
-        _LOOKS[where] = time.monotonic(), found
+            found = seen[1]  # the store does not answer, or refuses, at the moment
+        with _LOOKING:
+            if writes == _WRITES[0]:  # what was seen before a write of this process counts no more
+                _LOOKS[where] = time.monotonic(), found
         return found
 
     @contextmanager
@@ -270,8 +278,10 @@ class PolledFiles:
         try:
             yield
         finally:
-            for where in [each for each in _LOOKS if each.startswith(root)]:
-                _LOOKS.pop(where, None)
+            with _LOOKING:
+                _WRITES[0] += 1
+                for where in [each for each in _LOOKS if each.startswith(root)]:
+                    _LOOKS[where] = float("-inf"), _LOOKS[where][1]
 
 
 def polled(files: ObjectFiles) -> ObjectFiles:

@@ -174,10 +174,10 @@ def _ledger_lines(folder: Location, stream: str) -> Iterator[tuple[tuple[int, in
     """Every complete line, oldest first; a line that a crash cut off is left out.
 
     A short line has the partitions that have moved since the full line that it names (`on`), which is before it in the
-    file; without that one it is left out too. On a store a day is a folder of objects, whose names end with the time.
+    file; without that one it is left out too. On a store a day is a folder of objects, named by their first batches.
     """
     if isinstance(folder, StorePath):
-        names = sorted((name for name, _ in files_below(folder)), key=lambda n: (n[:10], n.rpartition("-")[2]))
+        names = sorted((name for name, _ in files_below(folder)))
         paths: list[Location] = [folder / name for name in names]
     else:
         paths = [*sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])]

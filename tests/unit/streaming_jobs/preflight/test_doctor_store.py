@@ -22,14 +22,14 @@ def tables(settings: SettingsFactory, tables_on_a_store: dict[str, Any]) -> Stor
 
 
 def test_a_store_with_conditional_writes_is_right_and_keeps_nothing_of_the_probe(tables: StorePath) -> None:
-    assert check_store(tables).ok
+    assert check_store("tables", tables).ok
     refuse_broken_promises(tables.url, dict(tables.options))
     assert list(files_below(tables)) == []
 
 
 def test_a_store_that_lies_about_conditions_is_refused(tables: StorePath, object_store: StoreServer) -> None:
     object_store.inject(Fault("condition ignored", times=100))
-    check = check_store(tables)
+    check = check_store("tables", tables)
     assert check.ok is False and "conditional writes" in check.fix
     assert check.found == f"{tables}: it creates an object that exists; it replaces an object under a wrong tag"
     with pytest.raises(PermanentError, match="cannot hold tables: it creates an object that exists"):
@@ -41,7 +41,7 @@ def test_a_store_that_lies_about_conditions_is_refused(tables: StorePath, object
 def test_a_store_that_cannot_be_reached_is_named_with_its_remedy(tables: StorePath, object_store: StoreServer) -> None:
     object_store.inject(Fault("denied", times=100))
     object_store.inject(Fault("denied", "DELETE", times=100))
-    check = check_store(tables)
+    check = check_store("tables", tables)
     assert check.ok is False and "refuses access" in check.found and "credentials" in check.fix
-    gone = check_store(StorePath(f"s3://no-such-bucket/{tables.name}", tables.options))
+    gone = check_store("tables", StorePath(f"s3://no-such-bucket/{tables.name}", tables.options))
     assert gone.ok is False and "bucket that does not exist" in gone.found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoint_retention, savepoints, stream_history, stream_record
+from streaming_jobs.state.checkpoint import copy, is_made
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.savepoints import Savepoint
@@ -24,6 +26,7 @@ from streaming_jobs.state.status import Status, read_status, streams_with_status
 from streaming_jobs.state.stream_folder import StreamFolder, state_files
 from streaming_jobs.state.topic_records import VoidRange, declare_void, under_way_of
 from streaming_jobs.state.topic_records import load as topic_record
+from streaming_jobs.storage.locations import Location, files_below
 from streaming_jobs.storage.object_store import StoreFiles
 from streaming_jobs.verification.state_evidence import StateEvidence
 from tests.conftest import SettingsFactory
@@ -179,3 +182,37 @@ def test_a_verifier_finds_the_ledgers_lines(home: Settings, store: StoreFiles) -
     driver.flush()
     evidence = StateEvidence.read(home.state, "plain")
     assert evidence is not None and sorted(evidence.lines) == [(1, 0), (1, 1), (1, 2)]
+
+
+def lay(folder: Location, *names: str) -> None:
+    for name in names:
+        (folder / name).write_bytes(b"{}")  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_that_was_copied_by_half_is_copied_again(home: Settings, store: StoreFiles) -> None:
+    """It is whole once it has its metadata, which comes last."""
+    source, target = (home.state / "plain" / name for name in ("savepoint", "g0002"))
+    lay(source, "metadata", "offsets/3", "commits/3", "sources/0/0", "state/0/0/1.changelog")
+    lay(target, "sources/0/0")
+    assert not is_made(target)
+    copy(source, target)
+    assert is_made(target)
+    assert {name for name, _ in files_below(target)} == {name for name, _ in files_below(source)}
+
+
+def test_the_bound_of_savepoints_counts_each_object_once(home: Settings, store: StoreFiles) -> None:
+    places = [home.state / "plain" / "savepoints" / name for name in ("a", "b")]
+    for place in places:
+        lay(place, "state/1.zip", "links/2.zip")
+    files = [savepoints.files_of([place]) for place in places]
+    assert [len(each) for each in files] == [2, 2]
+    assert not {tuple(row[:2]) for row in files[0]} & {tuple(row[:2]) for row in files[1]}
+    assert len(savepoints.files_of([home.state / "plain"], ["savepoints"])) == 0
+
+
+def test_a_request_has_the_time_of_who_made_it(home: Settings, store: StoreFiles) -> None:
+    """A store's clock has whole seconds, and may be another one."""
+    before = time.time()
+    STOP.ask(home, "plain", "me")
+    pending = STOP.request(home, "plain")
+    assert pending is not None and before <= pending.since <= time.time()
