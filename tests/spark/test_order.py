@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.table_rows import rows as rows_of
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import BatchOfRows
+from streaming_jobs.sinks.delta.pending_writes import ArrowMerge
+from streaming_jobs.sinks.delta.store import ensure_sink
+from streaming_jobs.stream import DeltaTable
 from tests.support.orders import HOSTILE, NAN, Event, Tables, expected, output, pairs, read
+from tests.support.store_server import StoreServer
 
 
 def script(chance: random.Random) -> list[Event]:
@@ -47,6 +54,31 @@ def test_both_paths_and_their_mixture_end_as_the_definition_says(
     assert {way: each.shown() for way, each in tables.items()} == dict.fromkeys(ways, truth)
     deletes = {way: sorted(map(repr, remembered(each))) for way, each in tables.items()}
     assert deletes["driver"] and deletes["mixed"] == deletes["store"] == deletes["driver"]
+
+
+def test_executors_merge_once_and_read_only_files_whose_bounds_may_hold_a_key(
+    spark: SparkSession, tmp_path: Path, tables_on_a_store: dict[str, Any], object_store: StoreServer
+) -> None:
+    settings = Settings.load({"home": tmp_path, **tables_on_a_store})
+    columns = StructType([StructField("id", LongType()), StructField("at", TimestampType())])
+    declared = DeltaTable("kept", keys=["id", "at"])
+    mine, other = (ensure_sink(settings, declared, "s", columns, generation=1) for _ in range(2))
+    at = datetime(2026, 1, 1, 0, 0, 0, 500, tzinfo=UTC)
+
+    def entry(batch: int) -> LedgerEntry:
+        return LedgerEntry("batch", "s", "kept", 1, batch)
+
+    for batch in range(3):
+        rows = pa.table({"id": [10 * batch, 10 * batch + 1], "at": pa.array([at] * 2, pa.timestamp("us", "UTC"))})
+        ArrowMerge(other, rows).commit(entry(batch))
+    events = spark.createDataFrame([(11, at), (12, at)], columns)
+    write = mine.prepare(events, BatchOfRows(1, 3, driver=False))
+    object_store.clear()
+    write.commit(entry(3))
+    asked = [each for each in object_store.requests() if each.key.endswith(".parquet") and "_delta_log" not in each.key]
+    assert len({each.key for each in asked if each.method == "GET"}) == 2, "one of before, and the new one's footer"
+    assert len([each for each in asked if each.method == "PUT"]) == 1
+    assert sorted(rows_of(mine.path)["id"].to_pylist()) == [0, 1, 10, 11, 12, 20, 21]
 
 
 def remembered(tables: Tables) -> list[dict[str, object]]:

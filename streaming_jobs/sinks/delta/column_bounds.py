@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -93,6 +95,15 @@ def bounded_in(stats: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> tu
         known = [name for name in left if all(bound.get(name) is not None for bound in both)]
         left = [name for name in left if name in nulls and (name in known or nulls[name] == records)]
     return tuple(left)
+
+
+def within(bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]]) -> pc.Expression | None:
+    """The rows whose values are within these bounds, ends included; None without any.
+
+    A dataset skips files by it, so only columns with bounds in every file may be named.
+    """
+    ranges = [(pc.field(name) >= least) & (pc.field(name) <= greatest) for name, (least, greatest) in bounds.items()]
+    return reduce(and_, ranges) if ranges else None
 
 
 def encode(columns: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.delta_log import names_on_disk
 from streaming_jobs.platform.table_rows import dataset
+from streaming_jobs.sinks.delta.column_bounds import within
 from streaming_jobs.sinks.delta.parquet import checked_actions
 from streaming_jobs.sinks.delta.pending_writes import DeltaWrite, merge_clauses
 from streaming_jobs.sinks.delta.row_engine import PARTITION_COLUMN, Files, partitions_of
@@ -55,6 +57,8 @@ class ParquetMerge(DeltaWrite):
         return self.count
 
     def commit(self, entry: LedgerEntry) -> int | None:
+        self.sink.refresh()  # a commit on a store does not look for others first, and this one takes long
+
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if not self.count:
                 return
@@ -72,12 +76,32 @@ class ParquetMerge(DeltaWrite):
         self.cached.unpersist()
 
     def _touched(self, handle: DeltaTable) -> list[str]:
-        """The files that hold a key of the batch."""
-        paths = [fragment.path for fragment in dataset(handle, self.sink.path).get_fragments()]
-        keys = list(self.sink.declared.keys)
+        """The files that hold a key of the batch.
+
+        Executors read the keys of all files whose bounds do not exclude them, each file whole.
+        """
+        keys, near = list(self.sink.declared.keys), within(self._bounds())
+        paths = [fragment.path for fragment in dataset(handle, self.sink.path).get_fragments(filter=near)]
+        if not paths:
+            return []
         rows = self._rows(handle, paths, [self.sink.schema[key] for key in keys]).alias("t")
         held = rows.join(self.frame.select(*(f"`{key}`" for key in keys)).alias("s"), self._same_key(), "left_semi")
         return sorted(row[0] for row in held.select(_FILE).distinct().collect())
+
+    def _bounds(self) -> dict[str, tuple[pa.Scalar, pa.Scalar]]:
+        """The least and the greatest of the batch's keys, for keys with bounds in every file of the table."""
+        keys = [key for key in self.sink.declared.keys if key in self.sink.bounded]
+        if not keys:
+            return {}
+        ends = self.frame.agg(
+            *(end(f"`{key}`").alias(f"{end.__name__} {key}") for key, end in product(keys, (F.min, F.max)))
+        ).toArrow()
+        types = to_arrow_schema(self.sink.schema, timezone="UTC")
+
+        def scalar(end: str, key: str) -> pa.Scalar:
+            return ends[f"{end} {key}"].cast(types.field(key).type)[0]
+
+        return {key: (scalar("min", key), scalar("max", key)) for key in keys}
 
     def _merged(self, handle: DeltaTable, touched: Sequence[str]) -> DataFrame:
         """The rows of these files and of the batch after the merge."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import and_
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +19,7 @@ from deltalake import DeltaTable
 
 from streaming_jobs.declare.columns import DELETED_AT_COLUMN, POSITION_COLUMN
 from streaming_jobs.platform.table_rows import dataset
+from streaming_jobs.sinks.delta.column_bounds import within
 from streaming_jobs.sinks.delta.upsert_order import (
     DELETE_COLUMN,
     RESET_COLUMN,
@@ -71,12 +70,8 @@ class RememberedDeletes:
 
     def _near(self, rows: pa.Table) -> pc.Expression | None:
         """The range of the rows' keys, for keys with bounds that are exact in every file; None without any."""
-        ranges = []
-        for key in self.keys:
-            if key in self.bounded and not rows[key].null_count:
-                least, greatest = pc.min_max(rows[key]).values()
-                ranges.append((pc.field(key) >= least) & (pc.field(key) <= greatest))
-        return reduce(and_, ranges) if ranges else None
+        keys = [key for key in self.keys if key in self.bounded and not rows[key].null_count]
+        return within({key: tuple(pc.min_max(rows[key]).values()) for key in keys})
 
     def split(self, rows: pa.Table, order: EventOrder) -> tuple[pa.Table, pa.Table]:
         """The reduced events to merge into the table, and the events that change its remembered deletes (`notes`).

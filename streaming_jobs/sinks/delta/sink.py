@@ -41,7 +41,7 @@ from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.replace_rows import replace_rows
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
-from streaming_jobs.sinks.delta.writers import prepare_write
+from streaming_jobs.sinks.delta.writers import not_by_spark, prepare_write
 from streaming_jobs.sinks.sliced import SlicedTable
 from streaming_jobs.sinks.stored import (
     Commit,
@@ -421,11 +421,7 @@ class DeltaSink:
         direct = self.direct and (self.quarantine is None or self.quarantine.direct)
         if isinstance(self.path, StorePath):
             if self.settings.committer == "spark" or not direct:
-                raise CommitImpossible(
-                    f"table {self.name} is on an object store and would need delta-spark to commit, which overwrites "
-                    "commits of others there",
-                    'set stream.committer = "auto", and keep the table free of constraints and of other features',
-                )
+                raise not_by_spark(self.name)
             return rows.driver and not large, False
         return rows.driver and not large, self.settings.committer == "spark" or not direct
 

@@ -29,7 +29,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType
 
 from streaming_jobs.declare.rules import NO_RULES, RowRules
-from streaming_jobs.errors import RuleBroken
+from streaming_jobs.errors import CommitImpossible, RuleBroken
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.executor_merge import ParquetMerge, partition_text, written_files
@@ -85,12 +85,16 @@ def prepare_write(
     rules: RowRules = NO_RULES,
     quarantine: DeltaSink | None = None,
 ) -> PendingWrite:
-    """Compute the rows for the table; `rows` is a frame as `fitted` makes it. Raises RuleBroken and OutputMismatch.
+    """Compute the rows for the table; `rows` is a frame as `fitted` makes it.
+
+    Raises RuleBroken, OutputMismatch, and CommitImpossible for a table on a store that delta-spark had to commit to.
 
     `driver`: through the driver's memory. `spark_commits`: delta-spark makes the commit (then rows never pass
     the driver). `batch` is (generation, batch id), for the names of files. `topics` are the stream's, for positions;
     `deletes_table` remembers the table's deletes, `quarantine` takes the rows that its rules set aside.
     """
+    if spark_commits and isinstance(sink.path, StorePath):
+        raise not_by_spark(sink.name)
     order = order_of(sink.schema, sink.declared.order_by, by_position=has_place(rows))
     remembered = None if deletes_table is None else remembered_in(deletes_table)
     engine = RowEngine(sink.declared, sink.schema, order, rules, batch, tuple(topics), remembered)
@@ -98,6 +102,15 @@ def prepare_write(
     if driver and not spark_commits:
         return preparation.in_memory(rows.toArrow())
     return preparation.by_spark(rows) if spark_commits or engine.upserts else preparation.in_files(rows)
+
+
+def not_by_spark(table: str) -> CommitImpossible:
+    """The error for a table on an object store that only delta-spark could commit to."""
+    return CommitImpossible(
+        f"table {table} is on an object store and would need delta-spark to commit, which overwrites commits of others "
+        "there",
+        'set stream.committer = "auto", and keep the table free of constraints and of other features',
+    )
 
 
 def remembered_in(deletes_table: DeltaSink) -> RememberedDeletes:

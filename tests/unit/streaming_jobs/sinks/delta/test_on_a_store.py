@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +20,13 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.table_rows import rows as rows_of
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import BatchOfRows
-from streaming_jobs.sinks.delta import maintenance
+from streaming_jobs.sinks.delta import dead_letters, maintenance
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.sinks.delta.row_engine import Files
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.store import STORE, ensure_sink
+from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import SavedAs
 from streaming_jobs.storage import locations
 from streaming_jobs.storage.locations import StorePath, files_below
@@ -104,6 +106,17 @@ def test_delta_spark_never_commits_there(sink: DeltaSink) -> None:
     assert sink.write_path(batch) == (False, False)
     with pytest.raises(CommitImpossible, match="overwrites"):
         sink.for_batches(StreamSettings(committer="spark")).write_path(batch)
+
+
+def test_delta_spark_never_commits_dead_letters_there(stored: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table with features beyond deltalake's goes the way of delta-spark, also where nobody asks for its path."""
+    letters = ensure_sink(stored, DeltaTable("letters"), "s", DEAD_LETTERS, generation=1)
+    monkeypatch.setattr(DeltaSink, "direct", False)
+    frame = SimpleNamespace(mapInArrow=lambda *_: None, columns=[])
+    spark, source = SimpleNamespace(), SimpleNamespace(bad_records=lambda *_: frame)
+    monkeypatch.setattr(dead_letters, "fitted", lambda *_: frame)
+    with pytest.raises(CommitImpossible, match="table letters is on an object store"):
+        letters.prepare_letters(spark, [(source, None, 1)], [], BatchOfRows(1, 0, driver=True))  # type: ignore[arg-type, list-item]
 
 
 def test_files_that_executors_write_become_files_of_the_table(stored: Settings) -> None:
