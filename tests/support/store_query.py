@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.platform import spark as spark_session
 from streaming_jobs.settings import Settings
-from streaming_jobs.storage.locations import StorePath
 from tests.support import ROOT
 from tests.support.driver import until
 from tests.support.store_server import BUCKET, Fault, Request, StoreServer, store_server
@@ -43,30 +42,18 @@ _QUICK = {
 }
 
 
-def on_store(base: Settings, url: str = f"s3://{BUCKET}/state") -> Settings:
-    """The settings, with their state at a URL."""
-
-    class OnStore(Settings):
-        @property
-        def state(self) -> StorePath:  # type: ignore[override]
-            return StorePath(url)
-
-    return OnStore(**{name: getattr(base, name) for name in Settings.model_fields})
-
-
 def settings(home: Path, endpoint: str, extra: Mapping[str, str] | None = None) -> Settings:
     """State on the S3 server at `endpoint`, and a local session with two cores."""
-    return on_store(
-        Settings.load(
-            {
-                "home": home,
-                "storage.endpoint": endpoint,
-                "storage.allow_http": True,
-                "spark.master": "local[2]",
-                "spark.driver_memory_mb": 1024,
-                "spark.extra": {**_QUICK, **(extra or {})},
-            }
-        )
+    return Settings.load(
+        {
+            "home": home,
+            "state_dir": f"s3://{BUCKET}/state",
+            "storage.endpoint": endpoint,
+            "storage.allow_http": True,
+            "spark.master": "local[2]",
+            "spark.driver_memory_mb": 1024,
+            "spark.extra": {**_QUICK, **(extra or {})},
+        }
     )
 
 

@@ -19,7 +19,6 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import StorageSettings
 from streaming_jobs.storage.locations import StorePath
 from tests.conftest import SettingsFactory
-from tests.support.store_query import on_store
 
 LAKE = StorePath("s3://lake/state")
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -55,7 +54,7 @@ def test_a_session_gets_them_without_a_secret_and_the_user_s_own_properties_coun
     settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
-    given = profile(on_store(settings({"spark.extra": {"spark.hadoop.fs.s3a.retry.limit": "9"}})))
+    given = profile(settings({"state_dir": LAKE.url, "spark.extra": {"spark.hadoop.fs.s3a.retry.limit": "9"}}))
     assert given[MANAGER] == "recourse.StoreCheckpointFiles"
     assert given["spark.sql.streaming.checkpoint.fileChecksum.enabled"] == "false"
     assert given["spark.hadoop.fs.s3a.retry.limit"] == "9"
@@ -73,7 +72,7 @@ def test_hadoop_s_scheme_of_s3_is_s3a() -> None:
 def test_other_stores_are_refused_by_the_start_and_by_the_doctor_with_what_is_missing(
     settings: SettingsFactory, url: str, names: str
 ) -> None:
-    there = on_store(settings(), url)
+    there = settings({"state_dir": url})
     with pytest.raises(ConfigurationError, match=names):
         store_jars(there)
     (check,) = check_checkpoints(there)
@@ -81,7 +80,7 @@ def test_other_stores_are_refused_by_the_start_and_by_the_doctor_with_what_is_mi
 
 
 def test_the_doctor_names_the_jars_that_state_on_s3_lacks(settings: SettingsFactory, tmp_path: Path) -> None:
-    (check,) = check_checkpoints(on_store(settings({"jars_dir": tmp_path})))
+    (check,) = check_checkpoints(settings({"state_dir": LAKE.url, "jars_dir": tmp_path}))
     wanted = locked("s3")
     assert (check.name, check.ok) == ("jars (s3)", None)
     assert check.found.startswith(f"{len(wanted)} of {len(wanted)} are not here yet, 13 MB")
@@ -116,7 +115,7 @@ def compiler(tmp_path: Path, settings: SettingsFactory, script: str) -> Settings
     java.write_text(f"#!/bin/bash\n{version}\necho >> {tmp_path}/asked\n{script}\n")
     java.chmod(0o700)
     (tmp_path / "jars").mkdir()
-    return on_store(settings({"java_home": tmp_path / "java", "jars_dir": tmp_path / "jars"}))
+    return settings({"state_dir": LAKE.url, "java_home": tmp_path / "java", "jars_dir": tmp_path / "jars"})
 
 
 def test_the_file_manager_is_compiled_once_for_each_source(
