@@ -1,25 +1,35 @@
-"""What a batch asks of an object store, and what it takes where each request takes so many milliseconds. No Spark.
+"""What a batch asks of an object store, and what it takes where each request takes so many milliseconds.
 
     python -m benchmarks object_store --batches 20 --ms 20
+    python -m benchmarks object_store --sessions           also of whole sessions: checkpoint, ledger, lease, status
 
 Tables are on an S3 server in memory, which counts requests and waits before it answers. `append, files` is a batch of
 which executors have written the files: the driver reads their footers. Times are those of the wait: the server is on
-loopback.
+loopback. Of a session, whose state is on the server too, all requests between the ends of its first and its last batch
+count, divided by the batches between them.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from benchmarks.feeds import create_topic, feed_backlog
+from benchmarks.place import place
+from benchmarks.processes import REPOSITORY
 from benchmarks.run import Report, Row, median, seconds_of
+from benchmarks.speed.records import Work, generate
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.parquet import add_actions
@@ -29,15 +39,21 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.stream import DeltaTable
 
+if TYPE_CHECKING:
+    from tests.support.store_server import Request, StoreServer
+
 COLUMNS = StructType([StructField("k", LongType()), StructField("text", StringType())])
 _METHODS = ("PUT", "GET", "HEAD", "LIST", "DELETE")
 GOAL = 12
 """Requests of a batch that only appends."""
+SESSIONS: dict[Work, int] = {"stateless": 14, "windowed": 25}
+"""The works of sessions, and the most requests per batch: one that appends, one with state in two partitions."""
+_PER_BATCH = 1_000
 
 Write = Callable[[DeltaSink, int], object]
 
 
-def run(report: Report, *, batches: int = 20, ms: int = 20) -> None:
+def run(report: Report, *, batches: int = 20, ms: int = 20, sessions: bool = False) -> None:
     from tests.support.store_server import Fault, store_server
 
     os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
@@ -63,13 +79,48 @@ def run(report: Report, *, batches: int = 20, ms: int = 20) -> None:
             for batch in range(1, batches + 1):
                 server.clear()
                 write(sink, batch)
-                counted.append(Counter("LIST" if "list-type" in r.query else r.method for r in server.requests()))
+                counted.append(_by_method(server.requests()))
             server.clear()
             for method in ("PUT", "GET", "HEAD", "DELETE"):
                 server.inject(Fault("slow", method, times=1_000_000, seconds=ms / 1000))
             took = [1000 * seconds_of(partial(write, sink, n)) for n in range(batches + 1, batches + 6)]
             rows.append(_row(name, counted, f"ms at {ms} ms a request", median(took)))
-    report.table("requests", rows)
+        report.table("requests", rows)
+        if sessions:
+            server.clear()
+            report.table("sessions", [_session(server, work, batches) for work in SESSIONS])
+
+
+def _session(server: StoreServer, work: Work, batches: int) -> Row:
+    """A session of one stream that reads a backlog, with tables and state on the server."""
+    with place() as here:
+        create_topic(here.bootstrap, "payments")
+        feed_backlog(here.bootstrap, "payments", generate(batches * _PER_BATCH, seed=1))
+        environment = here.environment(
+            ["benchmarks.speed.flows"],
+            RECOURSE_TABLES_DIR=f"{server.url}/{work}/tables",
+            RECOURSE_STATE_DIR=f"{server.url}/{work}/state",
+            RECOURSE_STORAGE__ENDPOINT=server.endpoint,
+            RECOURSE_STORAGE__REGION="us-east-1",
+            RECOURSE_STORAGE__ALLOW_HTTP="true",
+            RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER=str(_PER_BATCH),
+        )
+        command = [sys.executable, "-m", "streaming_jobs.session", "--streams", work, "--trigger", "available-now"]
+        subprocess.run(command, env=environment, cwd=REPOSITORY, timeout=600, check=True, stdout=subprocess.DEVNULL)
+    requests = server.requests()
+    server.clear()
+    ends = [at for at, each in enumerate(requests) if each.method == "PUT" and re.search(r"/commits/\d+$", each.key)]
+    between = len(ends) - 1
+    by_method = {method: count / between for method, count in _by_method(requests[ends[0] + 1 : ends[-1] + 1]).items()}
+    all_of = round(sum(by_method.values()), 1)
+    per_method = {method: round(by_method.get(method, 0.0), 1) for method in _METHODS}
+    good = all_of <= SESSIONS[work]
+    verdict = {"verdict": "good" if good else f"above {SESSIONS[work]}"}
+    return {"session": work, "batches": between, "requests per batch": all_of, **per_method, **verdict}
+
+
+def _by_method(requests: list[Request]) -> Counter[str]:
+    return Counter("LIST" if "list-type" in each.query else each.method for each in requests)
 
 
 def _row(name: str, counted: list[Counter[str]], figure: str, took: float) -> Row:
