@@ -109,6 +109,8 @@ def test_a_target_can_set_every_setting_of_a_stream(monkeypatch: pytest.MonkeyPa
         assert name in Settings.load(flags).streams[STREAM].model_fields_set
     flags = session_options.flags(session_options.parse(["--set", 'flows=["a.b"]']))
     assert Settings.load(flags).flows == ["a.b"]
+    flags = session_options.flags(session_options.parse(["--set", 'spark.extra={"spark.speculation": "false"}']))
+    assert Settings.load(flags).spark.extra == {"spark.speculation": "false"}
 
 
 def test_a_bundle_is_exported_and_its_files_are_printed(bundle: Path, run: Run) -> None:
