@@ -39,6 +39,8 @@ class StandaloneCluster:
     memory_mb: int = 700
     url: str = ""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """Those that run, oldest first."""
+    _named: int = 0
     _processes: ExitStack = field(default_factory=ExitStack)
 
     def start(self, workers: int) -> None:
@@ -47,7 +49,8 @@ class StandaloneCluster:
             self.add_worker()
 
     def add_worker(self) -> None:
-        name = f"worker-{len(self.workers)}"
+        self._named += 1
+        name = f"worker-{self._named}"
         work = self.folder / name
         empty = self.folder / "empty"
         empty.mkdir(exist_ok=True)
@@ -67,13 +70,14 @@ class StandaloneCluster:
 
     def kill_worker(self, index: int) -> None:
         """kill -9 of a worker with its executors and their Python, as a machine that is lost."""
-        worker = psutil.Process(self.workers[index].pid)
+        killed = self.workers.pop(index)
+        worker = psutil.Process(killed.pid)
         for process in [*worker.children(recursive=True), worker]:
             try:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
                 continue
-        self.workers[index].wait(10)
+        killed.wait(10)
 
     def close(self) -> None:
         self._processes.close()
