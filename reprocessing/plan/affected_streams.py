@@ -30,7 +30,7 @@ from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import lease, stream_record, topic_records
-from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_folder import StreamFolder, stream_names
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import TopicRecord
 from streaming_jobs.stream import Stream
@@ -140,8 +140,7 @@ def _undeclared_readers(
     """By name the streams that have begun to read one of the topics by their record, and are none of these streams."""
     found: dict[str, str] = {}
     ids: dict[str, str | None] = {}
-    for path in sorted(settings.state.glob("*/stream.json")):
-        name = path.parent.name
+    for name in stream_names(settings):
         record = None if name in streams else stream_record.load(settings, name)
         for bound in record.topics if record is not None else ():
             if bound.name in changed and bound.name not in ids:
