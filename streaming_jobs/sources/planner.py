@@ -84,7 +84,8 @@ def share(start: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict
     if total > limit:
         parts = {p: max(1, count * limit // total) for p, count in waiting.items() if count}
         left = limit - sum(parts.values())
-        for partition in sorted(parts, key=lambda p: waiting[p] * limit % total, reverse=True)[: max(left, 0)]:
+        unfilled = [p for p, part in parts.items() if part < waiting[p]]
+        for partition in sorted(unfilled, key=lambda p: waiting[p] * limit % total, reverse=True)[: max(left, 0)]:
             parts[partition] += 1
         waiting = {**dict.fromkeys(waiting, 0), **parts}
     return {p: start.get(p, 0) + count for p, count in waiting.items()}

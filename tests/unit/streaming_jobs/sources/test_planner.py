@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import OffsetsLost, UsageError
@@ -383,6 +383,7 @@ def test_batches_of_a_backlog_grow_to_their_time_within_the_bounds_and_a_slow_fi
     assert size.limit == 1, "a record that is larger than the bound is read alone"
 
 
+@example(start={}, ends={0: 1, 1: 262_145, 2: 765_505}, limit=984_018)
 @given(start=OFFSETS, ends=OFFSETS, limit=st.integers(1, 10**6))
 def test_a_batch_is_as_large_as_the_bound_and_leaves_no_partition_behind(
     start: dict[int, int], ends: dict[int, int], limit: int
