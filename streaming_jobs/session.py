@@ -205,9 +205,9 @@ class Session:
 
     def run(self) -> int:
         """Run to the end and return the exit code. Raises LeaseBusy before anything is changed."""
-        for place in {shared_root(self.settings.tables), shared_root(self.settings.state)}:
-            if isinstance(place, StorePath):
-                refuse_broken_promises(place.url, dict(place.options))
+        places = (shared_root(each) for each in (self.settings.tables, self.settings.state))
+        for place in {(each.bucket, each.options): each for each in places if isinstance(each, StorePath)}.values():
+            refuse_broken_promises(place.url, dict(place.options))
         self.held = leases = take_all(self.leases, self.streams, self.patience.lease)
         with ExitStack() as at_end:  # in reverse order, and each one even if another one fails
             if self.restarts is not None:

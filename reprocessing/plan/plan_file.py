@@ -11,7 +11,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state.records import json_bytes, record_bytes
 from streaming_jobs.state.stream_folder import local_folder, state_files
 from streaming_jobs.storage.files import private_folder
-from streaming_jobs.storage.locations import Location, StorePath
+from streaming_jobs.storage.locations import Location, StorePath, remove_tree
 from streaming_jobs.storage.locks import locked
 from streaming_jobs.storage.object_files import AlreadyThere, ObjectFiles, ObjectHandle
 from streaming_jobs.text import commands
@@ -90,6 +90,14 @@ def staging_folder(settings: Settings, plan: StreamRecoveryPlan, part: str = "")
     return StorePath(f"{tables}/*/_staged-{plan.staging}{part and f'-{part}'}", tables.options)
 
 
+def compared_folder(settings: Settings, plan: StreamRecoveryPlan) -> Location:
+    """The location of the tables that a comparison makes of pieces of the others, and of what its queries spill."""
+    tables = settings.tables
+    if isinstance(tables, Path):
+        return staging_folder(settings, plan, "_compared")
+    return tables / "_staging" / f"{plan.staging}-compared"  # not below one of the tables: it reads several
+
+
 def next_id(settings: Settings, stream: str) -> str:
     """A name that no plan has yet, reserved by its first object, so that two planners never get the same."""
     checked_name("stream", stream)
@@ -132,7 +140,12 @@ def load(settings: Settings, name: str) -> RecoveryPlan:
 
 def names(settings: Settings) -> list[str]:
     """All plans, oldest first."""
-    times = {name: found.at for name in _ids(settings) if (found := plan_object(settings, name, _PLAN).read())}
+    return _by_age(settings, _ids(settings))
+
+
+def _by_age(settings: Settings, ids: Iterable[str]) -> list[str]:
+    """Those of the names that have a plan, oldest first."""
+    times = {name: found.at for name in ids if (found := plan_object(settings, name, _PLAN).read())}
     return sorted(times, key=lambda name: times[name])
 
 
@@ -142,6 +155,12 @@ def forget(settings: Settings, plan: str) -> None:
     A plan without its journal would look as if it was never applied, so plan.json is the first to go.
     """
     plan_object(settings, plan, _PLAN).delete()
+
+
+def remove(settings: Settings, plan: str) -> None:
+    """Remove what is left of a plan without plan.json: its objects, and its folder of this machine."""
+    remove_tree(replay_state(settings, plan).parent)
+    remove_tree(folder(settings, plan))
 
 
 def unfinished(settings: Settings) -> list[str]:
@@ -157,12 +176,12 @@ def unfinished(settings: Settings) -> list[str]:
 
 def names_of(settings: Settings, stream: str) -> list[str]:
     """The plans with a stream, oldest first; a plan that cannot be read counts for the stream in its name."""
-    return [name for name in names(settings) if stream in _about(settings, name)["streams"]]
+    return _by_age(settings, [name for name in _ids(settings) if stream in _about(settings, name)["streams"]])
 
 
 def undos_of(settings: Settings, plan: str) -> list[str]:
     """The plans that were made to undo a plan, oldest first, whatever has become of them."""
-    return [name for name in names(settings) if _about(settings, name)["undoes"] == plan]
+    return _by_age(settings, [name for name in _ids(settings) if _about(settings, name)["undoes"] == plan])
 
 
 def sealed(plan: RecoveryPlan) -> RecoveryPlan:

@@ -7,7 +7,6 @@ an undo stays as long as the plan that it took back.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,12 +15,12 @@ from datetime import timedelta
 from reprocessing.plan.journal import OVER, journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.plan_file import (
-    folder,
     forget,
     load,
     names,
     names_of,
     only_operator,
+    remove,
     stream_of,
     undos_of,
     unfinished,
@@ -79,7 +78,7 @@ def prune_plans(settings: Settings) -> list[str]:
         else:
             kept.add(plan.id)
     for name in unfinished(settings):
-        shutil.rmtree(folder(settings, name), ignore_errors=True)
+        remove(settings, name)
     return gone
 
 
@@ -103,7 +102,7 @@ def _remove(settings: Settings, plan: RecoveryPlan) -> bool:
             ):
                 return False
             forget(settings, plan.id)
-            shutil.rmtree(folder(settings, plan.id), ignore_errors=True)
+            remove(settings, plan.id)
             return True
     except LeaseBusy:
         return False

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from reprocessing.plan.plan import StreamRecoveryPlan, opened_by
-from reprocessing.plan.plan_file import folder, replay_state, staging_folder
+from reprocessing.plan.plan_file import compared_folder, folder, replay_state, staging_folder
 from reprocessing.replay.session import replay_settings
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets
@@ -135,6 +135,7 @@ def clear(settings: Settings, plan: StreamRecoveryPlan) -> None:
         for table in settings.tables.iterdir():
             for staged in table.glob(f"_staged-{plan.staging}*"):
                 remove_tree(staged / "_delta_log")
+        remove_tree(compared_folder(settings, plan))
     else:
         places.append(scratch.parent)
     for shared in places:  # with other streams of the plan, or with other plans

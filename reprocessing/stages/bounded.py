@@ -25,6 +25,7 @@ from typing import Any
 
 from reprocessing.plan.conditions import columns
 from reprocessing.plan.plan import Until
+from reprocessing.plan.plan_file import compared_folder
 from reprocessing.plan.replay_range import rows_of_no_batch
 from reprocessing.replay.difference import one, unequal
 from reprocessing.replay.session import last_entry
@@ -45,7 +46,7 @@ from streaming_jobs.state.checkpoint import copy, is_made
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CorrectedBatches, Generation
-from streaming_jobs.storage.locations import Location, StorePath, local_scratch, remove_tree, sync_location
+from streaming_jobs.storage.locations import local_scratch, remove_tree, sync_location
 from streaming_jobs.text import commands
 
 _COMBINED, _UNTIL, _BEFORE = "_combined", "_until", "_before"
@@ -133,13 +134,6 @@ def rows_until(context: RecoveryContext, declared: DeclaredTable) -> StoredTable
     return context.rebuilt_table(declared, _UNTIL)
 
 
-def compared_folder(context: RecoveryContext) -> Location:
-    """The folder for tables of the pieces that a comparison reads, and for what its queries spill."""
-    tables = context.settings.tables
-    beside = tables / "_staging" / f"{context.plan.staging}-compared"
-    return beside if isinstance(tables, StorePath) else context.beside("_compared")
-
-
 def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int:
     """The number of rows, after the last batch to correct, that the combined table lacks or has too many of.
 
@@ -155,7 +149,7 @@ def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int
     until, staged = until.without(staged), staged.without(until)
     if not any(content.pieces for content in (after, until, before, staged)):
         return 0
-    folder = compared_folder(context)
+    folder = compared_folder(context.settings, context.plan)
     remove_tree(folder)
     try:
         tables = {}
@@ -183,7 +177,7 @@ def continue_after(context: RecoveryContext) -> Mapping[str, Any]:
     context.crash_point("recover_continue_generation_between")
     ledger, line = ledger_file(settings, context.stream.name), _border_line(context, kept)
     if not any(each.entry.txn == line.txn for each in ledger.after(line.stream, None, at_most=1)):
-        ledger.append(line, {})
+        ledger.append(line, {}, durable=True)
     output_plans.adopt(folder.output_plans, StreamFolder.of(context.replay_settings, context.stream.name).output_plans)
     opened_by = Generation(
         number,

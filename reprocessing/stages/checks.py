@@ -22,9 +22,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.plan.conditions import broken, quoted
 from reprocessing.plan.plan import StreamRecoveryPlan, Until
+from reprocessing.plan.plan_file import compared_folder
 from reprocessing.plan.void_records import first_changed, path_of
 from reprocessing.replay.difference import Difference, compare, compare_stored, compared_tables, not_compared
-from reprocessing.stages.bounded import combined_settings, compared_folder, rows_until, unequal_later_rows
+from reprocessing.stages.bounded import combined_settings, rows_until, unequal_later_rows
 from reprocessing.stages.publish import incompatible, misfit
 from reprocessing.stages.recovery import RebuiltTables, RecoveryContext, RunSuite, no_suites
 from reprocessing.stages.replay import kept_table
@@ -66,7 +67,7 @@ class RebuiltStream:
 
     def _difference(self, declared: DeclaredTable) -> Difference:
         """The difference of a table; a lack of memory or disk does not end the recovery."""
-        folder = compared_folder(self.context)
+        folder = compared_folder(self.context.settings, self.context.plan)
         try:
             return compare_stored(
                 self.context.replay_settings, folder, declared, self.context.stream.name, *self._compared(declared)

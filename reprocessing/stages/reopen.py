@@ -130,7 +130,7 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
             OffsetRange(topic, savepoint.topic_ids[topic], dict(each), dict(each)) for topic, each in ends.items()
         )
         entry = LedgerEntry("batch", context.stream.name, context.stream.primary.name, number, savepoint.batch, border)
-        ledger_file(settings, context.stream.name).append(replace(entry, code=savepoint.code), {})
+        ledger_file(settings, context.stream.name).append(replace(entry, code=savepoint.code), {}, durable=True)
     opened_record = replace(record, generations=(*record.generations, opened), void_ranges=(*record.void_ranges, *void))
     stream_record.save(settings, opened_record)
 

@@ -31,7 +31,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.storage.locations import StorePath
-from streaming_jobs.storage.object_store import LYING, broken_promises, open_store
+from streaming_jobs.storage.object_store import ANOTHER_STORE, broken_promises, open_store
 from streaming_jobs.table_sources.table_archive import TableArchive
 from streaming_jobs.text import commands
 
@@ -113,7 +113,7 @@ def check_store(name: str, place: StorePath) -> DoctorCheck:
     except RecourseError as error:
         return DoctorCheck(name, False, error.found, error.next_step)
     if broken:
-        return DoctorCheck(name, False, f"{place}: {'; '.join(broken)}", LYING)
+        return DoctorCheck(name, False, f"{place}: {'; '.join(broken)}", ANOTHER_STORE)
     kept = "creates once, replaces under the right tag alone, lists what is written"
     return DoctorCheck(name, True, f"{place}: {kept}")
 

@@ -52,7 +52,7 @@ def noted(settings: Settings, stream: str, code: str) -> Parts | None:
         found = StreamFolder.of(settings, stream).declaration.read()
         value = json.loads(found.data if found is not None else "")
         return dict(value["parts"]) if value["code"] == code else None
-    except (OSError, ValueError, KeyError, TypeError):  # never written, or truncated
+    except (OSError, TransientError, ValueError, KeyError, TypeError):  # never written, truncated, or out of reach
         return None
 
 

@@ -23,7 +23,7 @@ from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import TopicOffsets, decode
 from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.storage.files import hard_link, sync, sync_each, sync_tree, write_atomic
-from streaming_jobs.storage.locations import Location, StorePath, copy_objects, files_below
+from streaming_jobs.storage.locations import Location, StorePath, copy_objects, files_below, remove_tree
 from streaming_jobs.text import commands
 
 
@@ -294,6 +294,7 @@ def _made(
 ) -> None:
     """Make a checkpoint of files of another one and of texts, of which the last is written last."""
     if isinstance(source, StorePath) and isinstance(target, StorePath):
+        remove_tree(target)  # of an attempt that was killed
         copy_objects(source, target, [*names, *state])
         for name, text in texts.items():
             (target / name).write_bytes(text.encode())
@@ -392,24 +393,19 @@ def point_to(checkpoint: Location) -> list[Location]:
     here = f"file:{checkpoint.absolute()}" if isinstance(checkpoint, Path) else hadoop_path(checkpoint)
     start = json.dumps(here, ensure_ascii=False)[:-1]
     rewritten: list[Location] = []
-    for name, _ in files_below(checkpoint / "state"):
-        if (match := _METADATA.fullmatch(name)) is None:
-            continue
-        file = checkpoint / "state" / name
+    folders = [checkpoint / "state" / str(each) / "_metadata" / "v2" for each in _entries(checkpoint / "state")]
+    for file in (folder / str(batch) for folder in folders for batch in _entries(folder)):
         text = file.read_text(encoding="utf-8")
         right = _PATH.sub(lambda found: f"{start}/state/{found[1]}/_stateSchema/", text)
         if right == text:
             continue
-        if isinstance(checkpoint, Path):
-            path, fresh = checkpoint / "state" / name, checkpoint / ".state-metadata"  # Spark takes names beside it
-            path.with_name(f".{match[1]}.crc").unlink(missing_ok=True)  # the checksum of what is replaced
+        if isinstance(checkpoint, Path) and isinstance(file, Path):
+            fresh = checkpoint / ".state-metadata"  # Spark takes names beside it
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # the checksum of what is replaced
             write_atomic(fresh, right)
-            fresh.replace(path)
-            sync(path.parent)
+            fresh.replace(file)
+            sync(file.parent)
         else:
             _write(file, right)
         rewritten.append(file)
     return rewritten
-
-
-_METADATA = re.compile(r"[^/]+/_metadata/v2/(\d+)")

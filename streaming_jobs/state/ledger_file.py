@@ -131,8 +131,18 @@ class LedgerFile:
     retention: timedelta = timedelta(days=14)
     _state: _Appending = field(default_factory=_Appending, compare=False, repr=False)
 
-    def append(self, entry: LedgerEntry, versions: Mapping[str, int], seconds: float | None = None) -> None:
-        """Add the primary table's entry, the current version of each table of the stream, and the batch's duration."""
+    def append(
+        self,
+        entry: LedgerEntry,
+        versions: Mapping[str, int],
+        seconds: float | None = None,
+        *,
+        durable: bool = False,
+    ) -> None:
+        """Add the primary table's entry, the current version of each table of the stream, and the batch's duration.
+
+        `durable`: it is written when this returns. Otherwise a power cut may lose it, and on a store it may wait.
+        """
         now = datetime.now(UTC)
         line = {
             "g": entry.generation,
@@ -152,13 +162,15 @@ class LedgerFile:
             line["note"] = entry.note
         if seconds is not None:
             line["ms"] = round(seconds * 1000)
-        self._append(now, [line])
+        self._append(now, [line], durable=durable)
 
     def _append(self, now: datetime, lines: list[dict[str, Any]], *, durable: bool = False) -> None:
         """Write lines of all partitions, short where that is possible; each whole or, after a crash, cut off."""
         if isinstance(self.folder, StorePath):
-            self._state.waiting += lines
-            if durable or len(self._state.waiting) >= _AT_ONCE or time.monotonic() >= self._state.due:
+            self._state.waiting = [*self._state.waiting, *lines]
+            if durable:
+                self._write_waiting()
+            elif len(self._state.waiting) >= _AT_ONCE or time.monotonic() >= self._state.due:
                 self.flush()
             return
         state, path = self._state, private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
@@ -180,22 +192,24 @@ class LedgerFile:
 
     def flush(self) -> None:
         """Write the lines that wait, as one object; they wait on if the store does not answer."""
+        try:
+            self._write_waiting()
+        except RecourseError as error:
+            log.warning("lines of the ledger wait for the store", folder=str(self.folder), reason=error.found)
+
+    def _write_waiting(self) -> None:
         if not isinstance(self.folder, StorePath) or not self._state.waiting:
             return
         lines, now = self._state.waiting, datetime.now(UTC)
         first, day = lines[0], f"{now:%Y-%m-%d}"
         name = f"g{first['g']:04d}-b{first['b']:09d}-{now:%H%M%S%f}.jsonl"
         self._state.due = time.monotonic() + _AT_LATEST
-        try:
-            (self.folder / day / name).write_bytes(json_lines.encoded(lines))
-        except RecourseError as error:
-            log.warning("lines of the ledger wait for the store", folder=str(self.folder), reason=error.found)
-            return
-        self._state.waiting = []
+        (self.folder / day / name).write_bytes(json_lines.encoded(lines))
+        self._state.waiting = self._state.waiting[len(lines) :]
         if self._state.day != day:
-            self._state.day = day
             for old in [each for each in _folders(self.folder) if each < f"{now - self.retention:%Y-%m-%d}"][:-1]:
                 remove_tree(self.folder / old)
+            self._state.day = day
 
     def newest(self, stream: str) -> tuple[LedgerEntry, Mapping[str, int]] | None:
         """The last complete line: the entry and the tables' versions after it."""
@@ -323,7 +337,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _folders(ledger: StorePath) -> list[str]:
     """The days of a ledger on a store, oldest first."""
-    return sorted({name.partition("/")[0] for name, _ in files_below(ledger)})
+    return sorted(each.name for each in ledger.iterdir())
 
 
 def _content(day: StorePath, newest: int = 0) -> IO[bytes]:

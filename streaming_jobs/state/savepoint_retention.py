@@ -375,9 +375,9 @@ def beyond(
         saved = savepoints.saved_as(settings, savepoint.stream, savepoint.id)
         linked[savepoint.id] = savepoints.links(saved.folder, savepoints.folders_of(settings, stream, savepoint))
     tables = {table.name for savepoint in candidates for table in savepoint.tables}
-    folders = (settings.tables / name for name in sorted(tables))
-    places = [StreamFolder.of(settings, stream.name).path, *(each for each in folders if isinstance(each, Path))]
-    elsewhere = savepoints.files_of(places, _OF_SAVEPOINTS)
+    folders = (StreamFolder.of(settings, stream.name).path, *(settings.tables / name for name in sorted(tables)))
+    # An object of a store has one name, so none is both of a savepoint and of something else.
+    elsewhere = savepoints.files_of((each for each in folders if isinstance(each, Path)), _OF_SAVEPOINTS)
     return too_large(candidates, linked, elsewhere, max_bytes, held)
 
 

@@ -34,7 +34,7 @@ from streaming_jobs.state.records import read_record, record_bytes
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.storage.files import sync
-from streaming_jobs.storage.locations import Location, Status, StorePath, files_below, made_folder, remove_tree
+from streaming_jobs.storage.locations import Location, StorePath, files_below, made_folder, remove_tree
 from streaming_jobs.storage.object_files import ObjectHandle
 from streaming_jobs.stream import Stream
 
@@ -48,20 +48,24 @@ Files = npt.NDArray[np.uint64]
 """Files as rows of device, inode and bytes."""
 
 
-def stats_below(places: Iterable[Location], without: Collection[str] = ()) -> Iterator[os.stat_result | Status]:
-    """Yields the `stat` of every file below these locations; a file that is removed meanwhile is left out.
+def _files(places: Iterable[Location], without: Collection[str] = ()) -> Iterator[tuple[int, int, int, bool]]:
+    """Yields device, inode and bytes of each file below these locations, and whether it has no other name.
 
-    Folders whose names are in `without` are not entered.
+    An object of a store has one name, whose hash stands for its inode. Folders whose names are in `without` are not
+    entered; a file that is removed meanwhile is left out.
     """
     for place in places:
         if isinstance(place, StorePath):
-            yield from (status for _, status in files_below(place))
+            for name, status in files_below(place):
+                digest = hashlib.sha256(f"{place}/{name}".encode()).digest()
+                yield 0, int.from_bytes(digest[:8]), status.st_size, True
             continue
         for folder, inner, names in os.walk(place, onerror=_unless_gone):
             inner[:] = [name for name in inner if name not in without]
             for name in names:
                 with suppress(FileNotFoundError):
-                    yield Path(folder, name).stat()
+                    found = Path(folder, name).stat()
+                    yield found.st_dev, found.st_ino, found.st_size, found.st_nlink == 1
 
 
 def _unless_gone(error: OSError) -> None:
@@ -94,20 +98,8 @@ def links(folder: Location, places: Iterable[Location]) -> Files:
 
 
 def files_of(places: Iterable[Location], without: Collection[str] = ()) -> Files:
-    """The files below these locations, each once, but for those in folders with the names `without`.
-
-    An object of a store has one name, whose hash stands for its inode.
-    """
-    found: dict[tuple[int, int], int] = {}
-    for place in places:
-        if isinstance(place, StorePath):
-            for name, status in files_below(place):
-                if not set(without).intersection(name.split("/")[:-1]):
-                    digest = hashlib.sha256(f"{place}/{name}".encode()).digest()
-                    found[0, int.from_bytes(digest[:8])] = status.st_size
-        else:
-            each = (status for status in stats_below([place], without) if not isinstance(status, Status))
-            found |= {(status.st_dev, status.st_ino): status.st_size for status in each}
+    """The files below these locations, each once, but for those in folders with the names `without`."""
+    found = {(device, inode): size for device, inode, size, _ in _files(places, without)}
     return np.array([(*place, size) for place, size in found.items()], np.uint64).reshape(-1, 3)
 
 
@@ -254,9 +246,8 @@ def keep_for(settings: Settings, savepoint: Savepoint, reason: Reason, note: str
 
 
 def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:
-    files = list(stats_below(folders_of(settings, stream, savepoint)))
-    alone = (f.st_size for f in files if isinstance(f, Status) or f.st_nlink == 1)
-    return Cost(len(files), sum(f.st_size for f in files), sum(alone))
+    files = list(_files(folders_of(settings, stream, savepoint)))
+    return Cost(len(files), sum(size for *_, size, _ in files), sum(size for *_, size, alone in files if alone))
 
 
 def folders_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Location]:

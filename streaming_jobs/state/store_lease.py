@@ -109,7 +109,6 @@ class StoreLeases:
         while not lease.take():
             owner = self.holder(stream)
             if owner is not None and self.clock() - began >= wait and not self._may_be_dead(stream):
-                lease.close()
                 raise busy(stream, owner)
             self.sleep(min(_POLL, self.ttl / _BEATS / 2))
         return lease
@@ -209,6 +208,8 @@ class StoreLease:
                     return False
                 tag = there.tag
             self._taken(record, tag, began)
+            if self._beating is not None:  # the thread of a lease that was lost
+                self._beating.set()
             self._beating = threading.Event()
             threading.Thread(target=self._beat, args=(self._beating,), name="lease", daemon=True).start()
             return True
@@ -259,10 +260,6 @@ class StoreLease:
         with self._alone:
             self._give_up(released=not self.owner.jvm_alive())
             self._closed = True
-
-    def close(self) -> None:
-        """Have nothing to release: the lease was not taken."""
-        self._closed = True
 
     def _give_up(self, *, released: bool) -> None:
         """Write that the driver has let go, and renew no more."""

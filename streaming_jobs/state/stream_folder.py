@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +11,9 @@ from streaming_jobs.declare.names import checked_name, is_name
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.storage.files import private_folder
-from streaming_jobs.storage.locations import Location, made_folder
+from streaming_jobs.storage.locations import Location, StorePath, made_folder
 from streaming_jobs.storage.object_files import LocalFiles, ObjectFiles, ObjectHandle
-from streaming_jobs.storage.object_store import polled
+from streaming_jobs.storage.object_store import StoreFiles, open_store, polled
 
 
 def state_files(settings: Settings) -> ObjectFiles:
@@ -22,10 +23,12 @@ def state_files(settings: Settings) -> ObjectFiles:
 
 def files_at(location: Location) -> ObjectFiles:
     """The objects below a location."""
-    if isinstance(location, Path):
-        return LocalFiles(location)
-    from streaming_jobs.storage.object_store import open_store
+    return LocalFiles(location) if isinstance(location, Path) else _store_files(location)
 
+
+@cache
+def _store_files(location: StorePath) -> StoreFiles:
+    """One client per process: it keeps its connections."""
     return open_store(location.url, dict(location.options))
 
 

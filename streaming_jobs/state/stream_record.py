@@ -239,7 +239,8 @@ def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
     """
     home = StreamFolder.of(settings, record.stream)
     over = [home.checkpoint(each.number).folder for each in record.generations[:-1]]
-    gone = [place for place in over[: max(len(over) - keep, 0)] if place.is_dir()]
+    there = set(home.files.folders())
+    gone = [place for place in over[: max(len(over) - keep, 0)] if place.name in there]
     for place in gone:
         remove_tree(place)
     return [place.name for place in gone]

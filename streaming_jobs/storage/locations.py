@@ -1,4 +1,4 @@
-"""Locations of tables: a folder of a file system, or a prefix of an object store.
+"""Locations of tables and state: a folder of a file system, or a prefix of an object store.
 
 A `Location` is a `Path` or a `StorePath`. Both have the methods that reading a table needs, so most code takes either;
 what only a file system has (links, locks, fsync, inodes) is behind `isinstance(location, Path)`. Delta tables are
@@ -81,7 +81,7 @@ class StorePath:
     @property
     def key(self) -> str:
         """The name in the bucket."""
-        return self.url.removeprefix(f"{self.bucket}/")
+        return self.url.removeprefix(self.bucket).lstrip("/")
 
     @property
     def bucket(self) -> str:
@@ -144,7 +144,7 @@ class StorePath:
         import obstore
 
         with _asked(self):
-            found = obstore.list_with_delimiter(self.store, self.key)
+            found = obstore.list_with_delimiter(self.store, self.key or None)
         for key in (*found["common_prefixes"], *(each["path"] for each in found["objects"])):
             yield self / key.rstrip("/").rpartition("/")[2]
 
@@ -174,7 +174,7 @@ def delta_table(location: Location, version: int | None = None) -> DeltaTable:
     """Open a Delta table; raises deltalake's TableNotFoundError if there is none."""
     from deltalake import DeltaTable
 
-    return DeltaTable(location if isinstance(location, Path) else location.url, version, delta_options(location))
+    return DeltaTable(str(location), version, delta_options(location))
 
 
 def delta_options(location: Location) -> dict[str, str] | None:
@@ -200,6 +200,22 @@ def files_below(location: Location) -> Iterator[tuple[str, Status | os.stat_resu
                 continue
 
 
+def folders_beginning(location: Location, prefix: str) -> list[Location]:
+    """The folders one level below whose names begin so; a store lists nothing that comes before them."""
+    if isinstance(location, Path):
+        return [*location.glob(f"{prefix}*")]
+    import obstore
+
+    names: dict[str, None] = {}
+    with _asked(location):
+        for found in obstore.list(location.store, f"{location.key}/", offset=f"{location.key}/{prefix}"):
+            below = [each["path"].removeprefix(f"{location.key}/").partition("/")[0] for each in found]
+            names |= dict.fromkeys(name for name in below if name.startswith(prefix))
+            if not below[-1].startswith(prefix):
+                break
+    return [location / name for name in names]
+
+
 def remove_tree(location: Location) -> None:
     """Remove everything below a location; what cannot be removed stays."""
     if isinstance(location, Path):
@@ -214,8 +230,6 @@ def remove_files(files: Sequence[Location], check: Callable[[], object] = lambda
 
     In order, but on a store a thousand at a time: that is one request to S3.
     """
-    import obstore
-
     for first in range(0, len(files), _PER_REQUEST):
         check()
         keys = []
@@ -224,9 +238,11 @@ def remove_files(files: Sequence[Location], check: Callable[[], object] = lambda
                 file.unlink(missing_ok=True)
             else:
                 keys.append(file.key)
-        if keys and isinstance(store := files[first], StorePath):
-            with _asked(store):
-                obstore.delete(store.store, keys)
+        if keys and isinstance(place := files[first], StorePath):
+            import obstore
+
+            with _asked(place):
+                obstore.delete(place.store, keys)
 
 
 def shared_root(location: Location) -> Location:
@@ -369,7 +385,7 @@ def _listed(location: StorePath, chunk: int = 1000) -> Iterator[Any]:
     import obstore
 
     with _asked(location):
-        for found in obstore.list(location.store, f"{location.key}/", chunk_size=chunk):
+        for found in obstore.list(location.store, (location.key and f"{location.key}/") or None, chunk_size=chunk):
             yield from found
 
 

@@ -160,13 +160,17 @@ class StoreFiles:
             raise
 
 
-LYING = "use a store, or a version of it, with conditional writes: two drivers could overwrite each other's commits"
+ANOTHER_STORE = (
+    "use a store, or a version of it, with conditional writes: two drivers could overwrite each other's commits"
+)
 
 
 def refuse_broken_promises(url: str, options: Mapping[str, str]) -> None:
     """Raise PermanentError for a store on which a commit could overwrite another one."""
     if broken := broken_promises(open_store(url, options)):
-        raise PermanentError(f"the store of {url} cannot hold tables: {'; '.join(broken)}", LYING)
+        raise PermanentError(
+            f"the store of {url} does not keep what commits and leases rest on: {'; '.join(broken)}", ANOTHER_STORE
+        )
 
 
 def broken_promises(files: StoreFiles) -> list[str]:
@@ -352,4 +356,7 @@ def _ours(error: Exception, where: str) -> RecourseError:
         return ConfigurationError(f"{where}: {words}", "correct storage.region or storage.endpoint")
     if isinstance(error, exceptions.UnknownConfigurationKeyError | ValueError):
         return ConfigurationError(f"{where}: {words}", f"correct it; see `{commands.settings()}`")
-    return TransientError(f"the store did not answer for {where}: {words}")
+    return TransientError(
+        f"the store did not answer for {where}: {words}",
+        "check its address, and that it runs; nothing is lost, a later attempt continues",
+    )

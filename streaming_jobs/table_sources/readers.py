@@ -61,7 +61,8 @@ class TableReaders:
             if record is None:
                 return None
             checkpoint = folder.checkpoint(record.generation)
-            batch = checkpoint.last_committed if checkpoint.last_committed is not None else checkpoint.last_planned
+            committed = checkpoint.last_committed
+            batch = committed if committed is not None else checkpoint.last_planned
             if batch is None:
                 start, end = record.starts.get(self.table, {}).get(0, 0), 0
             else:

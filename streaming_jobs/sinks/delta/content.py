@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,7 @@ from streaming_jobs.sinks.delta.log import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.stored import Content
 from streaming_jobs.storage.files import hard_link
-from streaming_jobs.storage.locations import Location, StorePath, copy_object, delta_options, delta_table, path_below
+from streaming_jobs.storage.locations import Location, StorePath, copy_objects, delta_options, delta_table, path_below
 
 Identity: TypeAlias = tuple[int, int] | str
 """What identifies a file: device and inode, or its URL."""
@@ -35,8 +34,6 @@ Identity: TypeAlias = tuple[int, int] | str
 COPIED = "_copied/"
 """The folder of a staged table on a store with copies of the other table's files."""
 _PLAIN = re.compile(r"[A-Za-z0-9_./=-]*")
-_AT_A_TIME = 16
-"""Copies that a store makes at a time."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ def make_table(
     The files are hard links; on a store the same files, or copies if they are to be `rewritten`.
     """
     handle = DeltaTable.create(
-        path if isinstance(path, Path) else path.url,
+        str(path),
         Schema.from_json(content.schema),
         partition_by=list(content.partition_by) or None,
         name=name,
@@ -125,7 +122,7 @@ def make_table(
         storage_options=delta_options(path),
     )
     handle.create_write_transaction(
-        [*(_linked(path, content) if isinstance(path, Path) else shared(path, content, copied=rewritten))],
+        [*(linked(path, content) if isinstance(path, Path) else shared(path, content, copied=rewritten))],
         mode="append",
         schema=handle.schema(),
         partition_by=list(content.partition_by) or None,
@@ -133,24 +130,23 @@ def make_table(
     )
 
 
-def _linked(path: Path, content: DeltaContent) -> list[AddAction]:
+def linked(path: Path, content: DeltaContent, *, below: str = "") -> list[AddAction]:
+    """Link the content's files `below` the table's folder; returns the actions that add them."""
+    adds = []
     for file in content.files.values():
         source = on_disk(content.root, file.path)
         assert isinstance(source, Path)
-        hard_link(source, path / path_below(source, content.root))
-    return [file.add() for file in content.files.values()]
+        name = f"{below}{path_below(source, content.root)}"
+        hard_link(source, path / name)
+        adds.append(file.add(name))
+    return adds
 
 
 def shared(path: StorePath, content: DeltaContent, *, copied: bool = False) -> list[AddAction]:
     """The actions that add the content's files where they lie, or copies of them."""
     originals = [StorePath(str(identity), path.options) for identity in content.identities()]
     copies = {each: f"{COPIED}{each.key}" for each in originals if copied or not _PLAIN.fullmatch(each.key)}
-
-    def copy(original: StorePath) -> None:
-        copy_object(original, path / copies[original])
-
-    with ThreadPoolExecutor(_AT_A_TIME) as threads:
-        list(threads.map(copy, copies))
+    copy_objects(StorePath(path.bucket, path.options), path / COPIED, [each.key for each in copies])
     return [
         file.add(copies.get(original, original.url))
         for original, file in zip(originals, content.files.values(), strict=True)

@@ -57,7 +57,7 @@ class ParquetMerge(DeltaWrite):
         return self.count
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        self.sink.refresh()  # a commit on a store does not look for others first, and this one takes long
+        self.sink.update()  # a commit on a store does not look for others first, and this one takes long
 
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if not self.count:

@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
-from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.platform.table_rows import opened
 from streaming_jobs.sinks.delta import column_bounds
-from streaming_jobs.sinks.delta.content import DeltaContent, make_table, shared
-from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
+from streaming_jobs.sinks.delta.content import DeltaContent, linked, make_table, shared
+from streaming_jobs.sinks.delta.table_files import TableFile
 from streaming_jobs.sinks.stored import LaterRows
-from streaming_jobs.storage.files import hard_link
-from streaming_jobs.storage.locations import Location, StorePath, delta_table, local_scratch, path_below, remove_tree
+from streaming_jobs.storage.locations import Location, StorePath, delta_table, local_scratch, remove_tree
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.text.sql import quoted
 
@@ -81,14 +79,8 @@ def _give_bounds(sink: DeltaSink) -> None:
 
 
 def _link(sink: DeltaSink, content: DeltaContent) -> None:
-    adds: list[AddAction | RemoveAction] = []
-    if isinstance(sink.path, StorePath):
-        adds += shared(sink.path, content)
-    for path, file in content.files.items() if isinstance(sink.path, Path) else ():
-        source = Path(str(on_disk(content.root, path)))
-        name = f"{_PLACE}/{path_below(source, content.root)}"
-        hard_link(source, Path(str(sink.path)) / name)
-        adds.append(file.add(name))
+    path = sink.path
+    adds = shared(path, content) if isinstance(path, StorePath) else linked(path, content, below=f"{_PLACE}/")
     if adds:
         sink.commit_actions(adds, CommitProperties())
 

@@ -147,7 +147,6 @@ class TableMaintenance:
 
     def _compact(self, size: int) -> int:
         began = time.monotonic()
-        self.sink.update()
         self.sink.check_epoch()
         metrics = self.sink.handle.optimize.compact(
             target_size=size,
@@ -219,7 +218,6 @@ class TableMaintenance:
         if isinstance(self.sink.path, StorePath) and gone:
             saved = retained.names(self.sink.path)  # after the choice: `retained.py` says why
             gone = [file for file in gone if file.name not in saved]
-        self.sink.check_epoch()
         remove_files([file.path for file in gone], self.sink.check_epoch)
         orphan_files.remove_empty_folders(self.sink.path, before=now - retention.total_seconds())
         if gone:
@@ -285,7 +283,6 @@ def forget(sink: DeltaSink, retention: timedelta, generation: int) -> int:
     """Remove remembered deletes older than `retention`; returns their number."""
     before = (datetime.now(UTC) - retention).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
-    sink.update()
     sink.check_epoch()
     figures = sink.handle.delete(
         f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",

@@ -262,14 +262,13 @@ class DeltaSink:
         return version
 
     def check_epoch(self) -> None:
-        """Raise Fenced or LeaseLost if this driver may no longer write the table, as it is now.
+        """Read newer commits, and raise Fenced or LeaseLost if this driver may no longer write the table.
 
         Deletes of files are not conditional. So list what to delete, then call this, then delete just that: the next
         driver adds its files after its fence, so the list has none of them.
         """
-        if self.lease is not None:
-            self.update()
-            self._refuse_later_epoch()
+        self.update()
+        self._refuse_later_epoch()
 
     def under(self, lease: WriteLease, generation: int) -> None:
         self.update()
@@ -317,10 +316,10 @@ class DeltaSink:
             "let this driver end; the newer generation continues without it",
         )
 
-    def commit_actions(self, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
+    def commit_actions(self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties) -> None:
         """One commit of exactly these actions."""
         self.handle.create_write_transaction(
-            actions,
+            [*actions],
             mode="append",
             schema=self.handle.schema(),
             partition_by=list(self.declared.partition_by) or None,

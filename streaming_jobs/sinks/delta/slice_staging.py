@@ -42,7 +42,6 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.sliced import Rebuilt, SliceOutdated
-from streaming_jobs.storage.files import sync_tree
 from streaming_jobs.storage.locations import (
     delta_options,
     delta_table,
@@ -51,6 +50,7 @@ from streaming_jobs.storage.locations import (
     path_below,
     placed,
     remove_tree,
+    sync_location,
 )
 from streaming_jobs.text.sql import quoted
 
@@ -151,8 +151,7 @@ class DeltaStagedSlice:
     def change(self) -> Mapping[str, Any]:
         """The files to remove and to add; they are on disk when this returns."""
         remove_tree(self.folder / "touched")
-        if isinstance(self.folder, Path):
-            sync_tree(self.folder)
+        sync_location(self.folder)
         adds = []
         for part in ("rest", "after"):
             table = self.folder / part
@@ -173,7 +172,7 @@ class DeltaStagedSlice:
         bounded = self.sink.handle.metadata().configuration.get(column_bounds.PROPERTY)
         path = self.folder / part
         return DeltaTable.create(
-            path if isinstance(path, Path) else path.url,
+            str(path),
             Schema.from_json(self.sink.handle.schema().to_json()),
             partition_by=list(self.sink.handle.metadata().partition_columns) or None,
             configuration={column_bounds.PROPERTY: bounded} if bounded is not None else None,

@@ -45,8 +45,8 @@ from streaming_jobs.sinks.stored import (
     StoredTable,
     TruncatedEnd,
 )
-from streaming_jobs.storage.files import hard_link, sync, sync_names, sync_tree
-from streaming_jobs.storage.locations import Location, delta_options, delta_table, made_folder
+from streaming_jobs.storage.files import hard_link, sync, sync_names
+from streaming_jobs.storage.locations import Location, delta_options, delta_table, made_folder, sync_location
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.text.durations import milliseconds
 
@@ -200,7 +200,7 @@ def ensure_sink(
         path = made_folder(settings.tables) / declared.name
         entry = LedgerEntry("schema", stream, declared.name, generation, -1, note="table made")
         DeltaTable.create(
-            path if isinstance(path, Path) else path.url,
+            str(path),
             Schema.from_json(contract.json()),
             partition_by=list(declared.partition_by) or None,
             name=declared.name,
@@ -216,8 +216,7 @@ def ensure_sink(
             storage_options=delta_options(path),
             commit_properties=moving(entry, app_id(stream, declared.name)),
         )
-        if isinstance(path, Path):
-            sync_tree(path)
+        sync_location(path)
         return DeltaSink(path, declared, stream, delta_table(path))
     _check_layout(sink, declared)
     if added := _added(sink, contract):

@@ -62,7 +62,7 @@ from streaming_jobs.sinks.delta.row_engine import (
     told_schema,
 )
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, FLAGS, ROW_COLUMN, order_of
-from streaming_jobs.storage.locations import Location, StorePath, remove_tree
+from streaming_jobs.storage.locations import Location, StorePath, folders_beginning, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -260,10 +260,9 @@ def _append_of(sink: DeltaSink, written: Iterable[str], expected: int) -> Parque
 
 def _remove_leftovers(sink: DeltaSink, folder: Location, prefix: str) -> None:
     """Remove the files of attempts that died before their commit; a folder with a live file is not one of them."""
-    attempts: list[Location] = [*folder.glob(f"{prefix}*")]
+    attempts = folders_beginning(folder, prefix)
     if not attempts:
         return
-    sink.update()
     sink.check_epoch()
     live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}
     for attempt in attempts:

@@ -32,7 +32,7 @@ def test_a_store_that_lies_about_conditions_is_refused(tables: StorePath, object
     check = check_store("tables", tables)
     assert check.ok is False and "conditional writes" in check.fix
     assert check.found == f"{tables}: it creates an object that exists; it replaces an object under a wrong tag"
-    with pytest.raises(PermanentError, match="cannot hold tables: it creates an object that exists"):
+    with pytest.raises(PermanentError, match="rest on: it creates an object that exists"):
         refuse_broken_promises(tables.url, dict(tables.options))
     object_store.clear()
     assert list(files_below(tables)) == []

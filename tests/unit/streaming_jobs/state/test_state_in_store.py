@@ -11,10 +11,12 @@ import pytest
 
 from reprocessing.plan import plan_file
 from reprocessing.plan.journal import journal_of
-from streaming_jobs.errors import Fenced
+from streaming_jobs import session as session_module
+from streaming_jobs.errors import ConfigurationError, Fenced, TransientError
 from streaming_jobs.ledger.entry import NO_CODE, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime import output_plans
+from streaming_jobs.session import Session, StatusFiles
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoint_retention, savepoints, stream_history, stream_record
 from streaming_jobs.state.checkpoint import copy, is_made
@@ -22,12 +24,13 @@ from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
-from streaming_jobs.state.status import Status, read_status, streams_with_status, write_status
+from streaming_jobs.state.status import Status, first_status, read_status, streams_with_status, write_status
 from streaming_jobs.state.stream_folder import StreamFolder, state_files
 from streaming_jobs.state.topic_records import VoidRange, declare_void, under_way_of
 from streaming_jobs.state.topic_records import load as topic_record
 from streaming_jobs.storage.locations import Location, files_below
-from streaming_jobs.storage.object_store import StoreFiles
+from streaming_jobs.storage.object_files import Found, MemoryFiles
+from streaming_jobs.storage.object_store import POLLED_EVERY, PolledFiles, StoreFiles
 from streaming_jobs.verification.state_evidence import StateEvidence
 from tests.conftest import SettingsFactory
 from tests.support.store_server import Fault, StoreServer
@@ -162,16 +165,17 @@ def test_the_ledger_is_objects_of_many_lines_and_loses_those_that_wait_to_a_kill
         driver.append(entry(batch), {"plain": batch})
     assert len(store.names("plain/ledger")) == 2
     assert reader.newest("plain") == (entry(100), {"plain": 100})
-    server.inject(Fault("unavailable", times=100))
+    server.inject(Fault("denied", key=r"\.jsonl", times=2))
     driver.flush()
-    server.clear()
+    with pytest.raises(ConfigurationError):
+        driver.append(entry(150), {"plain": 150}, durable=True)
     driver.flush()
-    assert [line.entry.batch for line in reader.after("plain", Txn(1, 146), at_most=9)] == [149, 148, 147]
-    assert [raw.txn.batch for raw in next(iter(reader.days("plain")))] == list(range(150))
+    assert [line.entry.batch for line in reader.after("plain", Txn(1, 146), at_most=9)] == [150, 149, 148, 147]
+    assert [raw.txn.batch for raw in next(iter(reader.days("plain")))] == list(range(151))
     other = LedgerFile(StreamFolder.of(home, "other").ledger)
     other.adopt(reader)
     other.adopt(reader)
-    assert [raw.txn.batch for raw in next(iter(other.days("plain")))] == list(range(150))
+    assert [raw.txn.batch for raw in next(iter(other.days("plain")))] == list(range(151))
 
 
 def test_a_verifier_finds_the_ledgers_lines(home: Settings, store: StoreFiles) -> None:
@@ -189,11 +193,16 @@ def lay(folder: Location, *names: str) -> None:
         (folder / name).write_bytes(b"{}")  # type: ignore[union-attr]
 
 
-def test_a_checkpoint_that_was_copied_by_half_is_copied_again(home: Settings, store: StoreFiles) -> None:
-    """It is whole once it has its metadata, which comes last."""
+def test_a_checkpoint_that_was_copied_by_half_is_copied_again(
+    home: Settings, server: StoreServer, store: StoreFiles
+) -> None:
+    """It is whole once it has its metadata, which comes last, and nothing of the first attempt."""
     source, target = (home.state / "plain" / name for name in ("savepoint", "g0002"))
     lay(source, "metadata", "offsets/3", "commits/3", "sources/0/0", "state/0/0/1.changelog")
-    lay(target, "sources/0/0")
+    lay(target, "offsets/9")
+    server.inject(Fault("denied", key="g0002/state"))
+    with pytest.raises(ConfigurationError):
+        copy(source, target)
     assert not is_made(target)
     copy(source, target)
     assert is_made(target)
@@ -207,7 +216,6 @@ def test_the_bound_of_savepoints_counts_each_object_once(home: Settings, store: 
     files = [savepoints.files_of([place]) for place in places]
     assert [len(each) for each in files] == [2, 2]
     assert not {tuple(row[:2]) for row in files[0]} & {tuple(row[:2]) for row in files[1]}
-    assert len(savepoints.files_of([home.state / "plain"], ["savepoints"])) == 0
 
 
 def test_a_request_has_the_time_of_who_made_it(home: Settings, store: StoreFiles) -> None:
@@ -216,3 +224,48 @@ def test_a_request_has_the_time_of_who_made_it(home: Settings, store: StoreFiles
     STOP.ask(home, "plain", "me")
     pending = STOP.request(home, "plain")
     assert pending is not None and before <= pending.since <= time.time()
+
+
+def test_what_is_left_of_a_forgotten_plan_is_removed(home: Settings, store: StoreFiles) -> None:
+    name = plan_file.next_id(home, "plain")
+    journal_of(home, name).write("take_savepoint", "begun")
+    lay(plan_file.replay_state(home, name), "plain/stream.json")
+    plan_file.remove(home, name)
+    assert store.names("recoveries") == []
+
+
+def test_a_status_that_the_store_does_not_take_stops_no_stream(
+    home: Settings, server: StoreServer, store: StoreFiles
+) -> None:
+    files, status = StatusFiles(home), first_status(home, "plain")
+    server.inject(Fault("denied", key="status.json"))
+    assert not files.write(status)
+    assert files.write(status) and read_status(home, "plain") is not None
+
+
+def test_a_lease_elsewhere_is_asked_for_every_two_seconds_and_held_if_the_store_does_not_say(
+    home: Settings, store: StoreFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, now = Session(home, []), [100.0]
+    monkeypatch.setattr(session_module.time, "monotonic", lambda: now[0])
+
+    def holder(_: str) -> None:
+        raise TransientError("no answer")
+
+    assert not session.held_elsewhere("plain")
+    monkeypatch.setattr(session.leases, "holder", holder)
+    assert not session.held_elsewhere("plain")
+    now[0] += POLLED_EVERY
+    assert session.held_elsewhere("plain")
+
+
+def test_a_look_that_began_before_a_write_of_this_process_does_not_count() -> None:
+    class Slow(MemoryFiles):
+        def read(self, name: str) -> Found | None:
+            found = super().read(name)
+            if found is None:
+                files.put(name, b"now")
+            return found
+
+    files = PolledFiles(Slow("slow/"), seconds=60)
+    assert files.read("plain/stop") is None and files.read("plain/stop") is not None

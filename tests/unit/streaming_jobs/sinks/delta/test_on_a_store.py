@@ -254,7 +254,7 @@ def test_maintenance_deletes_many_objects_by_one_request_and_checks_the_epoch_be
         ArrowAppend(sink, made(batch)).commit(entry(batch))
     sink.handle.create_checkpoint()
     upkeep = sink.upkeep(TableSettings(log_versions=1), generation=1)
-    later, fenced = time.time() + 7200, [False, False, False, True]
+    later, fenced = time.time() + 7200, [False, False, True]
     monkeypatch.setattr(maintenance.time, "time", lambda: later)
 
     def check_epoch() -> None:
