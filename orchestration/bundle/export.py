@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from orchestration.bundle.fields import read_yaml
-from orchestration.bundle.job import COMMAND, ENTRY_POINT, PACKAGE
+from orchestration.bundle.job import ENTRY_POINT, PACKAGE, is_ours
 from orchestration.bundle.job_yaml import FILE_NAME, files_of
 from streaming_jobs.errors import UsageError
 
@@ -67,7 +67,9 @@ class Export:
         for name, tree in self.files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(HEADER + yaml.dump(tree, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110))
+            file.write_text(
+                HEADER + yaml.dump(tree, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110), "utf-8"
+            )
             written.append(file)
         for wheel in self.wheels:
             file = folder / "dist" / wheel.name
@@ -91,7 +93,8 @@ def export(bundle: Path, folder: Path, project: Project, home: str, flows: Seque
     names = {file: FILE_NAME if file == bundle else f"jobs/{_unique(file, files)}" for file in files}
     trees = {file: _plain(read_yaml(file)) or {} for file in files}
     root = trees[bundle]
-    root["include"] = ["jobs/*.yml"] if len(files) > 1 else []
+    # By name, since a folder may have files of an earlier export.
+    root["include"] = [names[file] for file in files if file != bundle]
     _add_wheels(root, folder, project, made)
     root.setdefault("variables", {})[HOME] = {
         "description": "folder of tables and state, such as /Volumes/<catalog>/<schema>/<volume>/recourse",
@@ -133,9 +136,13 @@ class _Added:
         ours = [task for task in job.get("tasks") or [] if _is_ours(task)]
         for task in ours:
             wheel = task["python_wheel_task"]
-            if task.get("job_cluster_key") or task.get("new_cluster"):
+            if any(task.get(name) for name in COMPUTE if name != "environment_key"):
                 task.setdefault("libraries", self._libraries(up))
-            elif not any(name in task for name in COMPUTE) and (key, task.get("task_key")) not in self.with_compute:
+            elif (key, task.get("task_key")) in self.with_compute:
+                self.said.append(
+                    f"job {key}, task {task.get('task_key')}: give it the wheels beside its compute in the target"
+                )
+            elif "environment_key" not in task:
                 task["environment_key"] = KEY
                 environments = job.setdefault("environments", [])
                 if not any(one.get("environment_key") == KEY for one in environments):
@@ -192,13 +199,13 @@ def _jobs(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _is_ours(task: Any) -> bool:
     wheel = task.get("python_wheel_task") if isinstance(task, dict) else None
-    return isinstance(wheel, dict) and wheel.get("entry_point") in (ENTRY_POINT, COMMAND)
+    return isinstance(wheel, dict) and is_ours(wheel.get("package_name"), wheel.get("entry_point"))
 
 
 def _unique(file: Path, files: Sequence[Path]) -> str:
-    """The file's name; with its folder's where another file has the same."""
-    same = [other for other in files if other.name == file.name and other != file]
-    return f"{file.parent.name}_{file.stem}.yml" if same else f"{file.stem}.yml"
+    """The file's name; with a number from the second file of this name on."""
+    before = [other for other in files[: files.index(file)] if other.stem == file.stem]
+    return f"{file.stem}{f'-{len(before) + 1}' if before else ''}.yml"
 
 
 def _as_text(value: Any) -> Any:

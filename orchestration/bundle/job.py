@@ -24,6 +24,12 @@ COMMAND = "recourse"
 COMMANDS = (("quality", "run"), ("recover", "plan"), ("recover", "apply"), ("recover", "resume"), ("verify",))
 """The first words of the commands that a task may run: quality runs, recoveries, a verification."""
 
+
+def is_ours(package_name: object, entry_point: object) -> bool:
+    """True for a wheel task that runs on this machine too."""
+    return package_name == PACKAGE or entry_point == ENTRY_POINT
+
+
 RUN_REFERENCE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 """A reference that is resolved when a run starts: `{{job.parameters.<name>}}`."""
 

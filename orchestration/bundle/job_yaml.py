@@ -170,6 +170,9 @@ class _Source:
         for file in _included(tree, head, path, problems):
             part = read_yaml(file)
             _, wrong = checked(Head, part, Position(file, 0))
+            if isinstance(part, YamlMap) and "include" in part:
+                at, found = position_of(part, ("include",), Position(file, 0)), "only the bundle's file includes others"
+                wrong = [*wrong, Problem(at, "include", found, f"name them in {path.name}")]
             problems += wrong
             if not wrong and isinstance(part, YamlMap):
                 problems += _written_twice(tree, part)
@@ -333,13 +336,12 @@ _DEFINITION = {"default", "description", "lookup", "type"}
 
 
 def _job(key: str, entry: JobFields, presets: Presets, file: Path) -> Job:
-    tags = {**{name: text for name, text in presets.tags.items() if not entry.tags.get(name)}, **entry.tags}
     rules = [*entry.health.rules, *(rule for task in entry.own_tasks for rule in task.health.rules)]
     return Job(
         key=key,
         name=f"{presets.name_prefix or ''}{entry.name or key}",
         description=entry.description,
-        tags=tags,
+        tags={**presets.tags, **entry.tags},
         parameters=tuple(Parameter(parameter.name, parameter.default) for parameter in entry.parameters),
         trigger=_trigger(entry, presets),
         timeout_seconds=entry.timeout_seconds,

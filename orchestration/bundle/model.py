@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, create_model, field_validator, mode
 from orchestration.bundle import databricks as db
 from orchestration.bundle.databricks import COMPUTE, ELSEWHERE, LIBRARIES, RIGHTS, WORKSPACE, noted
 from orchestration.bundle.fields import Count, Fields, Flag, Noted, Scalar, Section, Shape, Text, refusal
-from orchestration.bundle.job import COMMAND, COMMANDS, ENTRY_POINT, PACKAGE, RUN_REFERENCE, parameter_of
+from orchestration.bundle.job import COMMAND, COMMANDS, ENTRY_POINT, RUN_REFERENCE, is_ours, parameter_of
 from orchestration.bundle.quartz import Quartz
 from streaming_jobs.text.spelling import nearest_zone
 
@@ -106,6 +106,13 @@ class AnyTrigger(TriggerFields):
     continuous: Annotated[ContinuousFields | None, Section] = None
     schedule: Annotated[ScheduleFields | None, Section] = None
 
+    @model_validator(mode="after")
+    def _pause_status_beside(self) -> Self:
+        for name in ("continuous", "schedule"):
+            if (one := getattr(self, name)) is not None and one.pause_status is not None:
+                raise refusal("has pause_status inside", "write pause_status beside it, in the item", below=name)
+        return self
+
 
 Metric = Literal[
     "RUN_DURATION_SECONDS",
@@ -169,7 +176,7 @@ class Wheel(Fields):
 
     @property
     def ours(self) -> bool:
-        return self.package_name == PACKAGE or self.entry_point == ENTRY_POINT
+        return is_ours(self.package_name, self.entry_point)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -493,7 +500,6 @@ class Head(Fields):
     include: list[Text] = Field(default_factory=list)
     variables: dict[str, Variable] = Field(default_factory=dict)
     targets: dict[str, Target] = Field(default_factory=dict)
-    environments: dict[str, Any] | None = None
     resources: Any = None
     workspace: Any = None
     artifacts: Any = None

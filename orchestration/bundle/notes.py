@@ -89,6 +89,7 @@ def job_notes(entry: JobFields, path: str, position: Position) -> Iterator[Probl
     if entry.own_tasks:
         found = [
             *found,
+            *_of_health(entry),
             *_of_tasks(entry),
             *_of_notifications("", entry.webhook_notifications, entry.email_notifications),
         ]
@@ -104,9 +105,13 @@ Found = Iterable[tuple[str, str]]
 
 
 def _of_schedule(entry: JobFields) -> Found:
-    if entry.schedule and (second := Quartz.of(entry.schedule.quartz_cron_expression).second):
-        yield "schedule", f"starts at second 0 here, not at second {second}: Dagster's ticks are whole minutes"
-    for rule in entry.health.rules:
+    for when in filter(None, (entry.schedule, *(one.schedule for one in entry.triggers))):
+        if second := Quartz.of(when.quartz_cron_expression).second:
+            yield "schedule", f"starts at second 0 here, not at second {second}: Dagster's ticks are whole minutes"
+
+
+def _of_health(entry: JobFields) -> Found:
+    for rule in (*entry.health.rules, *(rule for task in entry.own_tasks for rule in task.health.rules)):
         if rule.metric in _NO_FIGURE:
             yield "health", f"{rule.metric} is not judged here: there is no such figure; use _RECORDS or _SECONDS"
 

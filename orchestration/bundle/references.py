@@ -150,7 +150,7 @@ class References:
             if rest[0] in self.lookups:
                 raise Unresolved
             if rest[0] not in self.values:
-                raise Unknown(f"${{{name}}} is not known", self._known())
+                raise Unknown(f"${{{name}}} is not known", self._known(name))
             return _below(self.values[rest[0]], rest[1:], name)
         if (computed := self._computed().get(name)) is not None:
             return computed
@@ -166,17 +166,17 @@ class References:
             return _below(resource, rest[2:], name)
         if first == "bundle" and rest:
             return _below(self.tree, [first, *rest], name)
-        raise Unknown(f"${{{name}}} is not known", self._known())
+        raise Unknown(f"${{{name}}} is not known", self._known(name))
 
-    def _known(self) -> str:
-        return instead("", [*self._computed(), *(f"var.{name}" for name in self.values)])
+    def _known(self, name: str) -> str:
+        return instead(name, [*self._computed(), *(f"var.{name}" for name in self.values)])
 
     def _computed(self) -> dict[str, Any]:
-        name = self.tree.get("bundle") or {}
+        bundle = self.tree.get("bundle") or {}
         return {
             "bundle.target": self.target,
             "bundle.environment": self.target,
-            "bundle.name": name.get("name") if isinstance(name, Mapping) else None,
+            "bundle.name": bundle.get("name") if isinstance(bundle, Mapping) else None,
             "workspace.current_user.short_name": user(),
             "workspace.current_user.userName": user(),
         }

@@ -134,13 +134,13 @@ def _bundle(context: typer.Context, file: Path | None, target: str) -> Bundle:
 
 def describe(job: Job) -> dict[str, Any]:
     """A job as data, with stable keys; tasks, parameters and rules by their names."""
-    from orchestration.bundle.job import Continuous, Timed
+    from orchestration.bundle.job import Timed
 
     trigger: dict[str, Any] = {"kind": job.kind}
     if isinstance(job.trigger, Timed):
         due = job.trigger.after(datetime.now(UTC))
         trigger |= {"when": f"{job.trigger.words} ({job.trigger.timezone})", "next": due and due.isoformat()}
-    if isinstance(job.trigger, (Continuous, *Timed)):
+    if job.trigger:
         trigger["paused"] = job.trigger.paused
     return {
         "name": job.name,

@@ -128,13 +128,18 @@ class CheckAlerts:
                 found=change.text,
                 run=change.run or None,
             )
-        sent = {
-            name: deliver(name, receiver, now, partial(self.senders[name], self.settings))
-            for name, receiver in alerts.receivers.items()
-        }
-        alerts = Alerts(alerts.known, {name: receiver for name, (receiver, _) in sent.items()})
-        words = [change.headline for change in found] + [f"{name}: {text}" for name, (_, text) in sent.items() if text]
-        return alerts, "; ".join(words) or "no check has changed"
+        left, words = deliver_all(alerts.receivers, now, lambda name, some: self.senders[name](self.settings, some))
+        words = [change.headline for change in found] + words
+        return Alerts(alerts.known, left), "; ".join(words) or "no check has changed"
+
+
+def deliver_all(
+    receivers: Mapping[str, Receiver], now: float, send: Callable[[str, Sequence[Transition]], DeliveryFailure | None]
+) -> tuple[dict[str, Receiver], list[str]]:
+    """Send what waits for each receiver; what is left of them, and the deliveries in words."""
+    sent = {name: deliver(name, receiver, now, partial(send, name)) for name, receiver in receivers.items()}
+    left = {name: receiver for name, (receiver, _) in sent.items()}
+    return left, [f"{name}: {text}" for name, (_, text) in sent.items() if text]
 
 
 def deliver(

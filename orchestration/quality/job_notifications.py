@@ -17,7 +17,7 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job import Job, Notification
-from orchestration.quality.alerts import LOOK_EVERY, SENDERS, DeliveryFailure, deliver
+from orchestration.quality.alerts import LOOK_EVERY, SENDERS, DeliveryFailure, deliver_all
 from orchestration.quality.transitions import Receiver, State, Transition
 from orchestration.sessions.ownership import LOCATION_TAG, location_id
 from streaming_jobs.settings import Settings
@@ -27,8 +27,8 @@ log = structlog.get_logger()
 WEBHOOK = "webhook"
 NEWEST = 10
 """Runs of a job that a tick reads."""
-_KEPT = 200
-"""Events that the cursor remembers."""
+_KEPT = 10 * NEWEST
+"""Events of a job that the cursor remembers: more than the runs that a tick reads can have."""
 _EVENTS: Mapping[dg.DagsterRunStatus, str] = {
     dg.DagsterRunStatus.STARTED: "on_start",
     dg.DagsterRunStatus.SUCCESS: "on_success",
@@ -42,10 +42,10 @@ Send = Callable[[str, Sequence[Transition]], DeliveryFailure | None]
 
 @dataclass(frozen=True)
 class Told:
-    """The sensor's cursor: since when runs count, the events that were noticed, and each receiver's queue."""
+    """The sensor's cursor: since when runs count, by job the events that were noticed, and each receiver's queue."""
 
     since: float
-    events: tuple[str, ...] = ()
+    events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     receivers: Mapping[str, Receiver] = field(default_factory=dict)
 
     def cursor(self) -> str:
@@ -56,11 +56,9 @@ class Told:
         """From `cursor`; without a readable one, only runs from now on count."""
         try:
             found = json.loads(text or "{}")
-            receivers = {
-                name: Receiver(tuple(Transition(**one) for one in r["waiting"]), r["failures"], r["next_try"])
-                for name, r in found["receivers"].items()
-            }
-            return cls(float(found["since"]), tuple(found["events"]), receivers)
+            events = {job: tuple(ids) for job, ids in found["events"].items()}
+            receivers = {name: Receiver.of(one) for name, one in found["receivers"].items()}
+            return cls(float(found["since"]), events, receivers)
         except (ValueError, TypeError, KeyError, AttributeError):
             return cls(now)
 
@@ -91,17 +89,16 @@ class JobNotifications:
     def look(self, instance: dg.DagsterInstance, told: Told, now: float) -> tuple[Told, str]:
         """One tick: what happened since the last one, and what could be delivered."""
         receivers = dict(told.receivers)
-        new: list[str] = []
+        events = {job.key: told.events.get(job.key, ()) for job in self.jobs}
         for job in self.jobs:
             for notification, event in self._events(instance, job, told):
-                new.append(event.id)
+                events[job.key] = (*events[job.key], event.id)[-_KEPT:]
                 log.info("job event", job=job.key, run=event.run, found=event.title)
                 for name in _receivers(notification, self.settings):
                     receivers[name] = receivers.get(name, Receiver()).with_new([event])
-        sent = {name: deliver(name, receiver, now, partial(self.send, name)) for name, receiver in receivers.items()}
-        words = [f"{name}: {text}" for name, (_, text) in sent.items() if text]
-        waiting = {name: receiver for name, (receiver, _) in sent.items() if receiver.waiting}
-        return Told(told.since, (*told.events, *new)[-_KEPT:], waiting), "; ".join(words) or "nothing to tell"
+        left, words = deliver_all(receivers, now, self.send)
+        waiting = {name: receiver for name, receiver in left.items() if receiver.waiting}
+        return Told(told.since, events, waiting), "; ".join(words) or "nothing to tell"
 
     def _events(self, instance: dg.DagsterInstance, job: Job, told: Told) -> Iterator[tuple[Notification, Transition]]:
         by_event = {one.event: one for one in job.notifications}
@@ -111,7 +108,12 @@ class JobNotifications:
             happened = [("on_start", record.start_time), (_EVENTS[run.status], record.end_time)]
             for event, at in happened:
                 id_ = f"{run.run_id}:{event}"
-                if event in by_event and at is not None and at >= told.since and id_ not in told.events:
+                if (
+                    event in by_event
+                    and at is not None
+                    and at >= told.since
+                    and id_ not in told.events.get(job.key, ())
+                ):
                     yield by_event[event], _message(job, run, event, at)
 
 

@@ -114,6 +114,12 @@ class Receiver:
     failures: int = 0
     next_try: float = 0.0
 
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Self:
+        """From its JSON; raises KeyError, TypeError or ValueError for something else."""
+        waiting = tuple(Transition(**each) for each in value["waiting"])
+        return cls(waiting, int(value["failures"]), float(value["next_try"]))
+
     def with_new(self, found: Sequence[Transition]) -> Self:
         """Append messages to the queue."""
         return replace(self, waiting=(*self.waiting, *found))
@@ -256,12 +262,7 @@ class Alerts:
         try:
             found: dict[str, Any] = json.loads(text or "{}")
             known = {name: Known(int(id_), *rest) for name, (id_, *rest) in found.get("known", {}).items()}
-            receivers = {
-                name: Receiver(
-                    tuple(Transition(**t) for t in one["waiting"]), int(one["failures"]), float(one["next_try"])
-                )
-                for name, one in found.get("receivers", {}).items()
-            }
+            receivers = {name: Receiver.of(one) for name, one in found.get("receivers", {}).items()}
         except (ValueError, TypeError, KeyError, AttributeError):
             return cls()
         return cls(known, receivers)

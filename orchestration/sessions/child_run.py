@@ -54,6 +54,10 @@ class Gone(Exception):
     """The process above this worker is gone, or the child hangs; the text says which."""
 
 
+class Orphaned(Gone):
+    """The process above this worker is gone: nobody would end what a further try of the step starts."""
+
+
 class TimedOut(Gone):
     """The task has reached its time limit."""
 
@@ -66,6 +70,7 @@ class Ending:
     gone: str = ""
     interrupt: BaseException | None = None
     timed_out: bool = False
+    orphaned: bool = False
 
     def in_words(self, child: str) -> str:
         """The exit code of a child that ended on its own."""
@@ -106,21 +111,23 @@ class ChildRun:
         self.log.write(self.mark)
         if word := _last_words.get(self.context.run.run_id):
             word.failed = None  # of an earlier try of the step
-        gone, interrupt, ending, late = "", None, Ending(None), False
+        gone, interrupt, ending = None, None, Ending(None)
         try:
             with self.trouble_is_logged():
                 check_own_run(self.context)  # a step before this one may have been stopped
             self.child = start()
             self._watch(self.child, look)
         except Gone as error:
-            gone, late = str(error), isinstance(error, TimedOut)
+            gone = error
         except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
             interrupt = error
         finally:
             # BaseException too: Dagster's interrupt is one. A second Stop must not cut the first one short.
             with uninterrupted():
                 code = self.child.end(self.patience, JVM_GONE_WITHIN) if self.child is not None else None
-                ending = Ending(code, gone, interrupt, late)
+                ending = Ending(
+                    code, str(gone or ""), interrupt, isinstance(gone, TimedOut), isinstance(gone, Orphaned)
+                )
                 at_end(ending)
                 with self.trouble_is_logged():
                     self.log.trim(self.mark)
@@ -211,11 +218,11 @@ def check_own_run(context: AnyContext) -> None:
 
 
 def check_parents(parent: int) -> None:
-    """Raise Gone if the code server, which was our parent when the run began, or `recourse up` is gone."""
+    """Raise Orphaned if the code server, which was our parent when the run began, or `recourse up` is gone."""
     if os.getppid() != parent:
-        raise Gone("the code server that this run belonged to is gone")
+        raise Orphaned("the code server that this run belonged to is gone")
     if not parent_lives(os.environ.get(PARENT_VARIABLE, "")):
-        raise Gone(f"{commands.up()}, which this run belonged to, is gone")
+        raise Orphaned(f"{commands.up()}, which this run belonged to, is gone")
 
 
 @contextmanager

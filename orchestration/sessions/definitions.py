@@ -56,7 +56,7 @@ from orchestration.sessions.runs import (
     tell_queued,
 )
 from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session
-from orchestration.sessions.tasks import before, retry_policy, task_assets
+from orchestration.sessions.tasks import before, pool_of, retry_policy, task_assets
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
@@ -241,7 +241,7 @@ def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
         name=f"{job.key}_session",
         specs=[spec.replace_attributes(deps=[*spec.deps, *earlier]) for spec in specs] if earlier else specs,
         can_subset=False,
-        pool=f"session_{job.key}",
+        pool=pool_of(job),
         retry_policy=retry_policy(task),
         # Any: 5 and "5" are the same to the session, which says what it cannot use.
         config_schema={name: dg.Field(dg.Any, default_value=value) for name, value in _numbers(job.defaults).items()},

@@ -207,7 +207,7 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
         run.stopped(ending.interrupt, f"stopped on request: {how}")
     elif ending.gone:
         again = " and keepalive starts it again" if isinstance(job.trigger, Continuous) else ""
-        retry = task is not None and (task.retry_on_timeout or not ending.timed_out)
+        retry = task is not None and not ending.orphaned and (task.retry_on_timeout or not ending.timed_out)
         raise _failure(run, [f"{ending.gone}; the session was ended{again}"], None, retry=retry)
     elif ending.code:
         failed = [failure_text(status) for status in watch.statuses().values() if status and status.state == "failed"]

@@ -56,6 +56,11 @@ def before(job: Job, task: Task, tables: Sequence[dg.AssetKey]) -> list[dg.Asset
     return [key for other in waits for key in (tables if other.is_session else [task_key(job, other)])]
 
 
+def pool_of(job: Job) -> str:
+    """The pool of one run at a time that a job's runs share."""
+    return f"session_{job.key}"
+
+
 @dataclass(frozen=True)
 class CommandTask:
     """A task and its process. `command` builds the process's command line."""
@@ -82,6 +87,7 @@ class CommandTask:
             retry_policy=retry_policy(self.task),
             config_schema={name: dg.Field(dg.Any, default_value=value) for name, value in config.items()},
             description=f"Runs recourse {' '.join(self.task.parameters)}",
+            pool=None if self.job.session else pool_of(self.job),  # beside a session, its asset has it
         )
         def run(context: dg.AssetExecutionContext) -> Any:
             yield self._run(context, context.op_execution_context.op_config or {})
@@ -128,5 +134,5 @@ def _failure(run: ChildRun, ending: Ending, task: Task) -> dg.Failure:
     text = f"task {task.key}: {ending.gone or ending.in_words('the command')}"
     run.ends_with([text])
     final = ending.code in (PermanentError.exit_code, UsageError.exit_code) and not ending.gone
-    again = task.retry_on_timeout if ending.timed_out else not final
+    again = not ending.orphaned and (task.retry_on_timeout if ending.timed_out else not final)
     return dg.Failure(text, run.log_metadata(), allow_retries=again)

@@ -264,7 +264,7 @@ ABOVE = ("tasks:", "orders:", "- task_key: session", 'tags: {team: "${var.team}"
         ("unit: HOURS", "unit: HOUR", "periodic.unit: 'HOUR' is not allowed\n  next: did you mean 'HOURS'?"),
         ("interval: 12", "interval: 0", "nightly.trigger.periodic.interval: '0' is no interval"),
         ("metric: STREAMING_BACKLOG_BYTES", "metric: LAG", "rules[1].metric: 'LAG' is not allowed"),
-        ('"${var.rate}"', '"${var.rats}"', "parameters[0].default: ${var.rats} is not known"),
+        ('"${var.rate}"', '"${var.rats}"', "${var.rats} is not known\n  next: did you mean 'var.rate'?"),
         ('"${var.rate}"', '"${var.cluster}"', "parameters[0].default: is not a single value"),
         ('"${var.rate}"', '"a${var.cluster}"', "${var.cluster} is not a single value"),
         ('"${var.rate}"', '"${var.cluster.nodes}"', "is not known: there is no 'nodes'"),
@@ -353,6 +353,17 @@ def test_an_item_of_triggers_is_a_trigger(path: Path) -> None:
         "{schedule: {quartz_cron_expression: '0 0 3 L * ?', timezone_id: UTC}}",
     )
     assert jobs(path)["nightly"].trigger == CronSchedule("0 0 3 L * ?", "0 3 * * *", "UTC", paused=True)
+    edited(path, "'0 0 3 L * ?', timezone_id: UTC}", "'7 0 3 L * ?', timezone_id: UTC, pause_status: PAUSED}")
+    (problem,) = job_yaml.read(path).problems
+    assert "schedule: has pause_status inside" in str(problem.error())
+    edited(path, ", pause_status: PAUSED}", "}")
+    assert any("not at second 7" in note.text for note in job_yaml.read(path).notes)
+
+
+def test_an_included_file_includes_no_other_one(path: Path) -> None:
+    (path.parent / "jobs" / "more.yml").write_text("include: [other/*.yml]\n")
+    (problem,) = job_yaml.read(path).problems
+    assert problem.path == "include" and problem.position == (path.parent / "jobs" / "more.yml", 1)
 
 
 def test_a_job_that_only_databricks_runs_is_noted_and_left_out(path: Path) -> None:

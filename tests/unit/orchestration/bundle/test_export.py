@@ -67,12 +67,13 @@ def written(bundle: Path, name: str = "databricks.yml") -> Any:
 
 
 def test_the_wheel_is_built_there_and_every_wheel_task_has_an_environment_with_it(bundle: Path) -> None:
-    assert exported(bundle).said == []
+    said = "job nightly, task check: give it the wheels beside its compute in the target"
+    assert exported(bundle).said == [said]
     root, jobs = written(bundle), written(bundle, "jobs/all.yml")["resources"]["jobs"]
     build = "python -m pip wheel --no-deps --wheel-dir dist ../project"
     assert root["artifacts"] == {"recourse": {"type": "whl", "path": ".", "build": build}}
     assert root["variables"][HOME]["default"] == "/Volumes/a/b/c"
-    assert (root["include"], root["targets"].keys()) == (["jobs/*.yml"], {"dev", "prod"})
+    assert (root["include"], root["targets"].keys()) == (["jobs/all.yml"], {"dev", "prod"})
     wheels = ["../dist/*.whl", "recourse-streams==1.2"]
     orders, nightly = jobs["orders"], jobs["nightly"]
     spec = {"environment_version": "4", "dependencies": wheels}
@@ -165,3 +166,16 @@ def test_without_a_project_a_person_is_told_to_give_wheels(tmp_path: Path) -> No
     made = export(file, tmp_path / "out", Project(None, "", "1.2"), "/v", ())
     assert made.said == ["no pyproject.toml above the bundle: give the wheel of your streams by --wheel"]
     assert "include" not in made.files["databricks.yml"]
+
+
+def test_each_file_has_a_name_of_its_own_and_one_that_is_gone_is_not_included(bundle: Path) -> None:
+    other = bundle.parent / "jobs" / "all.yaml"
+    other.write_text("resources: {jobs: {third: {tasks: []}}}")
+    bundle.write_text(BUNDLE.replace("jobs/*.yml", "jobs/*"))
+    exported(bundle)
+    assert written(bundle)["include"] == ["jobs/all.yml", "jobs/all-2.yml"]
+    jobs = [written(bundle, name)["resources"]["jobs"].keys() for name in ("jobs/all.yml", "jobs/all-2.yml")]
+    assert sorted(map(sorted, jobs)) == [["nightly", "orders"], ["third"]]
+    other.unlink()
+    exported(bundle)
+    assert written(bundle)["include"] == ["jobs/all.yml"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -130,3 +131,17 @@ def test_addresses_of_a_job_replace_those_of_the_settings(ticks: Ticks, monkeypa
     assert got == [["a@x.org", "b@x.org"], ["webhook"]]
     assert job_sensors([], ticks.settings) == []
     assert [sensor.name for sensor in job_sensors([JOB], ticks.settings)] == ["job_notifications"]
+
+
+def test_a_busy_job_does_not_make_a_quiet_one_be_told_again(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_notifications, "_KEPT", 4)
+    ticks.run(dg.DagsterRunStatus.FAILURE)
+    ticks.tick()
+    before = len(ticks.sent)
+    busy = replace(JOB, key="busy")
+    events = {**ticks.told.events, "busy": tuple(f"{number}:on_start" for number in range(4))}
+    ticks.told = replace(ticks.told, events=events)
+    notifications = JobNotifications([busy, JOB], ticks.settings, ticks.send)
+    ticks.told, words = notifications.look(ticks.instance, ticks.told, time.time())
+    assert words == "nothing to tell" and len(ticks.sent) == before
+    assert len(ticks.told.events["busy"]) == 4 and len(ticks.told.events["orders"]) == 2

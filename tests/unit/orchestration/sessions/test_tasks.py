@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from orchestration.bundle.job import Job, Parameter, Task
+from orchestration.sessions import child_run
 from orchestration.sessions.definitions import bundle_job
 from orchestration.sessions.ownership import KIND_TAG, TASKS_KIND
 from orchestration.sessions.tasks import before, recourse_command, task_assets, task_key
@@ -95,6 +96,25 @@ def test_a_task_ends_at_its_time_limit_and_is_tried_again_if_the_job_says_so(
     assert (len(ran), runner.result.success) == (tries, False)
     failed = [event for event in runner.result.all_events if event.is_step_failure]
     assert "it has lasted 1 second, its time limit" in str(failed[-1].step_failure_data.error)
+
+
+def test_a_task_whose_code_server_is_gone_is_not_tried_again(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: int) -> None:
+        raise child_run.Orphaned("the code server that this run belonged to is gone")
+
+    monkeypatch.setattr(child_run, "check_parents", gone)
+    ran = runner.run(job_of(Task(*_plan(), max_retries=3)), {"recover": "import time; time.sleep(60)"})
+    assert len(ran) <= 1 and not runner.result.success
+    assert len([event for event in runner.result.all_events if event.is_step_failure]) == 1
+
+
+def test_the_runs_of_a_job_without_a_session_follow_each_other(runner: Runner) -> None:
+    def pools(job: Job) -> set[str | None]:
+        assets = task_assets(job, runner.settings, (), job.defaults)
+        return {asset.op.pool for asset in assets}
+
+    assert pools(job_of(PLAN, CHECK)) == {"session_nightly"}
+    assert pools(job_of(SESSION, PLAN)) == {None}, "the session's asset has it"
 
 
 def test_a_task_waits_for_the_session_s_tables_and_a_session_for_tasks() -> None:
