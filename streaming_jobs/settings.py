@@ -1,7 +1,8 @@
 """One typed configuration: defaults, then `recourse.toml`, then environment, then flags; last one wins.
 
-`recourse.toml` is looked for in the working directory and upwards; its folder is the project, to which relative paths
-in it belong, and the default home. A file that is named (`--config`, RECOURSE_CONFIG) has to exist.
+`recourse.toml`, or a `pyproject.toml` with a table `[tool.recourse]`, is looked for in the working directory and
+upwards; its folder is the project, to which relative paths in it belong, and the default home. A file that is named
+(`--config`, RECOURSE_CONFIG) has to exist. Where no layer names `flows`, installed packages name them by entry points.
 
 Environment names are `RECOURSE_` plus the field, two underscores between levels:
 `RECOURSE_KAFKA__BOOTSTRAP_SERVERS`, `RECOURSE_STREAMS__AIRPORT_HOURS__LATENESS`.
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,11 @@ __all__ = [
 ]
 
 CONFIG_FILE = "recourse.toml"
+PYPROJECT = "pyproject.toml"
+FILES = f"{CONFIG_FILE} or [tool.recourse] in {PYPROJECT}"
+"""Where settings of a project are, in the words of a message."""
+ENTRY_POINTS = "recourse.streams"
+"""The group of entry points by which an installed package names its modules of streams."""
 HOME = ".recourse"
 DEMONSTRATION = ("streaming_jobs.examples.flights.streams",)
 """The streams of `recourse up` where nothing names `flows`."""
@@ -278,6 +285,9 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
     layers.append(("flag", nested(flags or {})))
     merged = _merged(layers)
     merged.setdefault("home", project_folder() / HOME)
+    if "flows" not in merged and (installed := _installed_flows()):
+        layers.insert(0, (f"entry points {ENTRY_POINTS}", {"flows": installed}))
+        merged["flows"] = installed
     if "flows" not in merged and _demonstrated(merged["home"]):
         layers.insert(0, ("demonstration", {"flows": [*DEMONSTRATION]}))
         merged["flows"] = [*DEMONSTRATION]
@@ -308,6 +318,12 @@ def demonstrate(home: Path | None = None) -> None:
         (home / _DEMO_FILE).touch(mode=0o600)
 
 
+@cache
+def _installed_flows() -> list[str]:
+    """The modules that installed packages name in the group `recourse.streams`."""
+    return sorted({entry.module for entry in entry_points(group=ENTRY_POINTS)})
+
+
 def _demonstrated(home: str | Path) -> bool:
     return _DEMO_VARIABLE in os.environ or (Path(home).expanduser() / _DEMO_FILE).is_file()
 
@@ -319,32 +335,60 @@ def configuration(named: Path | None) -> Path:
 
 
 def project_folder() -> Path:
-    """The folder of the `recourse.toml` that is found upwards; the working directory if there is none."""
+    """The folder of the configuration file that is found upwards; the working directory if there is none."""
     here = Path.cwd()
-    found = None if "RECOURSE_CONFIG" in os.environ else _found_file()
-    return here if found is None else found.parent
+    found = [] if "RECOURSE_CONFIG" in os.environ else _nearest_files()
+    return found[0].parent if found else here
 
 
 def _named_file(flag: Path | None) -> Path | None:
-    """The requested file; raises ConfigurationError if it does not exist."""
+    """The requested file; raises ConfigurationError if it does not exist, or is a pyproject.toml without settings."""
     variable = os.environ.get("RECOURSE_CONFIG")
     path, named_by = (flag, "--config") if flag else (Path(variable) if variable else None, "RECOURSE_CONFIG")
     if path is not None and not path.is_file():
         raise ConfigurationError(f"no configuration file at {path.absolute()}", f"check {named_by}, or leave it out")
+    if path is not None and path.name == PYPROJECT and not _has_table(path):
+        raise ConfigurationError(f"{path.absolute()} has no table [tool.recourse]", f"add one, or correct {named_by}")
     return path
 
 
 def _found_file() -> Path | None:
-    """`recourse.toml` in the working directory or the nearest folder above; there only one of this user or of root.
+    """The configuration file that is found upwards, if there is one; raises ConfigurationError if a folder has both."""
+    found = _nearest_files()
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{found[0].parent} has settings in {CONFIG_FILE} and in [tool.recourse] of {PYPROJECT}",
+            f"move the table into {CONFIG_FILE}, or the file's values into the table, or name one with --config",
+        )
+    return found[0] if found else None
 
-    In a folder above, such as /tmp, others may be able to write.
+
+def _nearest_files() -> list[Path]:
+    """The configuration files of the working directory or the nearest folder above that has one.
+
+    In a folder above, such as /tmp, others may be able to write: there only those of this user or of root.
     """
     here = Path.cwd()
     for folder in (here, *here.parents):
-        path = folder / CONFIG_FILE
-        if path.is_file() and (folder == here or path.stat().st_uid in (os.geteuid(), 0)):
-            return path
-    return None
+        files = [file for file in (folder / CONFIG_FILE, folder / PYPROJECT) if file.is_file()]
+        own = [file for file in files if folder == here or file.stat().st_uid in (os.geteuid(), 0)]
+        if found := [file for file in own if file.name == CONFIG_FILE or _has_table(file)]:
+            return found
+    return []
+
+
+def _has_table(pyproject: Path) -> bool:
+    """True if the file has a table [tool.recourse], or names it and cannot be read, which `_from_file` then reports."""
+    try:
+        text = pyproject.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False  # other tools report it; nothing shows that Recourse is concerned
+    if "recourse" not in text:
+        return False
+    try:
+        return "recourse" in tomllib.loads(text).get("tool", {})
+    except tomllib.TOMLDecodeError:
+        return "tool.recourse" in text
 
 
 def _shown(path: Path) -> Path:
@@ -359,6 +403,10 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{_shown(path)} is not TOML: {error}", "correct the line named above") from error
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}", "check its rights") from error
+    if path.name == PYPROJECT:
+        values = values["tool"]["recourse"]
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"tool.recourse in {_shown(path)} is no table", "write [tool.recourse]")
     if path.parent == project_folder():
         for key in _PATHS:
             if isinstance(value := values.get(key), str) and value and not is_remote(value):

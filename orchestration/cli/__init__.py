@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from typer.main import get_command
 
     from orchestration.cli.app import app
-    from streaming_jobs.platform import entry
+    from streaming_jobs.platform import entry, extras
 
     try:
         entry.check()
@@ -39,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (known := setup_error(error)) is None:
             return _bug(error)
         _say(str(known))
+        return _flushed(FAILED)
+    except ImportError as error:
+        if (missing := extras.missing(error, "this command")) is None:
+            return _bug(error)
+        _say(str(missing))
         return _flushed(FAILED)
     except Exception as error:  # noqa: BLE001 - the outermost handler; the traceback is written to a file
         return _bug(error)

@@ -16,12 +16,14 @@ from orchestration.cli import (
     describe,
     doctor,
     history,
+    init,
     jobs,
     preview,
     quality,
     recover,
     sample,
     savepoints,
+    send,
     slices,
     streams,
     topics,
@@ -58,7 +60,7 @@ def recourse(
     context: typer.Context,
     config_file: Annotated[
         Path | None,
-        typer.Option("--config", metavar="FILE", help="A file instead of ./recourse.toml."),
+        typer.Option("--config", metavar="FILE", help="The configuration file, in place of the one found upwards."),
     ] = None,
     values: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be given again.")
@@ -77,6 +79,8 @@ def recourse(
 
 app.command("up", short_help="Start everything and print the addresses to open; Ctrl-C ends all of it.")(up.up)
 app.command("doctor", short_help="Check this machine: one line per check, with the fix.")(doctor.doctor)
+app.command("init", short_help="Write a new project: a stream, a suite, jobs, a test, CI, an image, a unit.")(init.init)
+app.command("send", short_help="Send the lines of a file to a topic.")(send.send)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.feed)
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)

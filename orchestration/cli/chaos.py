@@ -75,6 +75,7 @@ def chaos(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import fetch_jars
     from streaming_jobs.errors import UsageError
+    from streaming_jobs.platform.extras import require
     from streaming_jobs.verification.chaos import kill_loop
 
     if scenarios and subject is ChaosSubject.topics:
@@ -87,6 +88,8 @@ def chaos(
         raise UsageError("--state puts state where --store puts tables", "name a URL by --store")
     if scenarios and store:
         raise UsageError("--scenarios damages tables in folders", "leave out --store, or --scenarios")
+    if subject is ChaosSubject.tables:
+        require("demo", "a loop over the flights")
     base = invocation(context).settings
     seed = seed if seed is not None else secrets.randbelow(_RANDOM_SEEDS)
     chosen = _subject(subject)

@@ -60,6 +60,9 @@ def quality(context: typer.Context, movements: Movements = 60_000, home: Home = 
 
     Every step is a command that you could type.
     """
+    from streaming_jobs.platform.extras import require
+
+    require("quality", "the story of a check")
     _in_a_home(context, home, keep, lambda at: Story(*at, movements, STOCK_SUITES).tell_quality())
 
 

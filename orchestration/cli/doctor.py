@@ -39,10 +39,16 @@ def doctor(
 def check_jobs(settings: Settings) -> DoctorCheck:
     """The check that Dagster can use the job YAML and the streams that it names."""
     from orchestration.bundle import last_good
-    from orchestration.location import location
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.errors import RecourseError
+    from streaming_jobs.platform.extras import MissingExtra, installed
     from streaming_jobs.preflight.doctor import DoctorCheck
+
+    if not installed("dagster"):
+        absent = MissingExtra("a check of it", "dagster")
+        return DoctorCheck("job YAML", None, absent.found, absent.next_step)
+
+    from orchestration.location import location
 
     try:
         topology = Topology.load(settings.flows)

@@ -48,9 +48,10 @@ class Invocation:
     def topology(self) -> Topology:
         """The declared streams, or the shipped ones where none are configured, with a message on stderr."""
         from streaming_jobs.catalog.topology import Topology
+        from streaming_jobs.settings import FILES
 
         if self.demonstration:
-            say(f"no recourse.toml, looked for from {Path.cwd()} upwards, names flows:")
+            say(f"nothing in {FILES}, looked for from {Path.cwd()} upwards, names flows:")
             say("these are the shipped streams, over flights of 2013")
         return Topology.of_settings(self.settings)
 

@@ -54,10 +54,14 @@ def fetch_jars(settings: Settings, *, broker: bool, spark: bool = True) -> None:
 
 
 def warm_up_once(settings: Settings) -> None:
-    """Make the class-data archives in a child process where they are missing; a failure there costs only speed."""
+    """Make the class-data archives in a child process where they are missing; a failure there costs only speed.
+
+    The data that it needs are those of the extra `demo`.
+    """
+    from streaming_jobs.platform.extras import installed
     from streaming_jobs.warm_up import needed
 
-    if needed(settings):
+    if installed("demo") and needed(settings):
         command = [sys.executable, "-m", "streaming_jobs.warm_up"]
         try:
             subprocess.run(command, stdout=sys.stderr.fileno(), timeout=_WARM_UP_SECONDS, check=False)

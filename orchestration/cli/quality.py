@@ -66,6 +66,10 @@ def run(
 
     The exit code is 1 if a critical expectation failed or a suite could not be run.
     """
+    from streaming_jobs.platform.extras import require
+
+    require("quality", f"`{commands.run_suites()}`")
+
     from quality.runs.runner import RunRequest, run_suite
     from quality.sample import TimeRange, parse_partition
     from streaming_jobs.platform.runtime import spark_on_demand

@@ -63,7 +63,7 @@ class Attempt(Protocol):
 def up(
     context: typer.Context,
     once: Annotated[
-        bool, typer.Option("--once", help="Feed at full speed, process, compare with the truth; exit code 0 or 1.")
+        bool, typer.Option("--once", help="Process what the topics hold, and end; the flights are fed and compared.")
     ] = False,
     share: ShareOption = 1.0,
     rate: Annotated[float, typer.Option(min=0, help="Records per second of the feeder; 0: no feeder.")] = LIVE_RATE,
@@ -72,17 +72,23 @@ def up(
 ) -> None:
     """Start broker, topics, feeder, Dagster and the streams; print the addresses to open; Ctrl-C ends all of it.
 
-    With --once: no Dagster; feed, process, compare every table with the truth, end. In a home that has these
-    flights already nothing is fed twice, and the tables are compared again. -o json is for --once.
+    With --once: no Dagster; process what the topics hold, print the tables, end with exit code 0 or 1. The shipped
+    streams are fed first, unless the topic has these flights already, and compared with the truth. -o json is for
+    --once.
     """
     from orchestration.cli.children import Steps, awaited, stop_signals_interrupt
     from orchestration.cli.preparations import fetch_jars, quick_checks, sole_use, warm_up_once
+    from streaming_jobs.platform.extras import require
     from streaming_jobs.settings import demonstrate
 
     call = invocation(context)
-    call.demonstrate()
     if port is not None:
         call.values["dagster.port"] = str(port)
+    if not once:
+        require("dagster", f"`{commands.up()}`")
+    call.demonstrate()
+    if call.demonstration:
+        require("demo", f"nothing names `flows`, and `{commands.up()}` with the shipped streams")
     call.export()
     settings = call.settings
     say(", ".join(f"{name} {value}" for name, value in call.loaded.sources.items()))
@@ -185,16 +191,22 @@ def _topics(call: Invocation) -> None:
 
 
 def run_once(call: Invocation, *, share: float, output: Output) -> int:
-    """Feed unless the topic is complete, process, compare; returns the exit code. The broker has to run."""
+    """Process what the topics hold; returns the exit code. The broker has to run.
+
+    The shipped streams are fed first, unless their topic is complete, and compared with the truth.
+    """
+    begun = time.monotonic()
+    if TRUTH_OF not in call.settings.flows:
+        names = list(call.topology.streams)
+        process(call, names)
+        taken = time.monotonic() - begun
+        done = {"ok": True, "seconds": round(taken, 1), "streams": names}
+        show(output, done, lambda: say(f"the streams have read what their topics held; {taken:.0f} s"))
+        return 0
+
     from streaming_jobs.examples.flights.streams import STREAMS
     from streaming_jobs.examples.flights.truth import compare
 
-    if TRUTH_OF not in call.settings.flows:
-        raise UsageError(
-            f"--once compares the streams of {TRUTH_OF} with the truth, and they are not among your flows",
-            f"leave --once out, or add {TRUTH_OF} to the setting `flows`",
-        )
-    begun = time.monotonic()
     feed_once(call.settings, share)
     process(call, [stream.name for stream in STREAMS])
     say("comparing the tables with the truth")
@@ -303,7 +315,9 @@ def feed(
     """Send the flights of 2013 to the topic `flights`, in the order of their departure."""
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import broker_for_command
+    from streaming_jobs.platform.extras import require
 
+    require("demo", "a feed of the flights")
     settings = invocation(context).settings
     with stop_signals_interrupt(), broker_for_command(settings):
         report = feed_with_bar(settings, rate=rate, share=share, again=again)

@@ -19,8 +19,9 @@ from streaming_jobs.catalog.truths import Truth
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
+from streaming_jobs.platform.extras import missing
 from streaming_jobs.platform.main_module import seen_with_a_file
-from streaming_jobs.settings import CONFIG_FILE, Settings, project_folder
+from streaming_jobs.settings import FILES, Settings, project_folder
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import instead, nearest
@@ -167,6 +168,9 @@ def _same_types(reader: str, table: str, wanted: StructType, declared: StructTyp
 _UNKNOWN_ARGUMENT = re.compile(
     r"(?P<declaration>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<argument>\w+)'"
 )
+_NOT_IMPORTED = re.compile(r"tests?|test_\w+|conftest|__\w+__")
+"""Modules below a package of `flows` that pytest or a command runs."""
+_OF_PACKAGES = ("site-packages", "dist-packages")
 _DECLARATIONS = ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json")
 
 
@@ -209,9 +213,10 @@ class Topology:
         """The streams of the setting `flows`; raises UsageError if there are none, or none for a `streams.<name>`."""
         if not settings.flows:
             raise ConfigurationError(
-                f"no streams are configured: neither {CONFIG_FILE}, looked for from {Path.cwd()} upwards, nor the "
-                "environment names `flows`",
-                f'write flows = ["my.flows"] in recourse.toml; `{commands.up()}` shows the shipped streams without it',
+                f"no streams are configured: neither {FILES}, looked for from {Path.cwd()} upwards, nor the "
+                "environment, nor an entry point of an installed package names `flows`",
+                f'write flows = ["my.flows"] in recourse.toml, or begin with `{commands.init()}`; '
+                f"`{commands.up()}` shows the shipped streams without it",
             )
         topology = cls.load(settings.flows)
         for name in settings.streams:
@@ -225,10 +230,7 @@ class Topology:
     @classmethod
     def load(cls, modules: Iterable[str]) -> Topology:
         """Import the named modules or packages and collect the streams they declare."""
-        if (here := str(project_folder())) not in sys.path:
-            sys.path.insert(0, here)
-            if here != str(Path.cwd()):  # Spark's Python processes have the working directory only
-                os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        _import_from(project_folder())
         streams: dict[int, Stream] = {}
         modules = list(modules)
         for name in modules:
@@ -278,6 +280,16 @@ class Topology:
         return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
 
 
+def _import_from(project: Path) -> None:
+    """Let modules of the project be imported: after the standard library's, before those of installed packages."""
+    if (here := str(project)) in sys.path:
+        return
+    installed = (index for index, entry in enumerate(sys.path) if Path(entry).name in _OF_PACKAGES)
+    sys.path.insert(next(installed, len(sys.path)), here)
+    if project != Path.cwd():  # Spark's Python processes have the working directory only
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+
+
 def truths_in(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:
     """The truths in these modules of `flows` and their submodules.
 
@@ -298,11 +310,20 @@ def truths_in(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:
 
 
 def modules_of(name: str) -> Iterator[ModuleType]:
-    """A module or package of the setting `flows`, and its direct submodules, imported."""
+    """A module or package of the setting `flows`, and all that is below it, imported; no tests, and no `__main__`."""
     module = _imported(name)
     yield module
-    for submodule in pkgutil.iter_modules(getattr(module, "__path__", ())):
-        yield _imported(f"{name}.{submodule.name}")
+    for below in sorted({child for folder in getattr(module, "__path__", ()) for child in _children(Path(folder))}):
+        if not _NOT_IMPORTED.fullmatch(below):
+            yield from modules_of(f"{name}.{below}")
+
+
+def _children(folder: Path) -> Iterator[str]:
+    """The names of the modules and packages in a folder of a package, also of packages without an `__init__.py`."""
+    yield from (module.name for module in pkgutil.iter_modules([str(folder)]))
+    for child in folder.iterdir() if folder.is_dir() else ():
+        if child.name.isidentifier() and child.is_dir() and any(child.glob("*.py")):
+            yield child.name
 
 
 def _imported(name: str) -> ModuleType:
@@ -321,8 +342,10 @@ def _imported(name: str) -> ModuleType:
         raise _unusable(name, error) from error
 
 
-def _unusable(name: str, error: Exception) -> UsageError:
+def _unusable(name: str, error: Exception) -> RecourseError:
     frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ImportError) and (extra := missing(error, f"module '{name}'")) is not None:
+        return extra
     if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (
         isinstance(error, AssertionError) and not str(error) and "/pyspark/" in frames[-1].filename
     ):

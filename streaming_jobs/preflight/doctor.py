@@ -24,6 +24,7 @@ from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.platform import class_data, cluster, java, ports
 from streaming_jobs.platform.broker import bootstrap_servers, running
+from streaming_jobs.platform.extras import EXTRAS, installed
 from streaming_jobs.platform.jars import JarSet, cache, examine, locked
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark_on_store import state_store
@@ -41,6 +42,7 @@ _ROOM_MB = 2_000
 _JAR_ROOM_MB = 200
 _ASK = timedelta(seconds=5)
 _HEADS = ("pyspark", "delta-spark", "deltalake", "confluent-kafka", "dagster")
+_OF_EXTRA = re.compile(r"""extra == ['"](\w+)['"]""")
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==([^;\s]+)")
 
 
@@ -60,6 +62,7 @@ def checks(settings: Settings) -> list[DoctorCheck]:
         check_python(),
         check_java(settings),
         check_packages(),
+        check_extras(),
         check_jars(settings, "spark"),
         *check_checkpoints(settings),
         *([] if settings.kafka.bootstrap_servers else [check_jars(settings, "broker")]),
@@ -136,9 +139,9 @@ def check_java(settings: Settings) -> DoctorCheck:
 
 
 def check_packages() -> DoctorCheck:
-    """Installed packages against the exact pins of this package."""
+    """Installed packages against the exact pins of this package; those of an extra only where it is installed."""
     try:
-        pins = [(pin[1], pin[2]) for requirement in requires(DISTRIBUTION) or [] if (pin := _PIN.match(requirement))]
+        pins = [(pin[1], pin[2]) for requirement in requires(DISTRIBUTION) or [] if (pin := _pinned(requirement))]
     except PackageNotFoundError:
         return DoctorCheck(
             "packages", None, f"{DISTRIBUTION} is not installed here, so nothing is pinned", "make setup"
@@ -149,6 +152,20 @@ def check_packages() -> DoctorCheck:
     versions = dict(pins)
     shown = [f"{name} {versions[name]}" for name in _HEADS if name in versions]
     return DoctorCheck("packages", True, ", ".join([*shown, f"{len(pins) - len(shown)} more as pinned"]))
+
+
+def _pinned(requirement: str) -> re.Match[str] | None:
+    extra = _OF_EXTRA.search(requirement)
+    applies = extra is None or (extra[1] in EXTRAS and installed(extra[1]))  # `all` repeats the requirements of others
+    return _PIN.match(requirement) if applies else None
+
+
+def check_extras() -> DoctorCheck:
+    """The extras that are installed; a command that needs another one says so."""
+    there = [extra for extra in EXTRAS if installed(extra)]
+    absent = [extra for extra in EXTRAS if extra not in there]
+    rest = f"; not installed: {', '.join(absent)}" if absent else ""
+    return DoctorCheck("extras", True, f"{', '.join(there) or 'none'}{rest}")
 
 
 def _differing(pins: list[tuple[str, str]]) -> Iterator[str]:

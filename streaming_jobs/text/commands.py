@@ -22,6 +22,14 @@ def up(**options: object) -> str:
     return _command("up", **options)
 
 
+def init(name: str = "NAME") -> str:
+    return _command("init", name)
+
+
+def send(topic: str, file: str, **options: object) -> str:
+    return _command("send", topic, file, **options)
+
+
 def doctor() -> str:
     return _command("doctor")
 
@@ -57,6 +65,10 @@ def stop(stream: str) -> str:
 
 def describe() -> str:
     return _command("streams", "describe")
+
+
+def sample(table: str) -> str:
+    return _command("streams", "sample", table)
 
 
 def history(stream: str, **options: object) -> str:

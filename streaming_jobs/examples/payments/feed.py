@@ -11,16 +11,13 @@ import argparse
 import sys
 from collections.abc import Iterable
 
-from confluent_kafka import Producer
-
-from streaming_jobs.errors import BrokerUnreachable, RecourseError
+from streaming_jobs.errors import RecourseError
 from streaming_jobs.examples.payments.payments import Payment, late_payments, payments
 from streaming_jobs.examples.payments.streams import PAYMENTS, TOPICS
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import KafkaSettings, Settings
-from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.producing import NewRecord, produce
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.text import commands
 
 
 def feed(settings: Settings, count: int, late: int) -> int:
@@ -41,34 +38,7 @@ def feed(settings: Settings, count: int, late: int) -> int:
 
 def send(kafka: KafkaSettings, bootstrap: str, made: Iterable[Payment]) -> None:
     """Send these payments, and wait until all are acknowledged; raises BrokerUnreachable."""
-    seconds = kafka.timeout.total_seconds()
-    options = {
-        "enable.idempotence": True,
-        "partitioner": "murmur2_random",
-        "delivery.timeout.ms": int(seconds * 1000),
-    }
-    refused: list[str] = []
-    producer = Producer({**client_config(kafka, bootstrap), **options})
-    for payment in made:
-        while True:
-            try:
-                producer.produce(
-                    PAYMENTS.name,
-                    key=payment.key,
-                    value=payment.value,
-                    on_delivery=lambda error, _: refused.append(str(error)) if error is not None else None,
-                )
-                break
-            except BufferError:
-                producer.poll(0.1)
-        producer.poll(0)
-    left = producer.flush(2 * seconds)
-    if left or refused:
-        why = next(iter(refused), "no answer")
-        raise BrokerUnreachable(
-            f"{left + len(refused):,} payments were not acknowledged by {bootstrap}: {why}",
-            f"check the broker (`{commands.doctor()}`), then feed again",
-        )
+    produce(kafka, bootstrap, PAYMENTS.name, (NewRecord(payment.value, payment.key) for payment in made))
 
 
 def main() -> int:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
-from confluent_kafka import Producer
 
-from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.examples.shop.streams import ORDERS, PIECES_OF_A_BOX
 from streaming_jobs.settings import KafkaSettings
-from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.producing import NewRecord, produce
 
 PRODUCTS = 60
 _BEGIN = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
@@ -90,13 +88,7 @@ def true_levels(of: Iterable[ShopOrder]) -> dict[str, tuple[int, int]]:
     return levels
 
 
-def send(kafka: KafkaSettings, bootstrap: str, of: Iterable[ShopOrder], timeout: float = 60.0) -> None:
-    """Send orders, keyed by product; raises BrokerUnreachable when they are not all taken within `timeout` s."""
-    producer = Producer(
-        client_config(kafka, bootstrap)
-        | {"enable.idempotence": True, "partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
-    )
-    for order in of:
-        producer.produce(ORDERS.name, value=order.value, key=order.product)
-    if left := producer.flush(timeout):
-        raise BrokerUnreachable(f"{left:,} orders were not taken within {timeout:.0f} s", "look at the broker")
+def send(kafka: KafkaSettings, bootstrap: str, of: Iterable[ShopOrder]) -> None:
+    """Send orders, keyed by product; raises BrokerUnreachable when they are not all acknowledged within a minute."""
+    records = (NewRecord(order.value, order.product) for order in of)
+    produce(kafka, bootstrap, ORDERS.name, records, timedelta(minutes=1))

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
-from confluent_kafka import Producer
 
-from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.settings import KafkaSettings
-from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.producing import NewRecord, produce
 
 TOPIC = "stock_movements"
 PARTITIONS = 2
@@ -79,15 +77,7 @@ def low_stock(of: Sequence[Movement]) -> list[tuple[str, int, datetime]]:
     return sorted((m.product, -m.change, m.at) for m in of if m.change <= -5)
 
 
-def send(kafka: KafkaSettings, bootstrap: str, of: Sequence[Movement], timeout: float = 60.0) -> None:
-    """Send movements, keyed by product; raises BrokerUnreachable when they are not all taken within `timeout` s."""
-    producer = Producer(
-        client_config(kafka, bootstrap)
-        | {"enable.idempotence": True, "partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
-    )
-    for movement in of:
-        producer.produce(
-            TOPIC, value=movement.value, key=movement.product, timestamp=int(movement.at.timestamp() * 1000)
-        )
-    if left := producer.flush(timeout):
-        raise BrokerUnreachable(f"{left:,} movements were not taken within {timeout:.0f} s", "look at the broker")
+def send(kafka: KafkaSettings, bootstrap: str, of: Sequence[Movement]) -> None:
+    """Send movements, keyed by product; raises BrokerUnreachable when they are not all acknowledged within a minute."""
+    records = (NewRecord(each.value, each.product, int(each.at.timestamp() * 1000)) for each in of)
+    produce(kafka, bootstrap, TOPIC, records, timedelta(minutes=1))

@@ -18,6 +18,7 @@ from streaming_jobs.settings import (
     Loaded,
     Settings,
     StreamSettings,
+    _installed_flows,
     configuration,
     demonstrate,
     load,
@@ -215,6 +216,69 @@ def test_the_file_is_looked_for_upwards_and_its_paths_belong_to_its_folder(
     assert project_folder() == folder
     assert loaded.sources == {"configuration": str(file), "home": str(folder / ".recourse")}
     assert load({"home": "mine"}).settings.home == folder / "deep" / "down" / "mine"
+
+
+def test_a_table_in_pyproject_toml_is_a_configuration_file_as_recourse_toml_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyproject = folder / "pyproject.toml"
+    pyproject.write_text('[project]\nname = "mine"\n\n[tool.recourse]\nflows = ["mine"]\ntables_dir = "data"\n')
+    (folder / "deep").mkdir()
+    (folder / "deep" / "pyproject.toml").write_text('[project]\nname = "of-another-tool-for-recourse"\n')
+    monkeypatch.chdir(folder / "deep")
+    loaded = load()
+    assert (loaded.file, loaded.settings.flows, loaded.settings.tables) == (pyproject, ["mine"], folder / "data")
+    assert origin(loaded, "flows")[1] == f"file {pyproject}" and project_folder() == folder
+    assert configuration(None) == pyproject
+    monkeypatch.chdir(folder)
+    (folder / "recourse.toml").write_text("")
+    with pytest.raises(
+        ConfigurationError, match=r"settings in recourse.toml and in \[tool.recourse\] of pyproject.toml"
+    ):
+        load()
+    assert load(config_file=pyproject).settings.flows == ["mine"]
+    with pytest.raises(ConfigurationError, match=r"deep/pyproject.toml has no table \[tool.recourse\]"):
+        load(config_file=folder / "deep" / "pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[tool.recourse]\nflows = [", "pyproject.toml is not TOML"),
+        ("[tool]\nrecourse = 1\n", "is no table"),
+        ("[tool.recourse]\nflow = 1\n", r"flow \(file pyproject.toml\): no such setting"),
+    ],
+)
+def test_a_table_in_pyproject_toml_that_is_of_no_use_is_refused(folder: Path, text: str, words: str) -> None:
+    (folder / "pyproject.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match=words):
+        load()
+
+
+def test_a_pyproject_toml_that_concerns_other_tools_is_left_to_them(folder: Path) -> None:
+    for text in ("[project\n", "[tool.other]\nrecourse = 1\n"):
+        (folder / "pyproject.toml").write_text(text)
+        assert load().file is None
+    (folder / "pyproject.toml").write_bytes(b"\xff")
+    assert load().file is None
+
+
+def test_installed_packages_name_their_streams_where_no_layer_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = folder / "acme_streams-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: acme-streams\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[recourse.streams]\nb = acme.eu\na = acme.us:orders\n")
+    monkeypatch.syspath_prepend(str(folder))
+    _installed_flows.cache_clear()
+    try:
+        loaded = load()
+        assert loaded.settings.flows == ["acme.eu", "acme.us"]  # also where the demonstration was chosen
+        assert origin(loaded, "flows")[1] == "entry points recourse.streams"
+        assert load({"flows": ["mine"]}).settings.flows == ["mine"]
+    finally:
+        _installed_flows.cache_clear()
 
 
 def test_no_streams_without_a_configuration_unless_the_demonstration_was_chosen_for_the_home(

