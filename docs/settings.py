@@ -26,8 +26,9 @@ Every setting, with its allowed values. The last of these sources that sets a va
 1. the default;
 2. `recourse.toml` in the working directory or the nearest folder above: `[stream]` and below it
    `trigger = "every 10 seconds"`. Relative paths in the file, and the default home, are relative to its folder.
-   `pyproject.toml` is such a file if it has a table `[tool.recourse]`, with the sections as `[tool.recourse.stream]`; both
-   in one folder are refused. `--config FILE` or the variable `RECOURSE_CONFIG` names another file, which has to exist;
+   `pyproject.toml` is such a file if it has a table `[tool.recourse]`, with sections such as `[tool.recourse.stream]`;
+   both in one folder are refused. `--config FILE` or the variable `RECOURSE_CONFIG` names another file, which has to
+   exist;
 3. the environment: `RECOURSE_` and the key in capitals, two underscores for a dot: `RECOURSE_STREAM__TRIGGER`;
 4. the command line: `recourse --set stream.trigger='every 10 seconds' ...`.
 

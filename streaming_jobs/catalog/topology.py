@@ -281,13 +281,19 @@ class Topology:
 
 
 def _import_from(project: Path) -> None:
-    """Let modules of the project be imported: after the standard library's, before those of installed packages."""
-    if (here := str(project)) in sys.path:
-        return
-    installed = (index for index, entry in enumerate(sys.path) if Path(entry).name in _OF_PACKAGES)
-    sys.path.insert(next(installed, len(sys.path)), here)
-    if project != Path.cwd():  # Spark's Python processes have the working directory only
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    """Let modules of the project be imported: after the standard library's, before those of installed packages.
+
+    `python -m`, which starts sessions, has put the working directory first.
+    """
+    here = str(project)
+    path = [entry for entry in sys.path if entry != here]
+    path.insert(next((n for n, entry in enumerate(path) if Path(entry).name in _OF_PACKAGES), len(path)), here)
+    if path != sys.path:
+        sys.path[:] = path  # at once: other threads import meanwhile
+    inherited = os.environ.get("PYTHONPATH", "")
+    if project != Path.cwd() and here not in inherited.split(os.pathsep):
+        # Spark's Python processes have the working directory only.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, inherited]))
 
 
 def truths_in(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:

@@ -70,11 +70,13 @@ def test_a_module_of_the_project_hides_installed_packages_and_none_of_the_standa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    Topology.load([])
-    entries = [Path(entry) for entry in sys.path]
-    project, standard = entries.index(tmp_path), entries.index(Path(os.__file__).parent)
-    assert standard < project < min(n for n, entry in enumerate(entries) if entry.name == "site-packages")
+    for before in ([], [str(tmp_path)]):  # as for `recourse`, and for `python -m`
+        monkeypatch.setattr(sys, "path", [*before, *sys.path])
+        Topology.load([])
+        entries = [Path(entry) for entry in sys.path]
+        [project] = [n for n, entry in enumerate(entries) if entry == tmp_path]
+        assert entries.index(Path(os.__file__).parent) < project
+        assert project < min(n for n, entry in enumerate(entries) if entry.name == "site-packages")
 
 
 def test_modules_without_a_stream_and_one_that_is_not_there_are_refused(flows: Path) -> None:
