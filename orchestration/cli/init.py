@@ -16,12 +16,15 @@ import typer
 
 from orchestration.cli.text import say
 from streaming_jobs.errors import UsageError
+from streaming_jobs.platform.entry import PACKAGES
 from streaming_jobs.text import commands
 
 _TEMPLATES = Path(__file__).parents[1] / "new_project"
 _SUFFIX = ".tmpl"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _LONGEST = 50
+_TAKEN = (*PACKAGES, "tests", "samples", "deploy")
+_PLACEHOLDER = re.compile("my([-_])project")
 
 
 def init(
@@ -58,7 +61,7 @@ def checked(name: str) -> str:
             f"'{name}' is not the name of a project",
             f"use lower-case letters and digits, a letter first, '-' or '_' between words, {_LONGEST} at most",
         )
-    if keyword.iskeyword(package) or keyword.issoftkeyword(package) or package in ("tests", "samples", "deploy"):
+    if keyword.iskeyword(package) or keyword.issoftkeyword(package) or package in _TAKEN:
         raise UsageError(f"'{name}' cannot be the name of a package", "choose another name")
     if package in sys.stdlib_module_names or _installed(package):
         raise UsageError(f"the package '{package}' would hide an installed one of that name", "choose another name")
@@ -79,14 +82,11 @@ def project_files(name: str) -> Mapping[Path, str]:
 def _files(folder: Path, name: str, package: str) -> Iterator[tuple[Path, str]]:
     for path in folder.rglob(f"*{_SUFFIX}"):
         place = str(path.relative_to(folder)).removesuffix(_SUFFIX)
-        yield (
-            Path(_named(place, name, package)),
-            _named(path.read_text(encoding="utf-8"), name, package),
-        )
+        yield Path(_named(place, name, package)), _named(path.read_text(encoding="utf-8"), name, package)
 
 
 def _named(text: str, name: str, package: str) -> str:
-    return text.replace("my-project", name).replace("my_project", package)
+    return _PLACEHOLDER.sub(lambda match: name if match[1] == "-" else package, text)
 
 
 def _write_new(folder: Path, files: Mapping[Path, str]) -> None:

@@ -21,6 +21,7 @@ class MissingExtra(SetupError):
     """
 
     code = "REC-037"
+    exit_code = 78  # of a session: a service manager does not start it again
 
     def __init__(self, needs: str, extra: str) -> None:
         super().__init__(

@@ -46,6 +46,12 @@ def test_a_project_has_its_name_in_every_file_and_its_streams_suites_and_jobs_ca
     sys.modules.pop("corner_shop")
 
 
+def test_a_name_that_resembles_the_one_in_the_templates_is_taken_as_it_is() -> None:
+    files = init.project_files("my_project-2")
+    assert {"my_project_2/streams.py", "deploy/my_project-2.service"} <= {str(path) for path in files}
+    assert 'flows = ["my_project_2"]' in files[Path("pyproject.toml")]
+
+
 def test_the_code_of_a_project_is_formatted_and_has_no_findings(tmp_path: Path, run: Run) -> None:
     run.ended(0, "init", "shop")
     for arguments in (["format", "--check"], ["check"]):
@@ -108,7 +114,22 @@ def test_a_failure_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     "name",
-    ["Shop", "../shop", "a b", "1shop", "shop-", "a__b", "", "s" * 51, "class", "match", "tests", "random", "quality"],
+    [
+        "Shop",
+        "../shop",
+        "a b",
+        "1shop",
+        "shop-",
+        "a__b",
+        "",
+        "s" * 51,
+        "class",
+        "match",
+        "tests",
+        "random",
+        "quality",
+        "pyspark",
+    ],
 )
 def test_a_name_that_no_package_can_have_or_that_hides_another_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"is not the name|cannot be the name|would hide"):

@@ -33,7 +33,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch:
     without(monkeypatch, "dagster_webserver")
     with pytest.raises(MissingExtra, match=r"this needs recourse-streams\[dagster\]") as refused:
         require("dagster", "this")
-    assert "pip install 'recourse-streams[dagster]'" in refused.value.next_step and refused.value.exit_code == 1
+    assert "pip install 'recourse-streams[dagster]'" in refused.value.next_step and refused.value.exit_code == 78
     require("quality", "that")
 
 
