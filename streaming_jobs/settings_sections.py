@@ -613,7 +613,7 @@ class MetricsSettings(_Section):
         0,
         ge=0,
         le=65535,
-        description=f"port of the endpoint; 0: `{commands.up()}` has none, and `recourse metrics` takes 9464",
+        description=f"port of the endpoint; 0: `{commands.up()}` has none, and `{commands.metrics()}` takes 9464",
     )
     otlp_endpoint: Annotated[str, AfterValidator(_checked_endpoint)] = Field(
         "", description="http or https URL that also receives the figures by OTLP, such as http://host:4318/v1/metrics"

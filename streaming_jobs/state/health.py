@@ -19,7 +19,7 @@ bring nothing: it is stale, and the stream is not to blame.
 | run_failed | is of a scheduled job whose newest run failed (Dagster's check says so) |
 | overdue | is of a scheduled job that nothing has started since the last tick (Dagster's check says so) |
 | blind | has not seen the end of its topics for `dagster.stale_after`: no broker answers |
-| stale | has a table with rows older than its objective, `fresh_within`, for no reason above; yellow if nothing is unread |
+| stale | has a table that is older than `fresh_within`, for no reason above; yellow if nothing is unread |
 | disk | has a session, or is red, and the disk of home, state or tables is nearly full (`quality.free_disk_mb`) |
 
 Stopped on purpose, being recovered and never started are notes. A stream that was asked to start, or that ended less
