@@ -12,9 +12,11 @@ It asks for no password, and answers GET alone. A request that sends nothing end
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import TYPE_CHECKING
 
 import structlog
@@ -82,6 +84,14 @@ class MetricsServer(ThreadingHTTPServer):
                 f"the endpoint of the figures cannot listen on {host}:{port}: {error.strerror or error}",
                 "choose others with --host and --port, or the settings metrics.host and metrics.port",
             ) from error
+
+    def server_bind(self) -> None:
+        """Bind without the look-up of a name for the address, which waits for a DNS that is away."""
+        TCPServer.server_bind(self)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - see socketserver
+        """A scraper that has gone away is no error of this process."""
+        log.info("an answer could not be given", client=str(client_address), reason=repr(sys.exc_info()[1]))
 
     @property
     def url(self) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TIMEOUT = 10.0
 """Seconds for one delivery; the next one brings newer figures."""
+LAST = 3.0
+"""Seconds for the last delivery, at the end."""
 _UNITS = {"seconds": "s", "bytes": "By", "": "1"}
 
 
@@ -47,7 +49,7 @@ def start_otlp(scrapes: Scrapes) -> Callable[[], None]:
     for figure in FIGURES:
         create = meter.create_observable_counter if figure.kind == "counter" else meter.create_observable_gauge
         create(otlp_name(figure), [partial(_observations, scrapes, figure)], _UNITS[figure.unit], figure.help)
-    return partial(provider.shutdown, timeout_millis=TIMEOUT * 1000)
+    return partial(provider.shutdown, timeout_millis=LAST * 1000)
 
 
 def otlp_name(figure: Figure) -> str:

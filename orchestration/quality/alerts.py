@@ -141,7 +141,8 @@ def deliver_all(
     sent, begun = {}, time.monotonic()
     for name, receiver in receivers.items():
         in_time = time.monotonic() - begun < LONGEST_TICK
-        sent[name] = deliver(name, receiver, now, partial(send, name)) if in_time else (receiver, "waits for a tick")
+        later = receiver, "waits for the next tick" if receiver.waiting else ""
+        sent[name] = deliver(name, receiver, now, partial(send, name)) if in_time else later
     left = {name: receiver for name, (receiver, _) in sent.items()}
     return left, [f"{name}: {text}" for name, (_, text) in sent.items() if text]
 

@@ -148,6 +148,8 @@ def send(settings: Settings, receiver: str, messages: Sequence[Transition]) -> D
     """Send messages to the webhook, a service, or addresses, by the senders of the checks' alerts."""
     if receiver in services.named(settings.quality.services):
         return tell_service(settings, receiver, messages)
+    if " " in receiver:  # the name of a service, no address
+        return DeliveryFailure(f"{receiver} is no longer in quality.services", refused=True)
     if receiver == WEBHOOK:
         return SENDERS["webhook"](settings, messages)
     quality = settings.quality.model_copy(update={"email_to": receiver.split(",")})

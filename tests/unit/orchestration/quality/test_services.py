@@ -134,7 +134,7 @@ def test_services_that_use_a_tick_up_leave_the_others_their_queue(
     monkeypatch.setattr("orchestration.quality.alerts.LONGEST_TICK", 0.0)
     home = settings(tmp_path, url(service))
     left, words = delivered(home, queued(home, change(1)))
-    assert next(iter(left.values())).waiting and words.endswith("waits for a tick") and not service.bodies
+    assert next(iter(left.values())).waiting and words.endswith("waits for the next tick") and not service.bodies
 
 
 def test_no_name_no_failure_and_no_log_shows_the_token(
@@ -188,3 +188,5 @@ def test_notifications_of_jobs_reach_services_too(tmp_path: Path, service: Webho
     (name,) = services.named(home.quality.services)
     failure: DeliveryFailure | None = send(home, name, [replace(change(1), title="job nightly: run 1 failed")])
     assert failure is None and service.bodies[0]["title"].startswith("job nightly: run 1 failed")
+    gone = send(settings(tmp_path), name, [change(1)])
+    assert gone is not None and gone.refused, "it is dropped, and not sent to an address of that name"
