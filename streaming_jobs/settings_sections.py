@@ -586,6 +586,10 @@ class DagsterSettings(_Section):
         ),
     )
     keepalive: bool = Field(True, description="start continuous jobs automatically, and restart them after a failure")
+    key_prefix: list[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]] = Field(
+        [],
+        description="first parts of the key of every asset, and of every name of a job, sensor or schedule in Dagster",
+    )
 
 
 class QualitySettings(_Section):

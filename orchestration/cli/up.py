@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
 
-from orchestration.cli.options import Invocation, environment_name, invocation
+from orchestration.cli.options import Invocation, invocation
 from orchestration.cli.text import (
     FAILED,
     INTERRUPTED,
@@ -24,6 +24,7 @@ from orchestration.cli.text import (
     say,
     show,
 )
+from orchestration.configuration import environment_name
 from orchestration.sessions.bounded_log import BoundedLog
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.text import commands

@@ -37,6 +37,7 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
+from orchestration.names import named, table_key, table_of
 from orchestration.quality.rules import RULES
 from orchestration.quality.suites import COMMAND, suites_of
 from orchestration.quality.transitions import (
@@ -95,7 +96,7 @@ class CheckAlerts:
 
     def sensor(self) -> dg.SensorDefinition:
         @dg.sensor(
-            name="check_alerts",
+            name=named(self.settings.dagster, "check_alerts"),
             minimum_interval_seconds=LOOK_EVERY,
             default_status=dg.DefaultSensorStatus.RUNNING,
             description="Tells of checks that turn red, yellow, or green again: in the log, and to the receivers of "
@@ -219,7 +220,7 @@ def _seen(
     at = record.event.timestamp if record.event is not None else record.create_timestamp
     return ObservedCheck(
         check=key.name,
-        table=key.asset_key.to_user_string(),
+        table=table_of(key.asset_key),
         id=record.id,
         state=_state(evaluation),
         text=evaluation.description or "",
@@ -263,7 +264,7 @@ def _lost(
     lost: dict[dg.AssetCheckKey, str] = {}
     for record in reversed(instance.get_run_records(failed, limit=_NEWEST)):
         begun = int(record.start_time or record.create_timestamp.timestamp())  # storage has whole seconds of outcomes
-        chosen = suites_of(record.dagster_run, suites)
+        chosen = suites_of(settings, record.dagster_run, suites)
         for key in suites:
             if key.name in chosen and (key not in known or known[key].create_timestamp < begun):
                 lost[key] = record.dagster_run.run_id
@@ -329,7 +330,8 @@ def link(settings: Settings, one: Transition) -> str:
         return ""
     if one.run:
         return f"{address}/runs/{quote(one.run)}"
-    return f"{address}/assets/{quote(one.table.partition(', ')[0])}?view=checks&checkDetail={quote(one.check)}"
+    path = "/".join(table_key(settings.dagster, one.table.partition(", ")[0]).path)
+    return f"{address}/assets/{quote(path)}?view=checks&checkDetail={quote(one.check)}"
 
 
 def post(settings: Settings, found: Sequence[Transition]) -> DeliveryFailure | None:

@@ -13,7 +13,7 @@ import yaml
 
 from orchestration.bundle.job import Bundle, Job, Task
 from orchestration.recoveries.definitions import definitions
-from orchestration.recoveries.launchpad import STEP, launch_of, link, run_config
+from orchestration.recoveries.launchpad import LAUNCHPAD, STEP, Launchpad, launch_of
 from orchestration.recoveries.request import Launch, PlanRequest, share_of
 from orchestration.sessions.reporting import table_key
 from streaming_jobs.errors import ConfigurationError, UsageError
@@ -32,7 +32,7 @@ def job(tmp_path: Path) -> dg.JobDefinition:
 
 def checked(job: dg.JobDefinition, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields as the step gets them: checked by Dagster, with its defaults."""
-    config: Mapping[str, Any] = dg.validate_run_config(job, run_config(fields))["ops"][STEP]["config"]
+    config: Mapping[str, Any] = dg.validate_run_config(job, LAUNCHPAD.run_config(fields))["ops"][STEP]["config"]
     return config
 
 
@@ -139,7 +139,7 @@ def test_a_launch_has_the_options_of_the_command_line_and_reaches_its_process_as
 
 
 def test_a_link_fills_the_launchpad_in_with_what_it_accepts(job: dg.JobDefinition) -> None:
-    address = urlsplit(link("streams", {"do": "resume", "plan": "orders-0001"}))
+    address = urlsplit(Launchpad("streams").link({"do": "resume", "plan": "orders-0001"}))
     assert address.path == "/locations/streams/jobs/recover/playground/setup"
     config = yaml.safe_load(parse_qs(address.query)["config"][0])
     assert launch_of(checked(job, config["ops"][STEP]["config"])) == Launch("resume", "orders-0001")
