@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,16 +60,14 @@ def beside(file: Path, values: Mapping[str, object]) -> Configuration:
     folder = file.parent
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    origins = {origin.key: origin for origin in Configuration(file, values).load().origins}
+    Configuration(file, values).load()  # refuses what cannot be read
     paths: dict[str, object] = {"home": str(folder / config.HOME)}
     if jobs := next((folder / name for name in (OWN_NAME, FILE_NAME) if (folder / name).is_file()), None):
         paths["jobs"] = str(jobs)
-    paths |= {key: origins[key].value for key in _PATHS if key in origins and origins[key].origin.startswith("file ")}
-    found = {**paths, **values}
-    for key in _PATHS:
-        if key in found and not is_remote(place := str(found[key])):
-            found[key] = str(folder / Path(place).expanduser())
-    return Configuration(file, found)
+    written = tomllib.loads(file.read_text(encoding="utf-8"))  # a loaded setting is absolute: of the working directory
+    paths |= {key: written[key] for key in _PATHS if key in written} | {k: v for k, v in values.items() if k in _PATHS}
+    places = {k: v if is_remote(v) else str(folder / Path(str(v)).expanduser()) for k, v in paths.items()}
+    return Configuration(file, {**values, **places})
 
 
 def environment_name(key: str) -> str:

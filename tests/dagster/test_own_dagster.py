@@ -150,10 +150,8 @@ def test_a_child_loads_the_settings_of_its_code_location(tmp_path: Path, monkeyp
     Path("recourse.toml").write_text('flows = ["of_another"]\nhome = "elsewhere"\n')
     monkeypatch.setenv("RECOURSE_HOME", str(tmp_path / "another"))
     file = project(tmp_path / "shop")
-    file.write_text(
-        file.read_text()
-        + 'tables_dir = "out"\n[kafka]\nsasl_username = "me"\nsecurity_protocol = "SASL_SSL"\nbootstrap_servers = "k:1"\n'
-    )
+    kafka = '[kafka]\nsasl_username = "me"\nsecurity_protocol = "SASL_SSL"\nbootstrap_servers = "k:1"\n'
+    file.write_text(f'{file.read_text()}tables_dir = "out"\n{kafka}')
     origin = beside(file, {"kafka.sasl_password": "secret", "dagster.key_prefix": ["prod"], "stream.pace": "economy"})
     settings = origin.load().settings
     assert (settings.home, settings.tables) == (tmp_path / "shop" / ".recourse", tmp_path / "shop" / "out")
