@@ -15,7 +15,6 @@ from orchestration.bundle.job import Bundle, Job, Task
 from orchestration.recoveries.definitions import definitions
 from orchestration.recoveries.launchpad import LAUNCHPAD, STEP, Launchpad, launch_of
 from orchestration.recoveries.request import Launch, PlanRequest, share_of
-from orchestration.sessions.reporting import table_key
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings import Settings
 
@@ -24,7 +23,7 @@ TO_BATCH = {"streams": ["orders"], "target": {"to_batch": 2}}
 
 @pytest.fixture
 def job(tmp_path: Path) -> dg.JobDefinition:
-    tables = {name: [table_key(name)] for name in ("orders", "customers")}
+    tables = {name: [dg.AssetKey(name)] for name in ("orders", "customers")}
     return definitions(
         Settings.load({"home": tmp_path}), tables, Bundle("shop", "default", (), tmp_path)
     ).resolve_job_def("recover")
