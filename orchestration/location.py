@@ -14,11 +14,11 @@ import structlog
 from orchestration import preview, topic_sensor
 from orchestration.bundle import last_good
 from orchestration.bundle.job import Bundle
-from orchestration.configuration import FOUND, Configuration, beside
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
 from orchestration.sessions import definitions as sessions
 from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.configuration import FOUND, Configuration, beside
 from orchestration.sessions.health import HealthChecks
 from orchestration.sessions.retention import Owned
 from orchestration.sessions.supervisor import Command

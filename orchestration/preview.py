@@ -18,10 +18,10 @@ import dagster as dg
 from pydantic import Field
 
 from orchestration.bundle.job import Bundle
-from orchestration.configuration import FOUND, Configuration
-from orchestration.names import named
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, code_block, session_executor, table
+from orchestration.sessions.configuration import FOUND, Configuration
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import claim, job_tags
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from orchestration.names import named, topic_key
+from orchestration.sessions.names import named, topic_key
 from orchestration.sessions.reporting import shown
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, RecourseError

@@ -61,8 +61,8 @@ def check_jobs(settings: Settings) -> DoctorCheck:
 
 def check_dagster(settings: Settings) -> list[DoctorCheck]:
     """The checks of the Dagster instance; without a usable job YAML, which `check_jobs` reports, of no job."""
-    from orchestration import instance
     from orchestration.bundle import last_good
+    from orchestration.local_dagster import instance
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.errors import RecourseError
 

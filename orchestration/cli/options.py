@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestration.cli.text import say
-from orchestration.configuration import Configuration
+from orchestration.sessions.configuration import Configuration
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from orchestration.cli.text import (
     say,
     show,
 )
-from orchestration.configuration import environment_name
 from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.sessions.configuration import environment_name
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.text import commands
 

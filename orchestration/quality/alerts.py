@@ -37,7 +37,6 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
-from orchestration.names import named, table_key, table_of
 from orchestration.quality.rules import RULES
 from orchestration.quality.suites import COMMAND, suites_of
 from orchestration.quality.transitions import (
@@ -51,6 +50,7 @@ from orchestration.quality.transitions import (
     by_stream,
 )
 from orchestration.sessions.health import HEALTH, NO_ALERT
+from orchestration.sessions.names import named, table_key, table_of
 from orchestration.sessions.ownership import QUALITY_KIND, job_tags
 from orchestration.sessions.verdicts import RUN
 from streaming_jobs.settings import Settings

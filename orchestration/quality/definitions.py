@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import dagster as dg
 
 from orchestration.bundle.job import Bundle
-from orchestration.names import table_of
 from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.job_notifications import job_sensors
 from orchestration.quality.rules import RULES, RuleChecks, RuleCount, RuleCounts, RuledTable, counts_in
 from orchestration.quality.suites import JOB, OP, STEP, RunSuite, SparkFactory, SuiteChecks
 from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.names import table_of
 from quality.suite_set import SuiteSet
 from quality.suites import Suite
 from quality.validation import Validation

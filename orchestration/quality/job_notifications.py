@@ -17,9 +17,9 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job import Job, Notification
-from orchestration.names import named
 from orchestration.quality.alerts import LOOK_EVERY, SENDERS, DeliveryFailure, deliver_all
 from orchestration.quality.transitions import Receiver, State, Transition
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import LOCATION_TAG, location_id
 from streaming_jobs.settings import Settings
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import dagster as dg
 
-from orchestration.names import table_key, table_of
+from orchestration.sessions.names import table_key, table_of
 from orchestration.sessions.reporting import shown
 from orchestration.sessions.verdicts import LOOK_EVERY, CheckVerdict, checks_from_files
 from streaming_jobs.declare.rules import RowRules

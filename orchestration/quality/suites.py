@@ -31,9 +31,9 @@ from dagster._core.storage.asset_check_execution_record import (
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field
 
-from orchestration.names import named, table_key, table_of
 from orchestration.recoveries.launchpad import LAUNCHPAD, Launchpad
 from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.names import named, table_key, table_of
 from orchestration.sessions.ownership import QUALITY_KIND, claim, job_tags
 from orchestration.sessions.reporting import belongs_to_no_run, shown
 from orchestration.sessions.verdicts import CheckVerdict

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import dagster as dg
 
 from orchestration.bundle.job import Bundle
-from orchestration.configuration import FOUND, Configuration
 from orchestration.recoveries.launchpad import JOB, STEP, Launchpad, example, schema
 from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.configuration import FOUND, Configuration
 from orchestration.sessions.ownership import RECOVERY_KIND, job_tags
 from streaming_jobs.settings import Settings
 

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import dagster as dg
 import yaml
 
-from orchestration.names import named
 from orchestration.recoveries.request import CHOICES, TARGETS, Action, Launch, Option, PlanRequest
+from orchestration.sessions.names import named
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 

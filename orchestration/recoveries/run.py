@@ -26,7 +26,6 @@ import dagster as dg
 from dagster._core.errors import DagsterUserCodeProcessError
 from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defined]
 
-from orchestration.configuration import FOUND, Configuration
 from orchestration.recoveries.child import GRACE, INTERRUPTED
 from orchestration.recoveries.events import (
     ChangedTable,
@@ -45,6 +44,7 @@ from orchestration.recoveries.request import Launch
 from orchestration.sessions import reporting
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, code_block, fail_run, table
+from orchestration.sessions.configuration import FOUND, Configuration
 from orchestration.sessions.ownership import PLAN_TAG, RECOVERY_KIND, STAGE_TAG, claim
 from reprocessing.plan.journal import journal_of
 from reprocessing.stages.recovery import StageBegun

@@ -22,9 +22,8 @@ from dagster._check import CheckError
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job, Periodic, Timed
-from orchestration.configuration import FOUND, Configuration
-from orchestration.names import named, table_key, topic_key
 from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.configuration import FOUND, Configuration
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
     Alert,
@@ -38,6 +37,7 @@ from orchestration.sessions.decisions import (
     newest_session,
     presumed_dead,
 )
+from orchestration.sessions.names import named, table_key, topic_key
 from orchestration.sessions.ownership import (
     FINGERPRINT_TAG,
     HEARTBEAT_TAG,

@@ -14,8 +14,8 @@ from typing import Any
 import dagster as dg
 
 from orchestration.bundle.job import Continuous, Rule, Timed
-from orchestration.names import table_key
 from orchestration.sessions.decisions import RunSeen, missed, passed, should_run
+from orchestration.sessions.names import table_key
 from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made
 from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec

@@ -27,7 +27,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from orchestration.names import table_key
+from orchestration.sessions.names import table_key
 from reprocessing.timeline.marks import Mark, events_of
 from streaming_jobs.settings import DagsterSettings, Settings
 from streaming_jobs.state.status import Status, read_status

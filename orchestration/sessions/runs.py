@@ -12,8 +12,8 @@ import structlog
 from dagster._core.storage.dagster_run import RunRecord
 
 from orchestration.bundle.job import Continuous, Job
-from orchestration.names import named
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import (
     KIND_TAG,
     LOCATION_TAG,

@@ -30,10 +30,10 @@ from functools import partial
 import dagster as dg
 
 from orchestration.bundle.job import Continuous, Job, Timed
-from orchestration.configuration import FOUND, Configuration
-from orchestration.names import table_key
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, Gone
+from orchestration.sessions.configuration import FOUND, Configuration
+from orchestration.sessions.names import table_key
 from orchestration.sessions.ownership import (
     FAILURE_TAG,
     FINGERPRINT_TAG,

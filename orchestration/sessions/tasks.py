@@ -16,10 +16,10 @@ from typing import Any
 import dagster as dg
 
 from orchestration.bundle.job import Job, Task
-from orchestration.configuration import FOUND, Configuration
-from orchestration.names import asset_key, named
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending
+from orchestration.sessions.configuration import FOUND, Configuration
+from orchestration.sessions.names import asset_key, named
 from orchestration.sessions.ownership import SESSION_TAG, TASKS_KIND, claim
 from streaming_jobs.errors import PermanentError, UsageError
 from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildCommand, ChildProcess

@@ -14,8 +14,8 @@ from typing import Any
 
 import dagster as dg
 
-from orchestration.names import named
 from orchestration.sessions.decisions import CLOCKS_DIFFER
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import NO_RUN
 from streaming_jobs.settings import Settings

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from orchestration.names import asset_key, named, table_key
 from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.names import asset_key, named, table_key
 from orchestration.sessions.ownership import claim, job_tags
 from reprocessing.plan.sliceable import Sliceable, sliceable, tables_with_slices
 from streaming_jobs.catalog.topology import Topology

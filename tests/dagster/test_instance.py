@@ -11,11 +11,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from orchestration import instance as instances
 from orchestration.bundle import job_yaml
 from orchestration.bundle.job import Job
 from orchestration.cli.app import app
 from orchestration.cli.doctor import verdict
+from orchestration.local_dagster import instance as instances
 from streaming_jobs.settings import Settings
 from tests.support.dagster_homes import prepared, stored_instance
 

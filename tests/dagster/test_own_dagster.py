@@ -17,8 +17,8 @@ from dagster.components.testing import create_defs_folder_sandbox
 import orchestration
 from orchestration import build_defs
 from orchestration.component import RecourseStreams
-from orchestration.configuration import beside
 from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.configuration import beside
 from orchestration.sessions.ownership import LOCATION_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings

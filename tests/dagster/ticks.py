@@ -7,8 +7,8 @@ from dagster._core.remote_origin import RemoteJobOrigin
 
 from orchestration.bundle import job_yaml
 from orchestration.location import definitions
-from orchestration.names import named
 from orchestration.sessions.definitions import sessions
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import identity
 from orchestration.sessions.supervisor import SessionSpec
 from streaming_jobs.catalog.topology import Topology
