@@ -99,7 +99,8 @@ def _pools(
         yield DoctorCheck(name, False, f"limit 0, so no run starts: {', '.join(never)}", _set_limit(never[0]))
     elif wrong:
         found = f"without limit 1: {', '.join(sorted(wrong))}; a second launch fails where it would wait"
-        yield DoctorCheck(name, None, found, f"{_set_limit(min(wrong))}, and so on")
+        more = "" if len(wrong) == 1 else "; the same for the others"
+        yield DoctorCheck(name, None, found, f"{_set_limit(min(wrong))}{more}")
     else:
         yield DoctorCheck(name, True, "one run at a time of each job")
     by_run = concurrency.pool_config.pool_granularity is PoolGranularity.RUN
