@@ -1,7 +1,7 @@
 """What Recourse needs of a Dagster instance, compared with its settings: `recourse doctor --dagster`.
 
-`recourse up` writes an instance of its own (`local_dagster/dagster_home.py`). That of a team is the
-team's: nothing here changes it, and each check says what differs, what follows, and what to write into dagster.yaml.
+`recourse up` writes an instance of its own (`local_dagster/dagster_home.py`). That of a team is the team's: nothing
+here changes it, and each check says what differs, what follows, and what to write into dagster.yaml.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.instance.config import ConcurrencyConfig, PoolGranularity
 from dagster._core.launcher import DefaultRunLauncher
 from dagster._core.scheduler.instigation import TickStatus
-from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from orchestration.bundle.job import Continuous, Job, Timed
@@ -46,11 +45,12 @@ def checks_of_home(settings: Settings, jobs: Sequence[Job]) -> list[DoctorCheck]
         found = f"no dagster.yaml in {named or f'{settings.dagster_home}, and DAGSTER_HOME is not set'}"
         return [DoctorCheck("Dagster", False, found, "set DAGSTER_HOME to the folder of the instance's dagster.yaml")]
     try:
-        with dg.DagsterInstance.from_config(str(folder)) as instance:
-            return [DoctorCheck("Dagster", True, f"instance of {folder}"), *checks(instance, settings, jobs)]
+        instance = dg.DagsterInstance.from_config(str(folder))
     except Exception as error:  # noqa: BLE001 - of its storage or its YAML; the text may have the password of a database
         found = f"the instance of {folder} cannot be opened: {type(error).__name__}"
         return [DoctorCheck("Dagster", False, found, "`dagster instance info` shows why")]
+    with instance:
+        return [DoctorCheck("Dagster", True, f"instance of {folder}"), *checks(instance, settings, jobs)]
 
 
 def checks(instance: dg.DagsterInstance, settings: Settings, jobs: Sequence[Job]) -> Iterator[DoctorCheck]:
@@ -162,7 +162,7 @@ def _storage(instance: dg.DagsterInstance) -> DoctorCheck:
     if not isinstance(storage, SqlEventLogStorage):
         found = f"{kind} is no SQL: a check that was executed from its page counts only until its table is written"
         return DoctorCheck(name, None, found, "use PostgreSQL")
-    if isinstance(storage, SqliteEventLogStorage):
+    if "Sqlite" in kind:  # Dagster has three of them
         return DoctorCheck(name, None, f"{kind}: one writer at a time, on one host", "storage.postgres, for a team")
     return DoctorCheck(name, True, kind)
 

@@ -116,13 +116,7 @@ class RuleChecks:
         """The checks, and the sensor that reads the counts; executing a check in the UI reads them at once."""
         return checks_from_files(
             RULES,
-            {
-                ruled.key(
-                    self.settings
-                ): f"Yellow while rows break a rule of stream {ruled.stream}: {', '.join(ruled.rules)}. "
-                f"Counted in the batches; read every {LOOK_EVERY} seconds."
-                for ruled in self.tables
-            },
+            {ruled.key(self.settings): _description(ruled) for ruled in self.tables},
             self.settings,
             lambda _, now: self.verdicts(now),
             sensor="row_rules",
@@ -142,3 +136,8 @@ class RuleChecks:
         except Exception as error:  # noqa: BLE001 - the other tables are still to be reported
             text = f"the counts of stream {ruled.stream} cannot be read: {type(error).__name__}: {error}"[:1000]
             return CheckVerdict(False, dg.AssetCheckSeverity.ERROR, "unreadable", text)
+
+
+def _description(ruled: RuledTable) -> str:
+    told = f"Counted in the batches; read every {LOOK_EVERY} seconds."
+    return f"Yellow while rows break a rule of stream {ruled.stream}: {', '.join(ruled.rules)}. {told}"

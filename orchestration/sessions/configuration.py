@@ -9,10 +9,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from streaming_jobs import settings as config
-from streaming_jobs.settings import Loaded
-from streaming_jobs.settings_sections import is_remote
+if TYPE_CHECKING:  # the command line imports this module, and answers at once
+    from streaming_jobs.settings import Loaded
 
 _PATHS = ("home", "state_dir", "tables_dir", "jobs")
 
@@ -25,11 +25,13 @@ class Configuration:
     """
 
     file: Path | None = None
-    values: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict, repr=False)  # some are secret
 
     def load(self) -> Loaded:
         """Raises ConfigurationError."""
-        return config.load(self.values, config_file=self.file)
+        from streaming_jobs.settings import load
+
+        return load(self.values, config_file=self.file)
 
     def environment(self) -> dict[str, str]:
         """The variables with which a child process loads the same settings, and imports what is beside the file.
@@ -55,13 +57,15 @@ def beside(file: Path, values: Mapping[str, object]) -> Configuration:
     environment does not change: two projects can be loaded by one process. Raises ConfigurationError.
     """
     from orchestration.bundle.job_yaml import FILE_NAME, OWN_NAME
+    from streaming_jobs.settings import HOME
+    from streaming_jobs.settings_sections import is_remote
 
     file = file.expanduser().absolute()
     folder = file.parent
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     Configuration(file, values).load()  # refuses what cannot be read
-    paths: dict[str, object] = {"home": str(folder / config.HOME)}
+    paths: dict[str, object] = {"home": str(folder / HOME)}
     if jobs := next((folder / name for name in (OWN_NAME, FILE_NAME) if (folder / name).is_file()), None):
         paths["jobs"] = str(jobs)
     written = tomllib.loads(file.read_text(encoding="utf-8"))  # a loaded setting is absolute: of the working directory

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -15,14 +15,23 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 import orchestration
-from orchestration import build_defs
+from orchestration import build_defs, preview
+from orchestration.bundle import job_yaml
+from orchestration.bundle.job import Bundle
 from orchestration.component import RecourseStreams
+from orchestration.location import definitions
+from orchestration.recoveries import definitions as recoveries
 from orchestration.sessions.child_run import session_executor
-from orchestration.sessions.configuration import beside
+from orchestration.sessions.configuration import Configuration, beside
 from orchestration.sessions.ownership import LOCATION_TAG
+from orchestration.sessions.supervisor import Command
+from orchestration.sessions.tasks import task_assets
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
+from tests.dagster.fakes.execute import execute
 from tests.support import ROOT
+from tests.unit.orchestration.sessions.test_tasks import PLAN, job_of
 
 JOBS = Path(__file__).parent / "fakes" / "databricks.yml"
 TASK = "python_wheel_task: {package_name: recourse-streams, entry_point: recourse-session, parameters: [--streams, %s]}"
@@ -196,3 +205,49 @@ def test_the_package_exports_build_defs_alone() -> None:
     assert orchestration.__all__ == ["build_defs"]
     with pytest.raises(AttributeError, match="no attribute 'build_def'"):
         orchestration.build_def  # type: ignore[attr-defined]  # noqa: B018
+
+
+def _session(settings: Settings, bundle: Bundle, command: Command, origin: Configuration) -> dg.JobDefinition:
+    return definitions(settings, command, origin=origin).resolve_job_def("shop")
+
+
+def _preview(settings: Settings, bundle: Bundle, command: Command, origin: Configuration) -> dg.JobDefinition:
+    topology = Topology.of_settings(settings)
+    return preview.definitions(topology, settings, bundle, command, origin).resolve_job_def("preview")
+
+
+def _recovery(settings: Settings, bundle: Bundle, command: Command, origin: Configuration) -> dg.JobDefinition:
+    defs = recoveries.definitions(settings, {"orders": []}, bundle, lambda: command([]), origin)
+    return defs.resolve_job_def("recover")
+
+
+def _task(settings: Settings, bundle: Bundle, command: Command, origin: Configuration) -> dg.JobDefinition:
+    (asset,) = task_assets(job_of(PLAN), settings, (), {}, command, origin)
+    job = dg.define_asset_job("task", dg.AssetSelection.assets(asset))
+    return dg.Definitions(assets=[asset], jobs=[job], executor=session_executor).resolve_job_def("task")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("job", [_session, _preview, _recovery, _task])
+def test_every_child_of_a_run_gets_the_configuration_of_its_code_location(
+    job: Callable[..., dg.JobDefinition], tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    origin = beside(project(tmp_path / "shop"), {"quality.every": "7 minutes"})
+    settings, seen = origin.load().settings, tmp_path / "seen"
+    code = f"import json, os, pathlib; pathlib.Path({str(seen)!r}).write_text(json.dumps(dict(os.environ)))"
+    made = job(settings, job_yaml.load(JOBS), lambda _: [sys.executable, "-c", code], origin)
+    config = {"ops": {preview.STEP: {"config": {"stream": "orders"}}}} if job is _preview else None
+    execute(made, instance, run_config=config)
+    assert origin.environment().items() <= json.loads(seen.read_text()).items()
+    assert origin.environment()["RECOURSE_QUALITY__EVERY"] == "7 minutes"
+
+
+def test_a_continuous_job_has_no_limit_of_duration_whatever_the_instance_has(tmp_path: Path) -> None:
+    defs = build_defs(project(tmp_path / "shop", TWO_JOBS))
+    limits = {name: defs.resolve_job_def(name).tags.get(dg.MAX_RUNTIME_SECONDS_TAG) for name in ("orders", "idle")}
+    assert limits == {"orders": "0", "idle": None}
+
+
+def test_a_prefix_that_cannot_be_a_part_of_a_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"dagster.key_prefix \(flag\): 'prod/eu' is not a letter"):
+        build_defs(project(tmp_path / "shop"), key_prefix="prod/eu")
