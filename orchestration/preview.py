@@ -19,7 +19,9 @@ from pydantic import Field
 
 from orchestration.bundle.job import Bundle
 from orchestration.sessions.bounded_log import BoundedLog
-from orchestration.sessions.child_run import ChildRun, code_block, table
+from orchestration.sessions.child_run import ChildRun, code_block, session_executor, table
+from orchestration.sessions.configuration import FOUND, Configuration
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import claim, job_tags
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
@@ -57,22 +59,31 @@ def preview_command(arguments: Sequence[str]) -> list[str]:
 
 
 def definitions(
-    topology: Topology, settings: Settings, bundle: Bundle, command: Command = preview_command
+    topology: Topology,
+    settings: Settings,
+    bundle: Bundle,
+    command: Command = preview_command,
+    origin: Configuration = FOUND,
+    executor: dg.ExecutorDefinition = session_executor,
 ) -> dg.Definitions:
     """The job, if there are streams; raises ConfigurationError if one of the bundle's jobs has its name."""
     bundle.refuse([JOB, STEP], "the job of previews")
     if not topology.streams:
         return dg.Definitions()
 
-    @dg.op(name=STEP, description="Replays the newest records beside the running stream, and compares the rows.")
+    @dg.op(
+        name=named(settings.dagster, STEP),
+        description="Replays the newest records beside the running stream, and compares the rows.",
+    )
     def replay_and_compare(context: dg.OpExecutionContext, config: PreviewConfig) -> dg.Output[str]:
-        return run_preview(context, settings, config, command)
+        return run_preview(context, settings, config, command, origin)
 
     @dg.job(
-        name=JOB,
+        name=named(settings.dagster, JOB),
         description="What the code on disk would change in a stream's newest rows. Nothing is published. Streams: "
         + ", ".join(topology.streams),
         tags={**job_tags(settings, JOB), **RUN_TAGS},
+        executor_def=executor,
     )
     def preview() -> None:
         replay_and_compare()
@@ -81,7 +92,11 @@ def definitions(
 
 
 def run_preview(
-    context: dg.OpExecutionContext, settings: Settings, config: PreviewConfig, command: Command
+    context: dg.OpExecutionContext,
+    settings: Settings,
+    config: PreviewConfig,
+    command: Command,
+    origin: Configuration = FOUND,
 ) -> dg.Output[str]:
     """Run one preview to its end; raises Failure for code that must not be deployed, and for a preview that failed."""
     run_id = context.run_id
@@ -94,7 +109,8 @@ def run_preview(
         def start() -> ChildProcess:
             line = command([*config.arguments(), "--json", str(result), "--", config.stream])
             with log.open() as output:  # reaped: the command does not read its standard input
-                child = ChildCommand(line, {**os.environ, "RECOURSE_RUN_ID": run_id}).start_reaped(output)
+                environment = {**os.environ, **origin.environment(), "RECOURSE_RUN_ID": run_id}
+                child = ChildCommand(line, environment).start_reaped(output)
             context.log.info("process %d previews stream %s; its log: %s", child.pid, config.stream, log.path)
             return child
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from orchestration.sessions.reporting import shown, topic_key
+from orchestration.sessions.names import named, topic_key
+from orchestration.sessions.reporting import shown
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, RecourseError
 from streaming_jobs.settings import Settings
@@ -33,7 +34,7 @@ def definitions(topology: Topology, settings: Settings) -> dg.Definitions:
     """The sensor: end offsets, records per second, partitions, retention, and the lag of the streams that read."""
 
     @dg.sensor(
-        name="topics",
+        name=named(settings.dagster, "topics"),
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Asks the broker for the figures of each topic, and reports them: each minute while records "
@@ -53,7 +54,7 @@ def definitions(topology: Topology, settings: Settings) -> dg.Definitions:
             due = is_due(seen, each, lag)
             if due:
                 event = dg.AssetMaterialization if has_changed(seen, each, lag) else dg.AssetObservation
-                events.append(event(topic_key(name), metadata=topic_metadata(each, seen, lag)))
+                events.append(event(topic_key(settings.dagster, name), metadata=topic_metadata(each, seen, lag)))
             told = each.at if due or seen is None else seen["told"]
             cursor[name] = {"id": each.id, "at": each.at, "end": each.end, "lag": lag, "told": told}
         skipped = None if events else dg.SkipReason("no topic has new records")

@@ -79,6 +79,16 @@ Names = Annotated[list[str], NoDecode, BeforeValidator(_as_list)]
 """A list; a text is a JSON list, or, without brackets, its only item."""
 
 
+def _of_names(parts: list[str]) -> list[str]:
+    for part in parts:
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", part):
+            raise ValueError(f"{part!r} is not a letter, then letters, digits and _")
+    return parts
+
+
+KeyPrefix = Annotated[Names, AfterValidator(_of_names)]
+
+
 def is_remote(path: Any) -> bool:
     """True for an address such as `s3://bucket/tables`."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) is not None
@@ -603,6 +613,10 @@ class DagsterSettings(_Section):
         ),
     )
     keepalive: bool = Field(True, description="start continuous jobs automatically, and restart them after a failure")
+    key_prefix: KeyPrefix = Field(
+        [],
+        description="first parts of the key of every asset, and of every name of a job, sensor or schedule in Dagster",
+    )
 
 
 class MetricsSettings(_Section):

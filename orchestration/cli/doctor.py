@@ -19,6 +19,9 @@ def doctor(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Start a session, and prove its executors' versions, folders and clocks.")
     ] = False,
+    dagster: Annotated[
+        bool, typer.Option("--dagster", help="Compare the Dagster instance of DAGSTER_HOME with what is needed.")
+    ] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Check Java, jars, ports, disk and versions: one line per check, with the fix. Exit code 1 if one fails."""
@@ -29,6 +32,8 @@ def doctor(
     results = [*checks(settings), check_jobs(settings), *doctor.archive_checks(settings)]
     if cluster:
         results += doctor.executor_checks(settings)
+    if dagster:
+        results += check_dagster(settings)
     value = [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in results]
     rows = [[verdict(c), c.name, c.found, "" if c.ok else c.fix] for c in results]
     show_table(output, value, ["", "check", "found", "fix"], rows)
@@ -58,6 +63,20 @@ def check_jobs(settings: Settings) -> DoctorCheck:
     if fault is None:
         return DoctorCheck("job YAML", True, "names streams that are declared")
     return DoctorCheck("job YAML", False, fault.found, fault.next_step)
+
+
+def check_dagster(settings: Settings) -> list[DoctorCheck]:
+    """The checks of the Dagster instance; without a usable job YAML, which `check_jobs` reports, of no job."""
+    from orchestration.bundle import last_good
+    from orchestration.local_dagster import instance
+    from streaming_jobs.catalog.topology import Topology
+    from streaming_jobs.errors import RecourseError
+
+    try:
+        jobs = last_good.read(settings, Topology.load(settings.flows)).jobs
+    except RecourseError:
+        jobs = ()
+    return instance.checks_of_home(settings, jobs)
 
 
 def verdict(check: DoctorCheck) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestration.cli.text import say
+from orchestration.sessions.configuration import Configuration
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ class Invocation:
 
         Values are passed in the environment, not in arguments: every user of a machine can read arguments.
         """
-        variables = {environment_name(key): text for key, text in self.values.items()}
-        variables["RECOURSE_HOME"] = str(self.settings.home)
+        variables = Configuration(values={**self.values, "home": str(self.settings.home)}).environment()
         if self.config:
             variables["RECOURSE_CONFIG"] = str(self.config.absolute())
         return variables
@@ -106,7 +106,3 @@ def parse_set(texts: list[str]) -> dict[str, str]:
         if inside := next((k for k in values if k.startswith(f"{key}.")), None):
             raise UsageError(f"--set {inside} is a part of --set {key}", "give one of the two")
     return values
-
-
-def environment_name(key: str) -> str:
-    return "RECOURSE_" + key.upper().replace(".", "__")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
 
-from orchestration.cli.options import Invocation, environment_name, invocation
+from orchestration.cli.options import Invocation, invocation
 from orchestration.cli.text import (
     FAILED,
     INTERRUPTED,
@@ -25,6 +25,7 @@ from orchestration.cli.text import (
     show,
 )
 from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.sessions.configuration import environment_name
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.text import commands
 

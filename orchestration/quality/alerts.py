@@ -55,6 +55,7 @@ from orchestration.quality.transitions import (
     by_stream,
 )
 from orchestration.sessions.health import HEALTH, NO_ALERT
+from orchestration.sessions.names import named, table_key, table_of
 from orchestration.sessions.ownership import QUALITY_KIND, job_tags
 from orchestration.sessions.verdicts import RUN
 from streaming_jobs.settings import Settings
@@ -92,7 +93,7 @@ class CheckAlerts:
 
     def sensor(self) -> dg.SensorDefinition:
         @dg.sensor(
-            name="check_alerts",
+            name=named(self.settings.dagster, "check_alerts"),
             minimum_interval_seconds=LOOK_EVERY,
             default_status=dg.DefaultSensorStatus.RUNNING,
             description="Tells of checks that turn red, yellow, or green again: in the log, and to the receivers of "
@@ -224,7 +225,7 @@ def _seen(
     at = record.event.timestamp if record.event is not None else record.create_timestamp
     return ObservedCheck(
         check=key.name,
-        table=key.asset_key.to_user_string(),
+        table=table_of(key.asset_key),
         id=record.id,
         state=_state(evaluation),
         text=evaluation.description or "",
@@ -268,7 +269,7 @@ def _lost(
     lost: dict[dg.AssetCheckKey, str] = {}
     for record in reversed(instance.get_run_records(failed, limit=_NEWEST)):
         begun = int(record.start_time or record.create_timestamp.timestamp())  # storage has whole seconds of outcomes
-        chosen = suites_of(record.dagster_run, suites)
+        chosen = suites_of(settings, record.dagster_run, suites)
         for key in suites:
             if key.name in chosen and (key not in known or known[key].create_timestamp < begun):
                 lost[key] = record.dagster_run.run_id
@@ -333,7 +334,8 @@ def link(settings: Settings, one: Transition) -> str:
         return ""
     if one.run:
         return f"{address}/runs/{quote(one.run)}"
-    return f"{address}/assets/{quote(one.table.partition(', ')[0])}?view=checks&checkDetail={quote(one.check)}"
+    path = "/".join(table_key(settings.dagster, one.table.partition(", ")[0]).path)
+    return f"{address}/assets/{quote(path)}?view=checks&checkDetail={quote(one.check)}"
 
 
 def post(settings: Settings, found: Sequence[Transition]) -> DeliveryFailure | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dagster as dg
 
@@ -12,6 +12,8 @@ from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.job_notifications import job_sensors
 from orchestration.quality.rules import RULES, RuleChecks, RuleCount, RuleCounts, RuledTable, counts_in
 from orchestration.quality.suites import JOB, OP, STEP, RunSuite, SparkFactory, SuiteChecks
+from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.names import table_of
 from quality.suite_set import SuiteSet
 from quality.suites import Suite
 from quality.validation import Validation
@@ -28,6 +30,11 @@ class QualityDeclarations:
     counts: RuleCounts
     suites: Sequence[Suite] = ()
     ruled: Sequence[RuledTable] = ()
+
+    def of_streams(self, topology: Topology) -> QualityDeclarations:
+        """Those about tables of these streams."""
+        suites = [suite for suite in self.suites if topology.writer(suite.table)]
+        return replace(self, suites=suites, ruled=[one for one in self.ruled if one.stream in topology.streams])
 
 
 def declared(settings: Settings, topology: Topology) -> QualityDeclarations:
@@ -57,18 +64,19 @@ def definitions(
     settings: Settings,
     bundle: Bundle,
     health: Sequence[dg.AssetCheckKey],
+    executor: dg.ExecutorDefinition = session_executor,
 ) -> dg.Definitions:
     """All of them; `health` are the checks that there are besides.
 
     Raises ConfigurationError for a suite with the name of another check, and for a job of the bundle with the suites'.
     """
     writer = {table: stream.name for stream in topology.streams.values() for table in stream.table_names}
-    suites = SuiteChecks(declared.suites, settings, declared.run)
+    suites = SuiteChecks(declared.suites, settings, declared.run, executor=executor)
     suites.refuse_names({RULES, *(key.name for key in health)})
     if declared.suites:
         bundle.refuse([JOB, OP, STEP], "the suites' job")
-    keys = [*health, *suites.by_key, *(ruled.key for ruled in declared.ruled)]
-    alerts = CheckAlerts({key: writer[key.asset_key.to_user_string()] for key in keys}, settings)
+    keys = [*health, *suites.by_key, *(ruled.key(settings) for ruled in declared.ruled)]
+    alerts = CheckAlerts({key: writer[table_of(key.asset_key)] for key in keys}, settings)
     return dg.Definitions.merge(
         suites.definitions(),
         RuleChecks(declared.ruled, settings, declared.counts).definitions(),

@@ -21,6 +21,7 @@ from orchestration.bundle.job import Job, Notification
 from orchestration.quality import services
 from orchestration.quality.alerts import LOOK_EVERY, SENDERS, deliver_all, tell_service
 from orchestration.quality.transitions import DeliveryFailure, Receiver, State, Transition
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import LOCATION_TAG, location_id
 from streaming_jobs.settings import Settings
 
@@ -75,7 +76,7 @@ class JobNotifications:
 
     def sensor(self) -> dg.SensorDefinition:
         @dg.sensor(
-            name="job_notifications",
+            name=named(self.settings.dagster, "job_notifications"),
             minimum_interval_seconds=LOOK_EVERY,
             default_status=dg.DefaultSensorStatus.RUNNING,
             description="Tells of runs that began, succeeded or failed, as email_notifications and "
@@ -104,7 +105,8 @@ class JobNotifications:
 
     def _events(self, instance: dg.DagsterInstance, job: Job, told: Told) -> Iterator[tuple[Notification, Transition]]:
         by_event = {one.event: one for one in job.notifications}
-        ours = dg.RunsFilter(job_name=job.key, tags={LOCATION_TAG: location_id(self.settings)}, statuses=list(_EVENTS))
+        name, tags = named(self.settings.dagster, job.key), {LOCATION_TAG: location_id(self.settings)}
+        ours = dg.RunsFilter(job_name=name, tags=tags, statuses=list(_EVENTS))
         for record in reversed(instance.get_run_records(ours, limit=NEWEST)):
             run = record.dagster_run
             happened = [("on_start", record.start_time), (_EVENTS[run.status], record.end_time)]

@@ -14,7 +14,8 @@ from typing import Literal
 
 import dagster as dg
 
-from orchestration.sessions.reporting import shown, table_key
+from orchestration.sessions.names import table_key, table_of
+from orchestration.sessions.reporting import shown
 from orchestration.sessions.verdicts import LOOK_EVERY, CheckVerdict, checks_from_files
 from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.errors import RuleBroken
@@ -56,9 +57,8 @@ class RuledTable:
     table: str
     rules: tuple[str, ...]
 
-    @property
-    def key(self) -> dg.AssetCheckKey:
-        return dg.AssetCheckKey(table_key(self.table), RULES)
+    def key(self, settings: Settings) -> dg.AssetCheckKey:
+        return dg.AssetCheckKey(table_key(settings.dagster, self.table), RULES)
 
 
 def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> CheckVerdict:
@@ -116,23 +116,19 @@ class RuleChecks:
         """The checks, and the sensor that reads the counts; executing a check in the UI reads them at once."""
         return checks_from_files(
             RULES,
-            {
-                ruled.key: f"Yellow while rows break a rule of stream {ruled.stream}: {', '.join(ruled.rules)}. "
-                f"Counted in the batches; read every {LOOK_EVERY} seconds."
-                for ruled in self.tables
-            },
+            {ruled.key(self.settings): _description(ruled) for ruled in self.tables},
             self.settings,
             lambda _, now: self.verdicts(now),
             sensor="row_rules",
             sensor_description=f"Reports the check `{RULES}` of tables with row rules, from the counts that batches "
             "leave.",
             all_well="no row of the last hour broke a rule",
-            in_words=lambda key, verdict: f"{key.asset_key.to_user_string()}: {verdict.text}",
+            in_words=lambda key, verdict: f"{table_of(key.asset_key)}: {verdict.text}",
         )
 
     def verdicts(self, now: float) -> dict[dg.AssetCheckKey, CheckVerdict]:
         """The present verdict on every table with rules; unreadable counts fail the check."""
-        return {ruled.key: self._verdict(ruled, now) for ruled in self.tables}
+        return {ruled.key(self.settings): self._verdict(ruled, now) for ruled in self.tables}
 
     def _verdict(self, ruled: RuledTable, now: float) -> CheckVerdict:
         try:
@@ -140,3 +136,8 @@ class RuleChecks:
         except Exception as error:  # noqa: BLE001 - the other tables are still to be reported
             text = f"the counts of stream {ruled.stream} cannot be read: {type(error).__name__}: {error}"[:1000]
             return CheckVerdict(False, dg.AssetCheckSeverity.ERROR, "unreadable", text)
+
+
+def _description(ruled: RuledTable) -> str:
+    told = f"Counted in the batches; read every {LOOK_EVERY} seconds."
+    return f"Yellow while rows break a rule of stream {ruled.stream}: {', '.join(ruled.rules)}. {told}"

@@ -31,9 +31,11 @@ from dagster._core.storage.asset_check_execution_record import (
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field
 
-from orchestration.recoveries.launchpad import LOCATION, link_to_plan, location_of
+from orchestration.recoveries.launchpad import LAUNCHPAD, Launchpad
+from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.names import named, table_key, table_of
 from orchestration.sessions.ownership import QUALITY_KIND, claim, job_tags
-from orchestration.sessions.reporting import belongs_to_no_run, shown, table_key
+from orchestration.sessions.reporting import belongs_to_no_run, shown
 from orchestration.sessions.verdicts import CheckVerdict
 from quality.suites import Suite
 from quality.validation import MOST_ROWS, CheckOutcome, FirstFailing, Validation
@@ -41,7 +43,6 @@ from streaming_jobs.errors import ConfigurationError, RecourseError
 from streaming_jobs.platform.processes.child import lower_priority
 from streaming_jobs.settings import Settings
 from streaming_jobs.storage.files import private_folder
-from streaming_jobs.storage.locations import Location
 from streaming_jobs.storage.locks import lock
 
 log = structlog.get_logger()
@@ -71,15 +72,15 @@ _EXACT = 2**53
 """JavaScript, so the UI, rounds integers above it."""
 
 
-def of_validation(validation: Validation, *, location: str = LOCATION, show_rows: bool = True) -> CheckVerdict:
+def of_validation(validation: Validation, *, launchpad: Launchpad = LAUNCHPAD, show_rows: bool = True) -> CheckVerdict:
     """The verdict of a suite's run; only warnings failed: a warning, anything else that failed: an error.
 
-    `location`: the code location with the job `recover`. Without `show_rows`, failing rows are left out: Dagster keeps
+    `launchpad` is that of recoveries. Without `show_rows`, failing rows are left out: Dagster keeps
     events for long, and its UI shows them to everybody.
     """
     failed = [outcome for outcome in validation.outcomes if not outcome.passed]
     severity = WARN if failed and all(_only_warns(outcome) for outcome in failed) else ERROR
-    figures = _metadata(validation, failed, location, show_rows)
+    figures = _metadata(validation, failed, launchpad, show_rows)
     return CheckVerdict(validation.passed, severity, "", _in_words(validation, failed), figures)
 
 
@@ -126,13 +127,13 @@ def _worst_first(outcomes: Iterable[CheckOutcome]) -> list[CheckOutcome]:
 
 
 def _metadata(
-    validation: Validation, failed: Sequence[CheckOutcome], location: str, show_rows: bool
+    validation: Validation, failed: Sequence[CheckOutcome], launchpad: Launchpad, show_rows: bool
 ) -> dict[str, dg.MetadataValue]:
     """The page sorts metadata by name; these names put the next steps above the tables of failing rows."""
     with_rows = [outcome for outcome in _worst_first(failed) if outcome.sample and show_rows]
     since = "" if validation.since is None else f", rows that came after version {validation.since}"
     found: dict[str, Any] = {
-        **(_first_failing(validation.stream, validation.first_failing, location) if validation.first_failing else {}),
+        **(_first_failing(validation.stream, validation.first_failing, launchpad) if validation.first_failing else {}),
         **{f"failing rows: {one.expectation}": table(one.sample[:MOST_ROWS]) for one in with_rows[:MOST_TABLES]},
         "further failing": ", ".join(outcome.expectation for outcome in with_rows[MOST_TABLES:]) or None,
         "data docs": dg.MetadataValue.path(validation.docs) if validation.docs else None,
@@ -153,8 +154,8 @@ def _metadata(
     return shown(found)
 
 
-def _first_failing(stream: str, first: FirstFailing, location: str) -> dict[str, Any]:
-    path = link_to_plan(location, stream, first.expectation)
+def _first_failing(stream: str, first: FirstFailing, launchpad: Launchpad) -> dict[str, Any]:
+    path = launchpad.link_to_plan(stream, first.expectation)
     words = f"[plan the repair]({path}) opens the Launchpad, filled in; nothing happens before *Launch Run*"
     batch = f"batch {first.batch} of generation {first.generation}, by {first.expectation}"
     return {
@@ -211,42 +212,40 @@ def cron_of_interval(every: timedelta) -> str:
     return {1: "0 * * * *", 24: "0 0 * * *"}.get(step, f"0 */{step} * * *")
 
 
-def run_config(suites: Sequence[str]) -> dict[str, object]:
-    return {"ops": {OP: {"config": {"suites": list(suites)}}}}
+def run_config(settings: Settings, suites: Sequence[str]) -> dict[str, object]:
+    return {"ops": {named(settings.dagster, OP): {"config": {"suites": list(suites)}}}}
 
 
-def suites_of(run: dg.DagsterRun, keys: Iterable[dg.AssetCheckKey]) -> set[str]:
+def suites_of(settings: Settings, run: dg.DagsterRun, keys: Iterable[dg.AssetCheckKey]) -> set[str]:
     """The suites that a run of the job evaluates; none of another run, whose checks are in its plan."""
-    if run.job_name != JOB:
+    if run.job_name != named(settings.dagster, JOB):
         return set()
     config: Mapping[str, Any] = run.run_config
-    chosen = config.get("ops", {}).get(OP, {}).get("config", {}).get("suites")
+    chosen = config.get("ops", {}).get(named(settings.dagster, OP), {}).get("config", {}).get("suites")
     return set(chosen) if chosen else {key.name for key in keys}
 
 
 def due_checks(
-    instance: dg.DagsterInstance,
-    keys: Sequence[dg.AssetCheckKey],
-    every: timedelta,
-    tables: Location,
-    tags: Mapping[str, str],
-    now: float,
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], settings: Settings, now: float
 ) -> list[dg.AssetCheckKey]:
-    """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970.
+    """The checks that were not executed for `quality.every` and are not waiting or running; `now` is since 1970.
 
     A suite that never ran waits until its stream has made the table, so that a new home does not start with failures.
     """
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
     unfinished = _unfinished(instance, known.values())
+    tags = job_tags(settings, QUALITY_KIND)
     at_work = instance.get_runs(dg.RunsFilter(tags=dict(tags), statuses=NOT_FINISHED_STATUSES))
-    running = set[str]().union(*(suites_of(run, keys) for run in at_work))
+    running = set[str]().union(*(suites_of(settings, run, keys) for run in at_work))
+
+    every = settings.quality.every.total_seconds()
 
     def is_due(key: dg.AssetCheckKey) -> bool:
         if key.name in running:
             return False
         if (record := known.get(key)) is None:
-            return (tables / key.asset_key.to_user_string() / "_delta_log").is_dir()
-        return record.run_id not in unfinished and now - record.create_timestamp >= EARLY * every.total_seconds()
+            return (settings.tables / table_of(key.asset_key) / "_delta_log").is_dir()
+        return record.run_id not in unfinished and now - record.create_timestamp >= EARLY * every
 
     return [key for key in keys if is_due(key)]
 
@@ -275,16 +274,26 @@ RunSuite = Callable[[Suite, SparkFactory], Validation]
 
 @dataclass(frozen=True)
 class SuiteChecks:
-    """The checks of all suites. `run` evaluates one; `begin` is called once in the process of a run, before it."""
+    """The checks of all suites. `run` evaluates one; `begin` is called once in the process of a run, before it.
+
+    `executor` is that of the job.
+    """
 
     suites: Sequence[Suite]
     settings: Settings
     run: RunSuite
     begin: Callable[[], None] = field(default_factory=lambda: lower_priority)
+    executor: dg.ExecutorDefinition = session_executor
 
     @property
     def by_key(self) -> dict[dg.AssetCheckKey, Suite]:
-        return {check_key(suite): suite for suite in self.suites}
+        return {self.key(suite): suite for suite in self.suites}
+
+    def key(self, suite: Suite) -> dg.AssetCheckKey:
+        return dg.AssetCheckKey(table_key(self.settings.dagster, suite.table), suite.name)
+
+    def _named(self, name: str) -> str:
+        return named(self.settings.dagster, name)
 
     def refuse_names(self, taken: Collection[str]) -> None:
         """Raise ConfigurationError for a suite with the name of another check of its table."""
@@ -302,14 +311,14 @@ class SuiteChecks:
             asset_checks=[self._checks()],
             jobs=[self._job()],
             schedules=[self._schedule()],
-            resources={SPARK: self._spark()},
+            resources={self._named(SPARK): self._spark()},
         )
 
     def _checks(self) -> dg.AssetChecksDefinition:
         """The checks, as one step: the suites of a run share a process and a Spark session."""
 
         @dg.multi_asset_check(
-            name=STEP,
+            name=self._named(STEP),
             specs=[
                 dg.AssetCheckSpec(
                     suite.name,
@@ -320,7 +329,7 @@ class SuiteChecks:
                 for key, suite in self.by_key.items()
             ],
             can_subset=True,
-            required_resource_keys={SPARK},
+            required_resource_keys={self._named(SPARK)},
         )
         def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             run_id = context.op_execution_context.run_id
@@ -335,17 +344,18 @@ class SuiteChecks:
     ) -> Iterator[tuple[dg.AssetCheckKey, CheckVerdict]]:
         """Evaluates the suites of these checks, one after the other."""
         claim(context.instance, context.run_id, self.settings, QUALITY_KIND)
-        spark = getattr(context.resources, SPARK)
+        spark = getattr(context.resources, self._named(SPARK))
+        launchpad = Launchpad.of(self.settings, context.run)
         self.begin()
         with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
             for key in keys:
-                yield key, self.evaluate(self.by_key[key], lambda: spark.spark_session, location_of(context.run))
+                yield key, self.evaluate(self.by_key[key], lambda: spark.spark_session, launchpad)
 
-    def evaluate(self, suite: Suite, spark: SparkFactory, location: str = LOCATION) -> CheckVerdict:
+    def evaluate(self, suite: Suite, spark: SparkFactory, launchpad: Launchpad = LAUNCHPAD) -> CheckVerdict:
         """Run one suite; if it raises, its check fails, and the other suites still run."""
         try:
             validation = self.run(suite, spark)
-            return of_validation(validation, location=location, show_rows=self.settings.quality.show_rows)
+            return of_validation(validation, launchpad=launchpad, show_rows=self.settings.quality.show_rows)
         except (Exception, SystemExit) as error:  # whatever a suite's own code raises, its check has to be red
             log.exception("a suite could not be run", suite=suite.name, table=suite.table)
             return of_exception(suite.name, error)
@@ -364,7 +374,11 @@ class SuiteChecks:
     def _job(self) -> dg.JobDefinition:
         """Runs suites and reports their checks; no check is in its plan."""
 
-        @dg.op(name=OP, description="Runs suites, one after the other.", required_resource_keys={SPARK})
+        @dg.op(
+            name=self._named(OP),
+            description="Runs suites, one after the other.",
+            required_resource_keys={self._named(SPARK)},
+        )
         def run_suites(context: dg.OpExecutionContext, config: SuitesConfig) -> None:
             names = {suite.name for suite in self.suites}
             if unknown := sorted(set(config.suites) - names):
@@ -375,9 +389,10 @@ class SuiteChecks:
                 context.log.info("%s: %s: %s", key.name, "passed" if verdict.passed else "failed", verdict.text)
 
         @dg.job(
-            name=JOB,
+            name=self._named(JOB),
             description=f"Runs the suites: {', '.join(suite.name for suite in self.suites)}",
             tags=run_tags(self.settings),
+            executor_def=self.executor,
         )
         def quality() -> None:
             run_suites()
@@ -385,31 +400,26 @@ class SuiteChecks:
         return quality
 
     def _schedule(self) -> dg.ScheduleDefinition:
-        every, keys = self.settings.quality.every, list(self.by_key)
+        keys = list(self.by_key)
 
         @dg.schedule(
-            name=f"schedule_{JOB}",
-            job_name=JOB,
-            cron_schedule=cron_of_interval(every),
+            name=self._named(f"schedule_{JOB}"),
+            job_name=self._named(JOB),
+            cron_schedule=cron_of_interval(self.settings.quality.every),
             default_status=dg.DefaultScheduleStatus.RUNNING,
             description="Runs the suites that have not been run for quality.every; skips those that wait or run.",
         )
         def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-            tags = job_tags(self.settings, QUALITY_KIND)
-            due = due_checks(context.instance, keys, every, self.settings.tables, tags, time.time())
+            due = due_checks(context.instance, keys, self.settings, time.time())
             if not due:
                 return dg.SkipReason("every suite has been run lately, or waits, or runs, or has no table yet")
-            return dg.RunRequest(run_config=run_config([key.name for key in due]))
+            return dg.RunRequest(run_config=run_config(self.settings, [key.name for key in due]))
 
         return tick
 
 
 def run_tags(settings: Settings) -> dict[str, str]:
     return {**job_tags(settings, QUALITY_KIND), **RUN_TAGS}
-
-
-def check_key(suite: Suite) -> dg.AssetCheckKey:
-    return dg.AssetCheckKey(table_key(suite.table), suite.name)
 
 
 @contextmanager

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import dagster as dg
 
 from orchestration.bundle.job import Bundle
-from orchestration.recoveries.launchpad import JOB, STEP, example, schema
+from orchestration.recoveries.launchpad import JOB, STEP, Launchpad, example, schema
+from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.configuration import FOUND, Configuration
 from orchestration.sessions.ownership import RECOVERY_KIND, job_tags
 from streaming_jobs.settings import Settings
 
@@ -28,6 +30,8 @@ def definitions(
     tables: Mapping[str, Sequence[dg.AssetKey]],
     bundle: Bundle,
     command: Callable[[], list[str]] | None = None,
+    origin: Configuration = FOUND,
+    executor: dg.ExecutorDefinition = session_executor,
 ) -> dg.Definitions:
     """The job for these streams, with the assets of their tables; none without streams.
 
@@ -38,17 +42,20 @@ def definitions(
     if not streams:
         return dg.Definitions()
 
-    @dg.op(name=STEP, config_schema=schema(streams), out=dg.Out(dg.Nothing), description=DESCRIPTION)
+    launchpad = Launchpad.of(settings)
+
+    @dg.op(name=launchpad.step, config_schema=schema(streams), out=dg.Out(dg.Nothing), description=DESCRIPTION)
     def recover(context: dg.OpExecutionContext) -> None:
         from orchestration.recoveries.run import recovery_command, run_recovery
 
-        run_recovery(context, settings, tables, (command or recovery_command)())
+        run_recovery(context, settings, tables, (command or recovery_command)(), origin)
 
     @dg.job(
-        name=JOB,
+        name=launchpad.job,
         description=DESCRIPTION,
-        config=example(streams),
+        config=launchpad.run_config(example(streams)),
         tags=job_tags(settings, RECOVERY_KIND),
+        executor_def=executor,
     )
     def job() -> None:
         recover()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +12,9 @@ import dagster as dg
 import yaml
 
 from orchestration.recoveries.request import CHOICES, TARGETS, Action, Launch, Option, PlanRequest
+from orchestration.sessions.names import named
 from streaming_jobs.errors import UsageError
+from streaming_jobs.settings import Settings
 
 LOCATION = "streams"
 """Name of the code location, a part of the addresses in the UI."""
@@ -128,14 +131,10 @@ def schema(streams: Sequence[str]) -> dict[str, Any]:
 
 
 def example(streams: Sequence[str]) -> dict[str, Any]:
-    """The configuration that the Launchpad opens with; launched as it is, it only makes a plan."""
+    """The fields that the Launchpad opens with; launched as they are, they only make a plan."""
     target = {"by_duration": "1 hour"}
     rest = {"require": [], "max_changed": "", "suites": True, "same_code": False, "discard_state": False}
-    return run_config({"do": "plan", "plan": "", "streams": list(streams[:1]), "target": target, **rest})
-
-
-def run_config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ops": {STEP: {"config": dict(fields)}}}
+    return {"do": "plan", "plan": "", "streams": list(streams[:1]), "target": target, **rest}
 
 
 def location_of(run: dg.DagsterRun) -> str:
@@ -144,12 +143,32 @@ def location_of(run: dg.DagsterRun) -> str:
     return origin.repository_origin.code_location_origin.location_name if origin is not None else LOCATION
 
 
-def link(location: str, fields: Mapping[str, Any]) -> str:
-    """The path of the Launchpad's page in the UI, filled in with these fields."""
-    text = yaml.safe_dump(run_config(fields), sort_keys=False)
-    return f"/locations/{quote(location)}/jobs/{JOB}/playground/setup?config={quote(text)}"
+@dataclass(frozen=True)
+class Launchpad:
+    """The Launchpad of the job `recover` in a code location: the names by which the UI and a run know it."""
+
+    location: str = LOCATION
+    job: str = JOB
+    step: str = STEP
+
+    @classmethod
+    def of(cls, settings: Settings, run: dg.DagsterRun | None = None) -> Launchpad:
+        """Of the code location of `run`."""
+        location = LOCATION if run is None else location_of(run)
+        return cls(location, named(settings.dagster, JOB), named(settings.dagster, STEP))
+
+    def run_config(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"ops": {self.step: {"config": dict(fields)}}}
+
+    def link(self, fields: Mapping[str, Any]) -> str:
+        """The path of the page in the UI, filled in with these fields."""
+        text = yaml.safe_dump(self.run_config(fields), sort_keys=False)
+        return f"/locations/{quote(self.location)}/jobs/{self.job}/playground/setup?config={quote(text)}"
+
+    def link_to_plan(self, stream: str, broken: str) -> str:
+        """The path of the page, filled in to plan a recovery from before the first row that breaks a rule."""
+        return self.link({"do": "plan", "streams": [stream], "target": {"before_first_broken": broken}})
 
 
-def link_to_plan(location: str, stream: str, broken: str) -> str:
-    """The path of the Launchpad's page, filled in to plan a recovery from before the first row that breaks a rule."""
-    return link(location, {"do": "plan", "streams": [stream], "target": {"before_first_broken": broken}})
+LAUNCHPAD = Launchpad()
+"""Of `recourse up`."""

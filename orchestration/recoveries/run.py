@@ -38,12 +38,13 @@ from orchestration.recoveries.events import (
     Said,
     decode,
 )
-from orchestration.recoveries.launchpad import launch_of, link, location_of
+from orchestration.recoveries.launchpad import Launchpad, launch_of
 from orchestration.recoveries.progress_text import ReplayPace
 from orchestration.recoveries.request import Launch
 from orchestration.sessions import reporting
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, code_block, fail_run, table
+from orchestration.sessions.configuration import FOUND, Configuration
 from orchestration.sessions.ownership import PLAN_TAG, RECOVERY_KIND, STAGE_TAG, claim
 from reprocessing.plan.journal import journal_of
 from reprocessing.stages.recovery import StageBegun
@@ -119,20 +120,22 @@ def run_recovery(
     settings: Settings,
     tables: Mapping[str, Sequence[dg.AssetKey]],
     command: Sequence[str],
+    origin: Configuration = FOUND,
 ) -> None:
-    """Do what a run was launched for; `tables` are the assets of each stream, `command` starts the process.
+    """Do what a run was launched for; `tables` are the assets of each stream, `command` starts the process,
+    which loads the settings of `origin`.
 
     Raises Failure with the text of the error, and the interrupt for a stop.
     """
-    run_id = context.run.run_id
+    run_id, launchpad = context.run.run_id, Launchpad.of(settings, context.run)
     claim(context.instance, run_id, settings, RECOVERY_KIND)
     try:
         launch = launch_of(context.op_config)
         log = BoundedLog(settings.logs / f"recovery-{_first_stream(launch)}.log")
     except UsageError as error:
-        raise _failure(context, f"{error.code} {error.found}", error.next_step, {}) from None
+        raise _failure(context, launchpad, f"{error.code} {error.found}", error.next_step, {}) from None
     view = RunView(RunPage(context, tables))
-    process = RecoveryProcess(command, {"RECOURSE_RUN_ID": run_id}, log)
+    process = RecoveryProcess(command, {**origin.environment(), "RECOURSE_RUN_ID": run_id}, log)
     run = ChildRun(context, log, f"--- run {run_id} of {launch.do} {launch.plan}".rstrip(), PATIENCE)
 
     def start() -> ChildProcess:
@@ -147,7 +150,7 @@ def run_recovery(
 
     ending = run.to_end(start, lambda: show(process.events()), lambda _: show(process.rest()))
     if view.ended is not None:  # also if it was stopped in the very last moment: its work is done
-        context.add_output_metadata(_results(context, view))
+        context.add_output_metadata(_results(launchpad, view))
         return
     outcome = journal_of(settings, view.shown.plan).outcome if view.shown is not None else ""
     reason = _reason(view, ending)
@@ -159,7 +162,7 @@ def run_recovery(
         return
     details = run.log_metadata() if view.failed is None or view.failed.code == "REC-000" else {}
     following = view.failed.next if view.failed is not None else ""
-    raise _failure(context, reason, following, details, view, outcome)
+    raise _failure(context, launchpad, reason, following, details, view, outcome)
 
 
 def _first_stream(launch: Launch) -> str:
@@ -183,12 +186,12 @@ def _reason(view: RunView, ending: Ending) -> str:
     return ending.in_words("the process of the recovery")
 
 
-def _results(context: dg.OpExecutionContext, view: RunView) -> dict[str, Any]:
+def _results(launchpad: Launchpad, view: RunView) -> dict[str, Any]:
     assert view.shown is not None and view.ended is not None
     ended = view.ended
     return {
         "outcome": dg.MetadataValue.text(ended.outcome),  # a page shows the first six or so without a click
-        **next_steps(location_of(context.run), ended.plan, ended.outcome),
+        **next_steps(launchpad, ended.plan, ended.outcome),
         **of_changes(view.changes),
         **of_spans(ended.spans, skips=ended.skips),
         **of_plan(view.shown),
@@ -198,6 +201,7 @@ def _results(context: dg.OpExecutionContext, view: RunView) -> dict[str, Any]:
 
 def _failure(
     context: dg.OpExecutionContext,
+    launchpad: Launchpad,
     reason: str,
     following: str,
     details: Metadata,
@@ -213,7 +217,7 @@ def _failure(
         if here := next_words(plan, outcome):
             text += f"\n  in the Launchpad: {here}"
         metadata = {
-            **next_steps(location_of(context.run), plan, outcome),
+            **next_steps(launchpad, plan, outcome),
             **of_changes(view.changes),
             **of_plan(view.shown),
             **metadata,
@@ -376,10 +380,10 @@ def next_words(plan: str, outcome: str) -> str:
     return "; ".join(f"{words}: do: {do}, plan: {plan}" for do, words in _NEXT.get(outcome, ()))
 
 
-def next_steps(location: str, plan: str, outcome: str) -> Metadata:
+def next_steps(launchpad: Launchpad, plan: str, outcome: str) -> Metadata:
     """The actions that are possible now, as links that fill in the Launchpad; empty if there are none."""
     links = [
-        f"- [{words}]({link(location, {'do': do, 'plan': plan})}) (`do: {do}`, `plan: {plan}`)"
+        f"- [{words}]({launchpad.link({'do': do, 'plan': plan})}) (`do: {do}`, `plan: {plan}`)"
         for do, words in _NEXT[outcome]
     ]
     text = "\n".join(["Each opens the Launchpad; nothing happens before *Launch Run*.\n", *links])

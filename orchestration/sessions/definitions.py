@@ -22,6 +22,8 @@ from dagster._check import CheckError
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from orchestration.bundle.job import Bundle, Continuous, CronSchedule, Job, Periodic, Timed
+from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.configuration import FOUND, Configuration
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
     Alert,
@@ -35,16 +37,15 @@ from orchestration.sessions.decisions import (
     newest_session,
     presumed_dead,
 )
+from orchestration.sessions.names import named, table_key, topic_key
 from orchestration.sessions.ownership import (
     FINGERPRINT_TAG,
     HEARTBEAT_TAG,
-    SESSION_TAG,
     TASKS_KIND,
     WORKER_TAG,
     is_running,
     job_tags,
 )
-from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.retention import Owned, delete_events, delete_runs
 from orchestration.sessions.runs import (
     declare_dead,
@@ -55,7 +56,7 @@ from orchestration.sessions.runs import (
     session_runs,
     tell_queued,
 )
-from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session
+from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session, session_tags
 from orchestration.sessions.tasks import before, pool_of, retry_policy, task_assets
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table import DeclaredTable
@@ -83,13 +84,17 @@ _FAILURE = "dagster._core.definitions.events.Failure: "
 
 
 def sessions(
-    bundle: Bundle, topology: Topology, settings: Settings, command: Command = session_command
+    bundle: Bundle,
+    topology: Topology,
+    settings: Settings,
+    command: Command = session_command,
+    origin: Configuration = FOUND,
 ) -> list[SessionSpec]:
     """One session for each job with streams; raises ConfigurationError for an unknown one or one that two jobs run."""
     for error in bundle.stream_errors(topology.streams):
         raise error
     return [
-        SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command)
+        SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command, origin)
         for job in bundle.jobs
         if job.session is not None
     ]
@@ -101,32 +106,35 @@ def definitions(
     settings: Settings,
     fault: Callable[[], ConfigurationError | None],
     others: Sequence[Job] = (),
+    origin: Configuration = FOUND,
+    executor: dg.ExecutorDefinition = session_executor,
 ) -> dg.Definitions:
     """All but the sensor of retention, which has to know what other areas define.
 
     `others` are the jobs without a session.
     """
     assets = {spec.job.key: session_assets(spec) for spec in specs}
-    tasks = {job.key: task_assets(job, settings, (), _numbers(job.defaults)) for job in others}
+    tasks = {job.key: task_assets(job, settings, (), _numbers(job.defaults), origin=origin) for job in others}
     for key, job in ((spec.job.key, spec.job) for spec in specs):
-        tasks[key] = task_assets(job, settings, [*assets[key].keys], _numbers(job.defaults))
+        tasks[key] = task_assets(job, settings, [*assets[key].keys], _numbers(job.defaults), origin=origin)
+    make = partial(bundle_job, settings=settings, executor=executor)
     triggers = [(spec, spec.job.trigger) for spec in specs]
     running = settings.dagster.keepalive
     return dg.Definitions(
         assets=[
-            *topic_assets(topology),
+            *topic_assets(topology, settings),
             *assets.values(),
             *(asset for each in tasks.values() for asset in each),
             *unassigned_assets(topology, settings, specs),
         ],
         jobs=[
-            *(bundle_job(spec.job, settings, [assets[spec.job.key], *tasks[spec.job.key]]) for spec in specs),
-            *(bundle_job(job, settings, tasks[job.key]) for job in others),
+            *(make(spec.job, assets=[assets[spec.job.key], *tasks[spec.job.key]]) for spec in specs),
+            *(make(job, assets=tasks[job.key]) for job in others),
         ],
         schedules=[
             *(session_schedule(spec, trigger) for spec, trigger in triggers if isinstance(trigger, Timed)),
             *(
-                job_schedule(job, job.trigger, partial(job_runs, settings=settings, job=job))
+                job_schedule(job, settings, job.trigger, partial(job_runs, settings=settings, job=job))
                 for job in others
                 if isinstance(job.trigger, Timed)
             ),
@@ -138,14 +146,14 @@ def definitions(
                 if isinstance(trigger, Continuous)
             ),
             watchdog_sensor(specs, settings),
-            run_failure_alert(specs),
+            run_failure_alert(specs, settings),
             stream_alert(list(topology.streams.values()), settings),
-            job_yaml_sensor(fault),
+            job_yaml_sensor(fault, settings),
         ],
     )
 
 
-def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
+def topic_assets(topology: Topology, settings: Settings) -> list[dg.AssetSpec]:
     """Every topic, and every table that is read and that no stream writes, as assets that no step makes.
 
     A topic that a stream writes depends on the stream's sources.
@@ -154,11 +162,11 @@ def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
     written = {sink.name: sink.topic for stream in writers.values() for sink in stream.topic_sinks.values()}
     return [
         dg.AssetSpec(
-            topic_key(topic.name),
-            deps=[source_key(source) for source in writers[topic.name].sources.values()]
+            topic_key(settings.dagster, topic.name),
+            deps=[source_key(settings, source) for source in writers[topic.name].sources.values()]
             if topic.name in writers
             else [],
-            group_name=TOPIC_GROUP,
+            group_name=named(settings.dagster, TOPIC_GROUP),
             kinds={"kafka"},
             description=topic.description or f"Kafka topic {topic.name}",
             owners=owners(topic.owners),
@@ -168,8 +176,8 @@ def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
         for topic in {**written, **topology.topics}.values()
     ] + [
         dg.AssetSpec(
-            table_key(table.name),
-            group_name=TABLE_GROUP,
+            table_key(settings.dagster, table.name),
+            group_name=named(settings.dagster, TABLE_GROUP),
             kinds={"deltalake"},
             description=table.description or f"Delta table {table.name}, which no stream here writes",
             owners=owners(table.owners),
@@ -180,9 +188,9 @@ def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
     ]
 
 
-def source_key(source: StreamSource) -> dg.AssetKey:
+def source_key(settings: Settings, source: StreamSource) -> dg.AssetKey:
     """The asset that a stream reads: a topic, or the table of another stream."""
-    return topic_key(source.name) if isinstance(source, KafkaTopic) else table_key(source.name)
+    return (topic_key if isinstance(source, KafkaTopic) else table_key)(settings.dagster, source.name)
 
 
 def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[SessionSpec]) -> list[dg.AssetSpec]:
@@ -198,11 +206,12 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
 
     letters = dead_letters(stream)
     beside = [*quarantines(stream).values(), letters]
+    group = named(settings.dagster, group)
     shown = {letters.name: f"Records that stream {stream.name} could not decode, with the reason."}
     return [
         dg.AssetSpec(
-            table_key(table.name),
-            deps=[source_key(source) for source in stream.sources.values()],
+            table_key(settings.dagster, table.name),
+            deps=[source_key(settings, source) for source in stream.sources.values()],
             group_name=f"{group}_dead_letters" if table in beside else group,
             kinds={"spark", store_of(table).kind},
             description=shown.get(table.name)
@@ -219,12 +228,13 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
     ]
 
 
-def table_keys(topology: Topology) -> dict[str, list[dg.AssetKey]]:
+def table_keys(topology: Topology, settings: Settings) -> dict[str, list[dg.AssetKey]]:
     """The assets of each stream's tables, as in `table_assets`."""
+    key = partial(table_key, settings.dagster)
     return {
         stream.name: [
-            *(table_key(sink.name) for sink in stream.sinks.values()),
-            *(table_key(name) for name in (*stream.quarantines.values(), stream.dead_letters)),
+            *(key(sink.name) for sink in stream.sinks.values()),
+            *(key(name) for name in (*stream.quarantines.values(), stream.dead_letters)),
         ]
         for stream in topology.streams.values()
     }
@@ -234,14 +244,15 @@ def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
     job = session.job
     task = job.session
     assert task is not None, "the job of a session has one"
-    earlier = before(job, task, ())
+    dagster = session.settings.dagster
+    earlier = before(dagster, job, task, ())
     specs = [spec for stream in session.streams for spec in table_assets(stream, session.settings, job.key)]
 
     @dg.multi_asset(
-        name=f"{job.key}_session",
+        name=named(dagster, f"{job.key}_session"),
         specs=[spec.replace_attributes(deps=[*spec.deps, *earlier]) for spec in specs] if earlier else specs,
         can_subset=False,
-        pool=pool_of(job),
+        pool=pool_of(dagster, job),
         retry_policy=retry_policy(task),
         # Any: 5 and "5" are the same to the session, which says what it cannot use.
         config_schema={name: dg.Field(dg.Any, default_value=value) for name, value in _numbers(job.defaults).items()},
@@ -254,21 +265,27 @@ def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
     return run
 
 
-def bundle_job(job: Job, settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> UnresolvedAssetJobDefinition:
+def bundle_job(
+    job: Job,
+    settings: Settings,
+    assets: Sequence[dg.AssetsDefinition],
+    executor: dg.ExecutorDefinition = session_executor,
+) -> UnresolvedAssetJobDefinition:
     """The Dagster job of a bundle's job; its parameters are the job's configuration."""
     tags = {**job.tags, **job_tags(settings, job.kind if job.session else TASKS_KIND)}
     if job.session:
-        tags[SESSION_TAG] = job.key
-    if job.timeout_seconds:
-        tags["dagster/max_runtime"] = str(job.timeout_seconds)
+        tags |= session_tags(job)
+    elif job.timeout_seconds:
+        tags[dg.MAX_RUNTIME_SECONDS_TAG] = str(job.timeout_seconds)
     config = {"ops": {asset.op.name: {"config": _numbers(job.defaults)} for asset in assets}}
     return dg.define_asset_job(
-        job.key,
+        named(settings.dagster, job.key),
         # A check would wait for the end of the stream, which never ends.
         selection=dg.AssetSelection.assets(*(key for asset in assets for key in asset.keys)).without_checks(),
         config=config if job.parameters else None,
         description=job.description or (f"Session of {', '.join(job.streams)}" if job.session else job.name),
         tags=tags,
+        executor_def=executor,
         metadata={
             "name": job.name,
             **VERSION,
@@ -280,11 +297,14 @@ def bundle_job(job: Job, settings: Settings, assets: Sequence[dg.AssetsDefinitio
 
 def session_schedule(session: SessionSpec, trigger: CronSchedule | Periodic) -> dg.ScheduleDefinition:
     """The schedule of a session's job."""
-    return job_schedule(session.job, trigger, partial(session_runs, session=session))
+    return job_schedule(session.job, session.settings, trigger, partial(session_runs, session=session))
 
 
 def job_schedule(
-    job: Job, trigger: CronSchedule | Periodic, runs: Callable[[dg.DagsterInstance], Sequence[RunSeen]]
+    job: Job,
+    settings: Settings,
+    trigger: CronSchedule | Periodic,
+    runs: Callable[[dg.DagsterInstance], Sequence[RunSeen]],
 ) -> dg.ScheduleDefinition:
     """The schedule of a job; a tick while a run of the job is in progress is skipped, or queued if the job has a queue.
 
@@ -292,8 +312,8 @@ def job_schedule(
     """
 
     @dg.schedule(
-        name=f"schedule_{job.key}",
-        job_name=job.key,
+        name=named(settings.dagster, f"schedule_{job.key}"),
+        job_name=named(settings.dagster, job.key),
         cron_schedule=trigger.cron,
         execution_timezone=trigger.timezone,
         default_status=dg.DefaultScheduleStatus["STOPPED" if trigger.paused else "RUNNING"],
@@ -377,11 +397,11 @@ def column_schema(schema: Any, keys: Iterable[str] = ()) -> dg.TableSchema:
 
 def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinition:
     """The desired state of a continuous job: a session runs, unless it was stopped on purpose or gave up."""
-    job = session.job
+    job, dagster = session.job, session.settings.dagster
 
     @dg.sensor(
-        name=f"keepalive_{job.key}",
-        job_name=job.key,
+        name=named(dagster, f"keepalive_{job.key}"),
+        job_name=named(dagster, job.key),
         minimum_interval_seconds=10,
         default_status=dg.DefaultSensorStatus["RUNNING" if running else "STOPPED"],
         description=f"Starts the session of {job.key} when none runs; waits longer after each failure in a row, "
@@ -413,7 +433,7 @@ def watchdog_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.S
     """Ends runs that Dagster shows in progress although no process of theirs is left (dagster issue #4319)."""
 
     @dg.sensor(
-        name="watchdog",
+        name=named(settings.dagster, "watchdog"),
         minimum_interval_seconds=15,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Fails a session's run when its worker is gone, no driver holds its streams and no heartbeat "
@@ -435,28 +455,30 @@ def watchdog_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.S
     return tick
 
 
-def run_failure_alert(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
+def run_failure_alert(sessions: Sequence[SessionSpec], settings: Settings) -> dg.SensorDefinition:
     """Reports in the log, and on the tables' pages, that a session's run failed."""
-    by_job = {session.job.key: session for session in sessions}
+    by_job = {named(settings.dagster, session.job.key): session for session in sessions}
 
     @dg.run_failure_sensor(
-        name="session_failure",
+        name=named(settings.dagster, "session_failure"),
         minimum_interval_seconds=15,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Reports a session that failed: an error in the log, and an observation `alert` of its tables.",
     )
-    def tick(context: dg.RunFailureSensorContext) -> None:
+    def tick(context: dg.RunFailureSensorContext) -> dg.SkipReason | None:
         run = context.dagster_run
         session = by_job.get(run.job_name) or _session_of(run, sessions)
         if session is None:
-            return
+            # Without a result, Dagster would write into the log of that run, which may be of others.
+            return dg.SkipReason(f"run {run.run_id[:8]} is no session")
         steps = context.get_step_failure_events()
         message = next((e.step_failure_data.error_display_string for e in steps), context.failure_event.message or "")
         text = message.strip().split("\n\nStack Trace")[0].removeprefix(_FAILURE)[:2000]
         log.error("session failed", job=session.job.key, run=run.run_id, found=text)
         for stream in session.streams:
             for table in stream.sinks.values():
-                context.instance.report_runless_asset_event(_alert(table.name, text, run.run_id))
+                context.instance.report_runless_asset_event(_alert(settings, table.name, text, run.run_id))
+        return None
 
     return tick
 
@@ -465,7 +487,7 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     """Reports once that a stream failed while its session continues, or that its driver has gone silent."""
 
     @dg.sensor(
-        name="stream_failure",
+        name=named(settings.dagster, "stream_failure"),
         minimum_interval_seconds=15,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Reports a stream that failed or fell silent while its session continues.",
@@ -479,7 +501,7 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
             if alert is None or reported.get(stream.name) == alert.key:
                 continue
             log.error("stream alert", stream=stream.name, found=alert.text)
-            events += [_alert(table.name, alert.text, None) for table in stream.sinks.values()]
+            events += [_alert(settings, table.name, alert.text, None) for table in stream.sinks.values()]
         current = {name: alert.key for name, alert in alerts.items() if alert}
         return dg.SensorResult(
             asset_events=events,
@@ -490,11 +512,11 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     return tick
 
 
-def job_yaml_sensor(fault: Callable[[], ConfigurationError | None]) -> dg.SensorDefinition:
+def job_yaml_sensor(fault: Callable[[], ConfigurationError | None], settings: Settings) -> dg.SensorDefinition:
     """Fails its ticks while the job YAML on disk cannot be used, so that the use of the last good one shows red."""
 
     @dg.sensor(
-        name="job_yaml",
+        name=named(settings.dagster, "job_yaml"),
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Reads databricks.yml and what it includes; fails with file and line where it cannot be used. Jobs "
@@ -515,7 +537,7 @@ def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings, owned:
     """
 
     @dg.sensor(
-        name="retention",
+        name=named(settings.dagster, "retention"),
         minimum_interval_seconds=600,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Deletes finished runs of this code location that are older than the setting dagster.keep_runs; in "
@@ -589,7 +611,7 @@ def _fingerprint(session: SessionSpec, runs: Sequence[RunSeen]) -> str:
     if newest is None or not gave_up(newest, then):
         return ""
     try:
-        return fingerprint(session.job, session.streams, Settings.load(), session.job.arguments())
+        return fingerprint(session.job, session.streams, session.origin.load().settings, session.job.arguments())
     except ConfigurationError:  # the next session would refuse it as well
         return then
 
@@ -602,11 +624,11 @@ def _stream_alert(settings: Settings, name: str) -> Alert | None:
 
 def _session_of(run: dg.DagsterRun, sessions: Iterable[SessionSpec]) -> SessionSpec | None:
     selected = set(run.asset_selection or ())
-    return next((s for s in sessions if selected & {table_key(x.primary.name) for x in s.streams}), None)
+    return next((session for session in sessions if selected & session.tables), None)
 
 
-def _alert(table: str, text: str, run_id: str | None) -> dg.AssetObservation:
+def _alert(settings: Settings, table: str, text: str, run_id: str | None) -> dg.AssetObservation:
     metadata: dict[str, dg.MetadataValue] = {"alert": dg.MetadataValue.text(text)}
     if run_id:
         metadata["run"] = dg.MetadataValue.dagster_run(run_id)
-    return dg.AssetObservation(asset_key=table_key(table), metadata=metadata)
+    return dg.AssetObservation(asset_key=table_key(settings.dagster, table), metadata=metadata)

@@ -15,7 +15,8 @@ import dagster as dg
 
 from orchestration.bundle.job import Continuous, Rule, Timed
 from orchestration.sessions.decisions import RunSeen, missed, passed, should_run
-from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made, table_key
+from orchestration.sessions.names import table_key
+from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made
 from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, CheckVerdict, CheckVerdicts, checks_from_files
@@ -88,10 +89,6 @@ def settling(now: CheckVerdict, before: dg.AssetCheckEvaluation | None) -> Check
     return replace(now, passed=False, severity=dg.AssetCheckSeverity.WARN, mark=STARTING, text=after)
 
 
-def check_key(table: str) -> dg.AssetCheckKey:
-    return dg.AssetCheckKey(table_key(table), HEALTH)
-
-
 @dataclass(frozen=True)
 class HealthChecks:
     """All streams' checks. `sessions` are the jobs' own; `fault` says what is wrong with the job YAML, if anything."""
@@ -137,7 +134,7 @@ class HealthChecks:
                 outcome = CheckVerdict(False, warn, "yellow: health rules", text)
             shown = health_figures(seen.status, deploys(self.settings, stream.name)[-1:]) if seen.status else {}
             for sink in stream.sinks.values():
-                key = check_key(sink.name)
+                key = self._key(sink.name)
                 before = known[key].evaluation if key in known and not healthy.settled else None
                 found[key] = replace(settling(outcome, before), figures=shown)
         return found
@@ -156,7 +153,10 @@ class HealthChecks:
         return list(self._stream_of())
 
     def _stream_of(self) -> dict[dg.AssetCheckKey, str]:
-        return {check_key(sink.name): stream.name for stream in self.streams for sink in stream.sinks.values()}
+        return {self._key(sink.name): stream.name for stream in self.streams for sink in stream.sinks.values()}
+
+    def _key(self, table: str) -> dg.AssetCheckKey:
+        return dg.AssetCheckKey(table_key(self.settings.dagster, table), HEALTH)
 
     def _should_run(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, bool | None]:
         """Whether each stream of a job ought to run now (`judge`); a stream without a job is left out.

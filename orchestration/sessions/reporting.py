@@ -27,6 +27,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
+from orchestration.sessions.names import table_key
 from reprocessing.timeline.marks import Mark, events_of
 from streaming_jobs.settings import DagsterSettings, Settings
 from streaming_jobs.state.status import Status, read_status
@@ -56,15 +57,6 @@ MOST_PARTITIONS = 64
 """Partitions up to which the lag of each is shown."""
 _RECENT_EVENTS, _LONGEST_EVENT = 8, 160
 """Number of events in a table of what has happened lately, and characters of each."""
-
-
-def table_key(table: str) -> dg.AssetKey:
-    return dg.AssetKey([table])
-
-
-def topic_key(topic: str) -> dg.AssetKey:
-    """The asset of a topic; under `kafka`, so that a table may have the same name."""
-    return dg.AssetKey(["kafka", topic])
 
 
 def belongs_to_no_run(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run: str) -> None:
@@ -300,15 +292,15 @@ class Reporter:
         else:
             metadata = figures(status, self.now(), self.unread(stream))
             for sink in stream.sinks.values():
-                self.log_event(dg.AssetObservation(table_key(sink.name), metadata=metadata))
+                self.log_event(dg.AssetObservation(table_key(self.settings, sink.name), metadata=metadata))
             reported.at = self.clock()
 
     def _materialize(self, stream: Stream, status: Status, reported: _Reported) -> None:
         metadata = {**figures(status, self.now(), self.unread(stream)), **self.recent(stream)}
         for sink in stream.sinks.values():
-            self.log_event(dg.AssetMaterialization(table_key(sink.name), metadata=metadata))
+            self.log_event(dg.AssetMaterialization(table_key(self.settings, sink.name), metadata=metadata))
         if status.dead_letters != reported.dead_letters:
-            letters = table_key(stream.dead_letters)
+            letters = table_key(self.settings, stream.dead_letters)
             self.log_event(dg.AssetMaterialization(letters, metadata=dead_letter_figures(status)))
             reported.dead_letters = status.dead_letters
         reported.at = reported.materialized_at = self.clock()

@@ -13,6 +13,7 @@ from dagster._core.storage.dagster_run import RunRecord
 
 from orchestration.bundle.job import Continuous, Job
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import (
     KIND_TAG,
     LOCATION_TAG,
@@ -23,7 +24,6 @@ from orchestration.sessions.ownership import (
     is_running,
     location_id,
 )
-from orchestration.sessions.reporting import table_key
 from orchestration.sessions.supervisor import SessionSpec
 from streaming_jobs.settings import Settings
 
@@ -46,7 +46,9 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
 
 def job_runs(instance: dg.DagsterInstance, settings: Settings, job: Job) -> list[RunSeen]:
     """The unfinished runs of a job without a session, newest first."""
-    ours = dg.RunsFilter(job_name=job.key, tags={LOCATION_TAG: location_id(settings)}, statuses=UNFINISHED)
+    ours = dg.RunsFilter(
+        job_name=named(settings.dagster, job.key), tags={LOCATION_TAG: location_id(settings)}, statuses=UNFINISHED
+    )
     return _newest_first(instance.get_run_records(ours))
 
 
@@ -76,7 +78,7 @@ def _in_progress(instance: dg.DagsterInstance, sessions: Sequence[SessionSpec]) 
     for record in instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED)):
         selected = set(record.dagster_run.asset_selection or ())
         for session in sessions if LOCATION_TAG not in record.dagster_run.tags else ():
-            if selected & {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}:
+            if selected & session.tables:
                 found[session.job.key].append(record)
     return found
 

@@ -32,6 +32,8 @@ import dagster as dg
 from orchestration.bundle.job import Continuous, Job, Timed
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, Gone
+from orchestration.sessions.configuration import FOUND, Configuration
+from orchestration.sessions.names import table_key
 from orchestration.sessions.ownership import (
     FAILURE_TAG,
     FINGERPRINT_TAG,
@@ -73,12 +75,21 @@ Context = dg.AssetExecutionContext
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """The session of one job: its streams in one driver. `command` builds the driver's command line."""
+    """The session of one job: its streams in one driver. `command` builds the driver's command line.
+
+    `origin` is where the settings are from; the driver loads the same.
+    """
 
     job: Job
     streams: tuple[Stream, ...]
     settings: Settings
     command: Command = session_command
+    origin: Configuration = FOUND
+
+    @property
+    def tables(self) -> set[dg.AssetKey]:
+        """The assets of the tables that its streams write."""
+        return {table_key(self.settings.dagster, x.name) for stream in self.streams for x in stream.sinks.values()}
 
     @property
     def log(self) -> BoundedLog:
@@ -157,7 +168,7 @@ class _SessionWatch:
 def run_session(context: Context, session: SessionSpec, values: Mapping[str, object]) -> None:
     """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
     job, settings, run_id = session.job, session.settings, context.run.run_id
-    claim(context.instance, run_id, settings, job.kind, **{SESSION_TAG: job.key})
+    claim(context.instance, run_id, settings, job.kind, **session_tags(job))
     parameters = job.arguments({name: _text(name, value) for name, value in values.items()})
     arguments = [*parameters, "--supervised"]
     if by_itself(context.run.tags):
@@ -179,7 +190,7 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
     watch = _SessionWatch(session, run, reporter, check_deadline=run.deadline(limit))
 
     def start() -> ChildProcess:
-        environment = {**os.environ, "RECOURSE_RUN_ID": run_id}
+        environment = {**os.environ, **session.origin.environment(), "RECOURSE_RUN_ID": run_id}
         with session.log.open() as output:
             command = ChildCommand(session.command(arguments), environment, stdin=subprocess.PIPE)
             driver = command.start(output)
@@ -214,6 +225,15 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
         reasons = failed or list(filter(None, [reason_in(run.tail())]))
         text, final = _classify(context, session, ending, parameters)
         raise _failure(run, [*reasons, text], ending.code, retry=not final)
+
+
+def session_tags(job: Job) -> dict[str, str]:
+    """The tags of a session's run, also of one launched from a table's page: its job, and its time limit.
+
+    The limit of the instance is meant for runs that end: 0, no limit, replaces it for a continuous job.
+    """
+    limited = job.timeout_seconds or isinstance(job.trigger, Continuous)
+    return {SESSION_TAG: job.key, **({dg.MAX_RUNTIME_SECONDS_TAG: str(job.timeout_seconds)} if limited else {})}
 
 
 def mark(run_id: str, job: str) -> str:

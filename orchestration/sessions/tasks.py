@@ -18,10 +18,12 @@ import dagster as dg
 from orchestration.bundle.job import Job, Task
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending
+from orchestration.sessions.configuration import FOUND, Configuration
+from orchestration.sessions.names import asset_key, named
 from orchestration.sessions.ownership import SESSION_TAG, TASKS_KIND, claim
 from streaming_jobs.errors import PermanentError, UsageError
 from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildCommand, ChildProcess
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import DagsterSettings, Settings
 
 GROUP = "tasks"
 PATIENCE = 30.0 + JVM_GONE_WITHIN
@@ -38,8 +40,8 @@ def recourse_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "orchestration.cli", *arguments]
 
 
-def task_key(job: Job, task: Task) -> dg.AssetKey:
-    return dg.AssetKey([GROUP, job.key, task.key])
+def task_key(settings: DagsterSettings, job: Job, task: Task) -> dg.AssetKey:
+    return asset_key(settings, GROUP, job.key, task.key)
 
 
 def retry_policy(task: Task) -> dg.RetryPolicy | None:
@@ -49,37 +51,39 @@ def retry_policy(task: Task) -> dg.RetryPolicy | None:
     return dg.RetryPolicy(WITHOUT_END if task.max_retries < 0 else task.max_retries, delay=task.retry_interval)
 
 
-def before(job: Job, task: Task, tables: Sequence[dg.AssetKey]) -> list[dg.AssetKey]:
+def before(settings: DagsterSettings, job: Job, task: Task, tables: Sequence[dg.AssetKey]) -> list[dg.AssetKey]:
     """The assets that a task waits for; `tables` are those of the job's session."""
     by_key = {other.key: other for other in job.tasks}
     waits = [by_key[name] for name in task.depends_on]
-    return [key for other in waits for key in (tables if other.is_session else [task_key(job, other)])]
+    return [key for other in waits for key in (tables if other.is_session else [task_key(settings, job, other)])]
 
 
-def pool_of(job: Job) -> str:
+def pool_of(settings: DagsterSettings, job: Job) -> str:
     """The pool of one run at a time that a job's runs share."""
-    return f"session_{job.key}"
+    return named(settings, f"session_{job.key}")
 
 
 @dataclass(frozen=True)
 class CommandTask:
-    """A task and its process. `command` builds the process's command line."""
+    """A task and its process. `command` builds the process's command line; `origin` is where its settings are from."""
 
     job: Job
     task: Task
     settings: Settings
     command: Command = recourse_command
+    origin: Configuration = FOUND
 
     def asset(self, tables: Sequence[dg.AssetKey], config: Mapping[str, Any]) -> dg.AssetsDefinition:
         """The task as a step of its job; `config` are the job's parameters with their defaults."""
+        dagster = self.settings.dagster
 
         @dg.multi_asset(
-            name=f"task_{self.job.key}_{_NOT_A_NAME.sub('_', self.task.key)}",
+            name=named(dagster, f"task_{self.job.key}_{_NOT_A_NAME.sub('_', self.task.key)}"),
             specs=[
                 dg.AssetSpec(
-                    task_key(self.job, self.task),
-                    deps=before(self.job, self.task, tables),
-                    group_name=self.job.key,
+                    task_key(dagster, self.job, self.task),
+                    deps=before(dagster, self.job, self.task, tables),
+                    group_name=named(dagster, self.job.key),
                     kinds={"task"},
                     description=f"recourse {' '.join(self.task.parameters)}",
                 )
@@ -87,7 +91,7 @@ class CommandTask:
             retry_policy=retry_policy(self.task),
             config_schema={name: dg.Field(dg.Any, default_value=value) for name, value in config.items()},
             description=f"Runs recourse {' '.join(self.task.parameters)}",
-            pool=None if self.job.session else pool_of(self.job),  # beside a session, its asset has it
+            pool=None if self.job.session else pool_of(dagster, self.job),  # beside a session, its asset has it
         )
         def run(context: dg.AssetExecutionContext) -> Any:
             yield self._run(context, context.op_execution_context.op_config or {})
@@ -104,7 +108,9 @@ class CommandTask:
 
         def start() -> ChildProcess:
             with log.open() as output:
-                command = ChildCommand(self.command(arguments), {**os.environ}, stdin=subprocess.DEVNULL)
+                command = ChildCommand(
+                    self.command(arguments), {**os.environ, **self.origin.environment()}, stdin=subprocess.DEVNULL
+                )
                 child = command.start(output)
             context.log.info("process %d runs recourse %s; its log: %s", child.pid, " ".join(arguments), log.path)
             return child
@@ -114,7 +120,9 @@ class CommandTask:
             run.stopped(ending.interrupt, f"stopped on request: task {self.task.key} ended with code {ending.code}")
         elif ending.gone or ending.code:
             raise _failure(run, ending, self.task)
-        return dg.MaterializeResult(asset_key=task_key(job, self.task), metadata=run.log_metadata())
+        return dg.MaterializeResult(
+            asset_key=task_key(self.settings.dagster, job, self.task), metadata=run.log_metadata()
+        )
 
 
 def task_assets(
@@ -123,9 +131,10 @@ def task_assets(
     tables: Sequence[dg.AssetKey],
     config: Mapping[str, Any],
     command: Command = recourse_command,
+    origin: Configuration = FOUND,
 ) -> list[dg.AssetsDefinition]:
     """The job's tasks that are no session; `tables` are those of its session."""
-    others = [CommandTask(job, task, settings, command) for task in job.tasks if not task.is_session]
+    others = [CommandTask(job, task, settings, command, origin) for task in job.tasks if not task.is_session]
     return [task.asset(tables, config) for task in others]
 
 

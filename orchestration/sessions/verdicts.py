@@ -15,6 +15,7 @@ from typing import Any
 import dagster as dg
 
 from orchestration.sessions.decisions import CLOCKS_DIFFER
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import claim
 from orchestration.sessions.reporting import NO_RUN
 from streaming_jobs.settings import Settings
@@ -80,7 +81,7 @@ def checks_from_files(
         return dg.Definitions()
 
     @dg.multi_asset_check(
-        name=name,
+        name=named(settings.dagster, name),
         specs=[dg.AssetCheckSpec(name, asset=key.asset_key, description=text) for key, text in descriptions.items()],
         can_subset=True,
     )
@@ -91,7 +92,7 @@ def checks_from_files(
             yield verdicts[key].result(key)
 
     @dg.sensor(
-        name=sensor,
+        name=named(settings.dagster, sensor),
         minimum_interval_seconds=LOOK_EVERY,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=sensor_description,

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.names import asset_key, named, table_key
 from orchestration.sessions.ownership import claim, job_tags
-from orchestration.sessions.reporting import table_key
 from reprocessing.plan.sliceable import Sliceable, sliceable, tables_with_slices
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, UsageError
@@ -35,32 +36,40 @@ RebuildDays = Callable[[Settings, Sliceable, str, str, Callable[[str], None]], "
 """Rebuilds the days from a first day up to, but not including, another."""
 
 
-def definitions(settings: Settings, topology: Topology) -> dg.Definitions:
+def definitions(
+    settings: Settings, topology: Topology, executor: dg.ExecutorDefinition = session_executor
+) -> dg.Definitions:
     """The definitions for all tables that declare slices; raises UsageError for slices that cannot be rebuilt."""
     streams = topology.streams.values()
     return definitions_of(
-        settings, [sliceable(stream, table) for stream in streams for table in tables_with_slices(stream)]
+        settings,
+        [sliceable(stream, table) for stream in streams for table in tables_with_slices(stream)],
+        executor=executor,
     )
 
 
 def definitions_of(
-    settings: Settings, tables: Sequence[Sliceable], rebuild: RebuildDays | None = None
+    settings: Settings,
+    tables: Sequence[Sliceable],
+    rebuild: RebuildDays | None = None,
+    executor: dg.ExecutorDefinition = session_executor,
 ) -> dg.Definitions:
     """One asset per table, the job of all of them, and its schedule, which is off by default; none without tables."""
     if not tables:
         return dg.Definitions()
-    keys = [slices_key(sliced) for sliced in tables]
+    keys, name = [slices_key(settings, sliced) for sliced in tables], named(settings.dagster, JOB)
     job = dg.define_asset_job(
-        JOB,
+        name,
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Rebuilds days of {', '.join(sliced.table.name for sliced in tables)} from their topics; the "
         "streams continue.",
         tags=job_tags(settings, GROUP),
+        executor_def=executor,
     )
 
     @dg.schedule(
-        name=JOB,
-        job_name=JOB,
+        name=name,
+        job_name=name,
         cron_schedule=CRON,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
@@ -73,7 +82,7 @@ def definitions_of(
                 yield dg.RunRequest(
                     run_key=f"{sliced.table.name}-{day}",
                     partition_key=day.isoformat(),
-                    asset_selection=[slices_key(sliced)],
+                    asset_selection=[slices_key(settings, sliced)],
                 )
 
     days = dg.DailyPartitionsDefinition(start_date=min(sliced.slices.first_day for sliced in tables))
@@ -98,12 +107,12 @@ def _asset(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # one run for a range of days: `backfill_policy`
         return dg.asset(
-            key=slices_key(sliced),
-            deps=[table_key(sliced.table.name)],
+            key=slices_key(settings, sliced),
+            deps=[table_key(settings.dagster, sliced.table.name)],
             partitions_def=days,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            pool=f"slices_{sliced.stream.name}",
-            group_name=GROUP,
+            pool=named(settings.dagster, f"slices_{sliced.stream.name}"),
+            group_name=named(settings.dagster, GROUP),
             kinds={"spark"},
             description=f"Days of table {sliced.table.name} that were rebuilt from topic {sliced.topic.name}, beside "
             f"the running stream. Days are those of {sliced.slices.zone}, by {sliced.slices.column}.",
@@ -111,8 +120,8 @@ def _asset(
         )(rebuilt_days)
 
 
-def slices_key(sliced: Sliceable) -> dg.AssetKey:
-    return dg.AssetKey([GROUP, sliced.table.name])
+def slices_key(settings: Settings, sliced: Sliceable) -> dg.AssetKey:
+    return asset_key(settings.dagster, GROUP, sliced.table.name)
 
 
 def newest_closed_day(sliced: Sliceable, settings: Settings, now: datetime) -> date:

@@ -14,9 +14,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from orchestration.definitions import definitions
+from orchestration.location import definitions
 from orchestration.sessions.definitions import table_assets, topic_assets
-from orchestration.sessions.reporting import table_key, topic_key
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic_sink import KafkaSink
@@ -46,9 +45,9 @@ def test_every_table_is_an_asset_with_what_a_reader_needs(shop: Settings, defs: 
         "kafka/shop.orders-v1",
         *("orders", "orders_dead_letters", "customers", "customers_dead_letters", "idle", "idle_dead_letters"),
     }
-    orders = spec[table_key("orders")]
+    orders = spec[dg.AssetKey("orders")]
     assert orders.group_name == "shop"
-    assert spec[table_key("orders_dead_letters")].group_name == "shop_dead_letters"
+    assert spec[dg.AssetKey("orders_dead_letters")].group_name == "shop_dead_letters"
     assert orders.kinds == {"spark", "deltalake"}
     assert list(orders.owners) == ["a@b.example"]
     assert orders.description == "Every order, by its number."
@@ -64,31 +63,31 @@ def test_every_table_is_an_asset_with_what_a_reader_needs(shop: Settings, defs: 
 
 def test_topics_are_external_and_every_table_comes_from_them(defs: dg.Definitions) -> None:
     graph = defs.resolve_asset_graph()
-    topic = topic_key("shop.orders-v1")
+    topic = dg.AssetKey(["kafka", "shop.orders-v1"])
     assert graph.get(topic).is_external
     assert graph.get(topic).kinds == {"kafka"}
     assert list(graph.get(topic).owners) == ["team:shop"]
     for table in ("orders", "customers_dead_letters", "idle"):
-        assert graph.get(table_key(table)).parent_keys == {topic}
+        assert graph.get(dg.AssetKey(table)).parent_keys == {topic}
 
 
 def test_a_topic_that_a_stream_writes_comes_from_what_the_stream_reads() -> None:
     raw, clean = KafkaTopic("raw", value=Json(ORDER)), KafkaTopic("clean", value=Json(ORDER))
     first = Stream("first", lambda raw: raw, {"raw": raw}, {"clean": KafkaSink(clean, key="customer")})
     second = Stream("second", lambda clean: clean, {"clean": clean}, {"second": DeltaTable("second")})
-    specs = {spec.key: spec for spec in topic_assets(Topology.of([first, second]))}
-    assert [dep.asset_key for dep in specs[topic_key("clean")].deps] == [topic_key("raw")]
-    assert specs[topic_key("clean")].tags["recourse/stream"] == "first"
-    assert not list(specs[topic_key("raw")].deps)
+    specs = {spec.key: spec for spec in topic_assets(Topology.of([first, second]), Settings.load())}
+    assert [dep.asset_key for dep in specs[dg.AssetKey(["kafka", "clean"])].deps] == [dg.AssetKey(["kafka", "raw"])]
+    assert specs[dg.AssetKey(["kafka", "clean"])].tags["recourse/stream"] == "first"
+    assert not list(specs[dg.AssetKey(["kafka", "raw"])].deps)
     (batches, _) = table_assets(first, Settings.load(), "shop")
-    assert batches.key == table_key("first_batches")
+    assert batches.key == dg.AssetKey("first_batches")
 
 
 def test_tables_without_a_job_are_shown_and_cannot_be_started(defs: dg.Definitions) -> None:
     graph = defs.resolve_asset_graph()
-    assert graph.get(table_key("idle")).is_external
-    assert graph.get(table_key("idle")).group_name == "without_a_job"
-    assert graph.get(table_key("orders")).is_executable
+    assert graph.get(dg.AssetKey("idle")).is_external
+    assert graph.get(dg.AssetKey("idle")).group_name == "without_a_job"
+    assert graph.get(dg.AssetKey("orders")).is_executable
 
 
 def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definitions) -> None:
@@ -257,11 +256,11 @@ def test_the_tables_of_a_reader_come_from_the_table_that_it_reads(settings: Sett
         """Both streams in one session."""
         yield from ()
 
-    assets = [*topic_assets(topology), session, *table_assets(topology["converted"], home, "other")]
+    assets = [*topic_assets(topology, home), session, *table_assets(topology["converted"], home, "other")]
     graph = dg.Definitions(assets=assets).resolve_asset_graph()
-    assert graph.get(table_key("copied")).parent_keys == {table_key("clean")}
-    assert graph.get(table_key("copied_dead_letters")).parent_keys == {table_key("clean")}
-    assert graph.get(table_key("clean")).parent_keys == {topic_key("things")}
-    assert graph.get(table_key("converted")).parent_keys == {table_key("rates")}
-    rates = graph.get(table_key("rates"))
+    assert graph.get(dg.AssetKey("copied")).parent_keys == {dg.AssetKey("clean")}
+    assert graph.get(dg.AssetKey("copied_dead_letters")).parent_keys == {dg.AssetKey("clean")}
+    assert graph.get(dg.AssetKey("clean")).parent_keys == {dg.AssetKey(["kafka", "things"])}
+    assert graph.get(dg.AssetKey("converted")).parent_keys == {dg.AssetKey("rates")}
+    rates = graph.get(dg.AssetKey("rates"))
     assert rates.is_external and list(rates.owners) == ["team:desk"]

@@ -23,7 +23,6 @@ from orchestration.quality.rules import RuleCount, RuledTable
 from orchestration.quality.suites import due_checks, run_config, run_tags
 from orchestration.sessions.definitions import session_assets
 from orchestration.sessions.ownership import KIND_TAG, SESSION_TAG, job_tags
-from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
 from orchestration.sessions.supervisor import SessionSpec
 from quality.suites import Suite
@@ -36,7 +35,7 @@ from tests.support.receivers import webhook
 from tests.support.validations import validation
 
 SUITE = Suite("orders_rows", "orders", list, description="Every order has a customer.")
-CHECK = dg.AssetCheckKey(table_key("orders"), "orders_rows")
+CHECK = dg.AssetCheckKey(dg.AssetKey("orders"), "orders_rows")
 
 
 def null_customers(settings: Settings, suite: Suite, spark: Callable[[], Any], /) -> Validation:
@@ -148,9 +147,7 @@ def test_a_session_launched_from_a_table_s_page_does_not_keep_suites_from_being_
         instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset(tables))
         planned = instance.event_log_storage.get_latest_asset_check_execution_by_key([CHECK])
         assert planned[CHECK].status.value == "PLANNED", "Dagster means to run the check when the session has ended"
-        assert due_checks(instance, [CHECK], timedelta(minutes=5), shop.tables, run_tags(shop), time.time() + 600) == [
-            CHECK
-        ]
+        assert due_checks(instance, [CHECK], shop, time.time() + 600) == [CHECK]
 
 
 def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
@@ -172,7 +169,7 @@ def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
                 context = dg.build_schedule_context(instance=instance, scheduled_execution_time=None)
                 request = schedule(context)
                 assert isinstance(request, dg.RunRequest), request
-                assert request.run_config == run_config(["orders_rows"])
+                assert request.run_config == run_config(shop, ["orders_rows"])
                 job = defs.resolve_job_def("quality")
                 assert job.execute_in_process(request.run_config, instance=instance).success
                 alerts = named(defs.sensors, "check_alerts")

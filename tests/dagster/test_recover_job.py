@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from orchestration.recoveries.events import ChangedTable, Ended, Event, Failed, OffsetSpan, PlanShown, encode
-from orchestration.recoveries.launchpad import run_config
+from orchestration.recoveries.launchpad import LAUNCHPAD
 from orchestration.sessions.ownership import KIND_TAG, PLAN_TAG, RECOVERY_KIND, STAGE_TAG
 from reprocessing.plan.journal import journal_of
 from reprocessing.stages.recovery import StageBegun
@@ -49,7 +49,7 @@ def pids(settings: Settings) -> list[int]:
 
 
 def launched(settings: Settings, stored: dg.DagsterInstance, fields: Mapping[str, Any]) -> dg.DagsterRun:
-    run = execute(recover(settings), stored, run_config=run_config(fields))
+    run = execute(recover(settings), stored, run_config=LAUNCHPAD.run_config(fields))
     assert not any(psutil.pid_exists(pid) for pid in pids(settings))
     return run
 

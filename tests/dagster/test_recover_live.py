@@ -15,7 +15,7 @@ import pytest
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
 from orchestration.local_dagster.processes import DagsterProcesses
-from orchestration.recoveries.launchpad import run_config
+from orchestration.recoveries.launchpad import LAUNCHPAD
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG, WORKER_TAG
 from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import UsageError
@@ -42,7 +42,7 @@ class Live(LiveDagster):
     story: Story
 
     def launch(self, fields: Mapping[str, Any]) -> str:
-        return self.client.launch("recover", run_config(fields))
+        return self.client.launch("recover", LAUNCHPAD.run_config(fields))
 
     def ended(self, run_id: str) -> str:
         return (

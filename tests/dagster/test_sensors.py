@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 from dagster._core.remote_origin import RemoteJobOrigin
 
-from orchestration.definitions import definitions
+from orchestration.location import definitions
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.ownership import (
     FAILURE_TAG,
@@ -20,7 +20,6 @@ from orchestration.sessions.ownership import (
     STOPPED_BY_TAG,
     WORKER_TAG,
 )
-from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, runs_by_session, session_runs
 from orchestration.sessions.supervisor import fingerprint
 from streaming_jobs.settings import Settings
@@ -173,11 +172,11 @@ def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(short: Setti
         instance.report_engine_event("so that the run has a file", instance.get_run_by_id(old))
         file = Path(instance.root_directory) / "history" / "runs" / f"{old}.db"
         assert file.exists()
-        alert = dg.AssetObservation(table_key("orders"), metadata={"alert": "trouble"})
+        alert = dg.AssetObservation(dg.AssetKey("orders"), metadata={"alert": "trouble"})
         for _ in range(3):
             instance.report_runless_asset_event(alert)
         assert "1 old runs deleted, and 2 old events without a run" in str(ticks.tick("retention"))
-        assert len(instance.fetch_observations(table_key("orders"), limit=9).records) == 1
+        assert len(instance.fetch_observations(dg.AssetKey("orders"), limit=9).records) == 1
         assert [run.run_id for run in instance.get_runs()] == [newest]
         assert not file.exists()
 
@@ -194,7 +193,7 @@ def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> No
     ticks.instance.create_run_for_job(
         ticks.defs.resolve_implicit_global_asset_job_def(),
         status=dg.DagsterRunStatus.STARTED,
-        asset_selection=frozenset(table_key(table) for table in TABLES),
+        asset_selection=frozenset(dg.AssetKey(table) for table in TABLES),
     )
     (seen,) = session_runs(ticks.instance, ticks.session)
     assert seen.status in IN_PROGRESS
@@ -206,7 +205,7 @@ def test_materialize_all_beside_a_running_session_is_ended_with_the_reason(ticks
     queued = ticks.instance.create_run_for_job(
         ticks.defs.resolve_implicit_global_asset_job_def(),
         status=dg.DagsterRunStatus.QUEUED,
-        asset_selection=frozenset(table_key(table) for table in TABLES),
+        asset_selection=frozenset(dg.AssetKey(table) for table in TABLES),
         remote_job_origin=RemoteJobOrigin(REPOSITORY, ASSET_JOB),
     ).run_id
     of_the_job = ticks.run(dg.DagsterRunStatus.QUEUED)
@@ -228,7 +227,7 @@ def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:
     sensor = next(s for s in ticks.defs.sensors or [] if s.name == "session_failure")
     sensor(context.for_run_failure())
     for table in ("orders", "customers"):
-        newest = ticks.instance.fetch_observations(table_key(table), limit=1).records[0].asset_observation
+        newest = ticks.instance.fetch_observations(dg.AssetKey(table), limit=1).records[0].asset_observation
         assert newest is not None
         assert str(newest.metadata["alert"].value).startswith("stream orders failed: REC-021 wrong table")
 
@@ -239,7 +238,7 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
     ticks.run(dg.DagsterRunStatus.QUEUED)  # the next session plans to materialise the table: that must not hide it
     assert ticks.look() == {"orders": (False, "red: dead")}
-    planned = ticks.instance.get_latest_planned_materialization_info(table_key("orders"))
+    planned = ticks.instance.get_latest_planned_materialization_info(dg.AssetKey("orders"))
     assert planned is not None and planned.run_id == ""
     assert ticks.look() == {}
     lease = acquire(ticks.settings, "orders", purpose="session")
@@ -272,7 +271,7 @@ def test_a_check_can_be_executed_by_hand_and_a_session_does_not_wait_for_it(tick
     assert {key.asset_key.to_user_string() for key in checks} == {"orders", "customers", "idle"}
     now = time.time()
     write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
-    job = dg.define_asset_job("look", selection=dg.AssetSelection.checks_for_assets(table_key("orders")))
+    job = dg.define_asset_job("look", selection=dg.AssetSelection.checks_for_assets(dg.AssetKey("orders")))
     resolved = dg.Definitions.merge(ticks.defs, dg.Definitions(jobs=[job])).resolve_job_def("look")
     (done,) = resolved.execute_in_process(instance=ticks.instance).get_asset_check_evaluations()
     assert (done.passed, done.metadata["verdict"].value) == (False, "red: dead")
@@ -285,7 +284,7 @@ def test_a_stream_that_fails_in_a_session_is_alerted_once(ticks: Ticks) -> None:
     write_status(ticks.settings, status)
     first = ticks.result("stream_failure")
     (event,) = first.asset_events
-    assert event.asset_key == table_key("orders")
+    assert event.asset_key == dg.AssetKey("orders")
     assert "REC-021 wrong table" in str(event.metadata["alert"].value)
     assert not ticks.result("stream_failure", first.cursor).asset_events
 

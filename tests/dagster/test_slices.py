@@ -10,8 +10,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from orchestration.definitions import definitions
-from orchestration.slices.definitions import JOB, definitions_of, newest_closed_day, slices_key
+from orchestration.location import definitions
+from orchestration.slices.definitions import JOB, definitions_of, newest_closed_day
 from orchestration.slices.definitions import definitions as slice_definitions
 from reprocessing.plan.sliceable import Sliceable, sliceable
 from reprocessing.replay.difference import Difference
@@ -104,7 +104,7 @@ def test_the_shipped_tables_have_days_and_a_location_without_slices_has_none(sho
     own = shop.model_copy(update={"flows": ["streaming_jobs.examples.flights.streams"]})
     made = slice_definitions(own, Topology.of_settings(own))
     graph = made.resolve_asset_graph()
-    assert graph.materializable_asset_keys == {slices_key(sliceable(flights_clean)), KEY}
+    assert graph.materializable_asset_keys == {dg.AssetKey(["slices", "flights_clean"]), KEY}
     days = graph.get(KEY).partitions_def
     assert days is not None and days.get_first_partition_key() == "2013-01-01"
     assert made.resolve_job_def(JOB)

@@ -21,7 +21,7 @@ import pytest
 
 from orchestration.bundle import job_yaml
 from orchestration.bundle.job import CronSchedule
-from orchestration.definitions import definitions
+from orchestration.location import definitions
 from orchestration.sessions import child_run, supervisor
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.definitions import sessions

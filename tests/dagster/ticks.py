@@ -6,8 +6,9 @@ import dagster as dg
 from dagster._core.remote_origin import RemoteJobOrigin
 
 from orchestration.bundle import job_yaml
-from orchestration.definitions import definitions
+from orchestration.location import definitions
 from orchestration.sessions.definitions import sessions
+from orchestration.sessions.names import named
 from orchestration.sessions.ownership import identity
 from orchestration.sessions.supervisor import SessionSpec
 from streaming_jobs.catalog.topology import Topology
@@ -27,7 +28,8 @@ class Ticks:
 
     def tick(self, sensor: str, cursor: str | None = None) -> object:
         context = dg.build_sensor_context(instance=self.instance, definitions=self.defs, cursor=cursor)
-        definition = next(s for s in self.defs.sensors or [] if s.name == sensor)
+        name = named(self.settings.dagster, sensor)
+        definition = next(s for s in self.defs.sensors or [] if s.name == name)
         return definition(context)
 
     def result(self, sensor: str, cursor: str | None = None) -> dg.SensorResult:
@@ -36,12 +38,13 @@ class Ticks:
         return result
 
     def run(self, status: dg.DagsterRunStatus, **tags: str) -> str:
-        job = self.defs.resolve_job_def("shop")
+        name = named(self.settings.dagster, "shop")
+        job = self.defs.resolve_job_def(name)
         run = self.instance.create_run_for_job(
             job,
             status=status,
             tags={**job.tags, **tags},  # as Dagster launches it
-            remote_job_origin=RemoteJobOrigin(REPOSITORY, "shop"),  # a run in the queue has to have one
+            remote_job_origin=RemoteJobOrigin(REPOSITORY, name),  # a run in the queue has to have one
         )
         return run.run_id
 

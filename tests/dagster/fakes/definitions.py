@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestration.definitions import definitions
+from orchestration.location import definitions
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.command import fake_command, quickened
 

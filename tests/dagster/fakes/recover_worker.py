@@ -8,8 +8,7 @@ import dagster as dg
 
 from orchestration.bundle.job import Bundle
 from orchestration.recoveries.definitions import definitions
-from orchestration.recoveries.launchpad import run_config
-from orchestration.sessions.child_run import session_executor
+from orchestration.recoveries.launchpad import LAUNCHPAD
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.execute import execute
 
@@ -23,11 +22,11 @@ def recover(settings: Settings) -> dg.JobDefinition:
     """The job over the fake process."""
     bundle = Bundle("shop", "default", (), settings.home)
     jobs = definitions(settings, {"orders": [dg.AssetKey("orders")]}, bundle, command=fake_command)
-    return dg.Definitions.merge(jobs, dg.Definitions(executor=session_executor)).resolve_job_def("recover")
+    return jobs.resolve_job_def("recover")
 
 
 def main() -> int:
-    config = run_config({"do": "apply", "plan": "orders-0001"})
+    config = LAUNCHPAD.run_config({"do": "apply", "plan": "orders-0001"})
     with dg.DagsterInstance.get() as instance:
         return 0 if execute(recover(Settings.load()), instance, run_config=config).is_success else 1
 

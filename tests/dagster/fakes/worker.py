@@ -6,7 +6,7 @@ import sys
 
 import dagster as dg
 
-from orchestration.definitions import definitions
+from orchestration.location import definitions
 from orchestration.sessions import child_run
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.command import fake_command

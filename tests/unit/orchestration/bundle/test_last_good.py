@@ -27,10 +27,10 @@ from orchestration.bundle.job import (
     Trigger,
 )
 from orchestration.cli.doctor import check_jobs
-from orchestration.definitions import definitions
 from orchestration.local_dagster.processes import DagsterProcesses
+from orchestration.location import definitions
 from orchestration.sessions.definitions import sessions
-from orchestration.sessions.health import HealthChecks, check_key
+from orchestration.sessions.health import HEALTH, HealthChecks
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
@@ -132,8 +132,8 @@ def test_a_job_yaml_of_any_kind_of_fault_costs_no_verdict_and_no_definitions(set
     fault = partial(last_good.fault, settings, topology, partial(sessions, topology=topology, settings=settings))
     checks = HealthChecks(list(topology.streams.values()), [], settings, fault)
     verdicts = checks.verdicts(dg.DagsterInstance.ephemeral(), now)
-    assert verdicts[check_key("orders")].mark == "red: dead"
-    assert "'2026-13-45' cannot be read" in verdicts[check_key("customers")].text
+    assert verdicts[dg.AssetCheckKey(dg.AssetKey("orders"), HEALTH)].mark == "red: dead"
+    assert "'2026-13-45' cannot be read" in verdicts[dg.AssetCheckKey(dg.AssetKey("customers"), HEALTH)].text
     assert "'2026-13-45' cannot be read" in check_jobs(settings).found
     assert definitions(settings).resolve_job_def("shop").run_config
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from orchestration.cli.options import Invocation, environment_name, parse_set
+from orchestration.cli.options import Invocation, parse_set
+from orchestration.sessions.configuration import environment_name
 from reprocessing.replay.difference import Difference
 from reprocessing.replay.words import difference_lines, row_words
 from streaming_jobs.errors import SetupError, UsageError

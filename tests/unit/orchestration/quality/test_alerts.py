@@ -264,7 +264,9 @@ def test_a_suite_that_a_run_of_the_job_has_not_evaluated_is_red(
     def quality() -> None:
         run_suites()
 
-    failed = quality.execute_in_process(run_config(suites), instance=ticks.instance, raise_on_error=False)
+    failed = quality.execute_in_process(
+        run_config(ticks.alerts.settings, suites), instance=ticks.instance, raise_on_error=False
+    )
     ticks.tick()
     ticks.tick()
     assert states(hook) == ["failed"] * told

@@ -87,7 +87,7 @@ def test_a_person_can_execute_it_and_tables_without_rules_have_none() -> None:
         defs = dg.Definitions.merge(table, checks.definitions())
         done = defs.resolve_job_def("look").execute_in_process(instance=instance)
         (evaluation,) = done.get_asset_check_evaluations()
-        assert (evaluation.asset_check_key, evaluation.passed) == (ORDERS.key, True)
+        assert (evaluation.asset_check_key, evaluation.passed) == (ORDERS.key(checks.settings), True)
     none = RuleChecks([], Settings(), lambda *_: {})
     assert none.definitions() == dg.Definitions()
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -30,7 +30,6 @@ from orchestration.quality.suites import (
     MOST_TABLES,
     OP,
     SuiteChecks,
-    check_key,
     cron_of_interval,
     due_checks,
     of_exception,
@@ -41,8 +40,8 @@ from orchestration.quality.suites import (
     table,
 )
 from orchestration.recoveries.launchpad import JOB as RECOVER
-from orchestration.recoveries.launchpad import STEP, launch_of, schema
-from orchestration.sessions.ownership import WORKER_TAG
+from orchestration.recoveries.launchpad import STEP, Launchpad, launch_of, schema
+from orchestration.sessions.ownership import QUALITY_KIND, WORKER_TAG, job_tags
 from orchestration.sessions.reporting import NO_RUN
 from quality.suites import Suite
 from quality.validation import MOST_ROWS, CheckOutcome, FirstFailing, Severity, Validation
@@ -89,11 +88,15 @@ class Runs:
     def execute(self, *only: str) -> dg.ExecuteInProcessResult:
         """A run of the job."""
         job = self.defs.resolve_job_def(JOB)
-        return job.execute_in_process(run_config(only), instance=self.instance, raise_on_error=False)
+        return job.execute_in_process(
+            run_config(self.checks.settings, only), instance=self.instance, raise_on_error=False
+        )
 
     def execute_from_page(self, suite: Suite) -> dg.ExecuteInProcessResult:
         """A run of a check."""
-        job = self.defs.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={check_key(suite)})
+        job = self.defs.resolve_implicit_global_asset_job_def().get_subset(
+            asset_check_selection={self.checks.key(suite)}
+        )
         return job.execute_in_process(instance=self.instance)
 
     @property
@@ -173,7 +176,7 @@ def test_the_outcome_counts_for_the_table_also_after_its_next_materialisation(
     runs = runs_of(lambda *_: validation(BAD))
     done = runs.execute_from_page(ROWS) if from_page else runs.execute("orders_rows")
     instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
-    key = check_key(ROWS)
+    key = runs.checks.key(ROWS)
     (newest,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
     # Dagster compares the runs of check and materialisation; those of a stream belong to none.
     assert newest.run_id == NO_RUN
@@ -260,9 +263,7 @@ def test_without_suites_there_is_nothing(tmp_path: Path) -> None:
     assert none.definitions() == dg.Definitions()
 
 
-EVERY = timedelta(minutes=5)
 KEY = dg.AssetCheckKey(dg.AssetKey(["orders"]), "orders_rows")
-TAGS = {"recourse/location": "ours"}
 
 
 @pytest.mark.parametrize(
@@ -293,10 +294,15 @@ def tables(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def is_due(instance: dg.DagsterInstance, tables: Path, *, after: float = 0, tags: Mapping[str, str] = TAGS) -> bool:
-    due = due_checks(instance, [KEY], EVERY, tables, tags, time.time() + after)
+def is_due(instance: dg.DagsterInstance, tables: Path, *, after: float = 0, home: str = "home") -> bool:
+    """Whether the suite is due `after` seconds; `home` has the id of the code location."""
+    due = due_checks(instance, [KEY], home_of(tables, home), time.time() + after)
     assert due in ([], [KEY])
     return bool(due)
+
+
+def home_of(tables: Path, name: str = "home") -> Settings:
+    return Settings(home=tables / name, tables_dir=str(tables), quality={"every": "5 minutes"})
 
 
 def executed(instance: dg.DagsterInstance) -> None:
@@ -356,10 +362,10 @@ def test_a_suite_that_a_run_of_the_job_evaluates_is_not_doubled(
     instance: dg.DagsterInstance, tables: Path, status: dg.DagsterRunStatus, suites: list[str], due: bool
 ) -> None:
     origin = RemoteJobOrigin(REPOSITORY, JOB)
-    config = run_config(suites)
-    instance.create_run_for_job(job_of_suites(), run_config=config, tags=TAGS, status=status, remote_job_origin=origin)
+    config, tags = run_config(home_of(tables), suites), job_tags(home_of(tables), QUALITY_KIND)
+    instance.create_run_for_job(job_of_suites(), run_config=config, tags=tags, status=status, remote_job_origin=origin)
     assert is_due(instance, tables) is due
-    assert is_due(instance, tables, tags={"recourse/location": "another"})
+    assert is_due(instance, tables, home="another")
 
 
 def job_of_suites() -> dg.JobDefinition:
@@ -488,7 +494,7 @@ def test_a_click_on_a_red_check_fills_the_launchpad_with_the_plan_that_its_comma
     command = "recourse recover plan orders --before-first-broken total_between"
     first = FirstFailing("total_between", 2, 118, "3f2a", command)
     found = replace(validation(failed("total_between")), first_failing=first)
-    link = str(of_validation(found, location="my place").figures["by one click"].value)
+    link = str(of_validation(found, launchpad=Launchpad("my place")).figures["by one click"].value)
     address = urlsplit(link.partition("](")[2].partition(")")[0])
     assert address.path == "/locations/my%20place/jobs/recover/playground/setup"
     config = yaml.safe_load(parse_qs(address.query)["config"][0])

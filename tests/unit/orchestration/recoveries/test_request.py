@@ -13,9 +13,8 @@ import yaml
 
 from orchestration.bundle.job import Bundle, Job, Task
 from orchestration.recoveries.definitions import definitions
-from orchestration.recoveries.launchpad import STEP, launch_of, link, run_config
+from orchestration.recoveries.launchpad import LAUNCHPAD, STEP, Launchpad, launch_of
 from orchestration.recoveries.request import Launch, PlanRequest, share_of
-from orchestration.sessions.reporting import table_key
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings import Settings
 
@@ -24,7 +23,7 @@ TO_BATCH = {"streams": ["orders"], "target": {"to_batch": 2}}
 
 @pytest.fixture
 def job(tmp_path: Path) -> dg.JobDefinition:
-    tables = {name: [table_key(name)] for name in ("orders", "customers")}
+    tables = {name: [dg.AssetKey(name)] for name in ("orders", "customers")}
     return definitions(
         Settings.load({"home": tmp_path}), tables, Bundle("shop", "default", (), tmp_path)
     ).resolve_job_def("recover")
@@ -32,7 +31,7 @@ def job(tmp_path: Path) -> dg.JobDefinition:
 
 def checked(job: dg.JobDefinition, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields as the step gets them: checked by Dagster, with its defaults."""
-    config: Mapping[str, Any] = dg.validate_run_config(job, run_config(fields))["ops"][STEP]["config"]
+    config: Mapping[str, Any] = dg.validate_run_config(job, LAUNCHPAD.run_config(fields))["ops"][STEP]["config"]
     return config
 
 
@@ -139,7 +138,7 @@ def test_a_launch_has_the_options_of_the_command_line_and_reaches_its_process_as
 
 
 def test_a_link_fills_the_launchpad_in_with_what_it_accepts(job: dg.JobDefinition) -> None:
-    address = urlsplit(link("streams", {"do": "resume", "plan": "orders-0001"}))
+    address = urlsplit(Launchpad("streams").link({"do": "resume", "plan": "orders-0001"}))
     assert address.path == "/locations/streams/jobs/recover/playground/setup"
     config = yaml.safe_load(parse_qs(address.query)["config"][0])
     assert launch_of(checked(job, config["ops"][STEP]["config"])) == Launch("resume", "orders-0001")

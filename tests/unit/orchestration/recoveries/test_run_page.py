@@ -22,6 +22,7 @@ from orchestration.recoveries.events import (
     decode,
     encode,
 )
+from orchestration.recoveries.launchpad import LAUNCHPAD
 from orchestration.recoveries.run import Metadata, RunView
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG
 from reprocessing.stages.recovery import StageBegun
@@ -186,13 +187,13 @@ def test_a_plan_that_was_refused_before_its_first_stage_marks_no_table(desk: Des
     "outcome", ["planned", "applying", "waits for confirmation", "refused", "published", "aborting"]
 )
 def test_each_outcome_names_what_can_be_done_as_text_and_as_links(outcome: str) -> None:
-    words, links = made.next_words("orders-0001", outcome), made.next_steps("streams", "orders-0001", outcome)
+    words, links = made.next_words("orders-0001", outcome), made.next_steps(LAUNCHPAD, "orders-0001", outcome)
     assert "plan: orders-0001" in words
     assert str(links["next_steps"].value).count("/jobs/recover/playground/setup?config=") == words.count("do: ")
 
 
 def test_a_plan_that_was_given_up_leads_nowhere() -> None:
-    assert not made.next_words("orders-0001", "aborted") and not made.next_steps("streams", "orders-0001", "aborted")
+    assert not made.next_words("orders-0001", "aborted") and not made.next_steps(LAUNCHPAD, "orders-0001", "aborted")
 
 
 def test_only_files_that_are_there_are_named(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from orchestration.bundle.job import Continuous, Rule
 from orchestration.sessions.decisions import RunSeen, missed, should_run
 from orchestration.sessions.health import (
+    HEALTH,
     NO_ALERT,
     HealthChecks,
     broken_rules,
-    check_key,
     left_behind,
     settling,
     verdict,
@@ -31,7 +31,7 @@ from tests.conftest import SettingsFactory
 pytestmark = pytest.mark.slow
 
 NOW = 1_000_000.0
-KEY = check_key("orders")
+KEY = dg.AssetCheckKey(dg.AssetKey("orders"), HEALTH)
 
 
 def found(state: str, *reasons: Reason, notes: tuple[str, ...] = ()) -> Health:

@@ -14,7 +14,7 @@ from orchestration.sessions import child_run
 from orchestration.sessions.definitions import bundle_job
 from orchestration.sessions.ownership import KIND_TAG, TASKS_KIND
 from orchestration.sessions.tasks import before, recourse_command, task_assets, task_key
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import DagsterSettings, Settings
 
 PLAN = Task("plan", "recourse-streams", "recourse", ("recover", "plan", "{{job.parameters.stream}}"))
 CHECK = Task("check-all", "recourse-streams", "recourse", ("quality", "run"), depends_on=("plan",))
@@ -57,7 +57,7 @@ def test_tasks_run_in_their_order_with_the_job_s_parameters(runner: Runner) -> N
     assert runner.run(job_of(CHECK, PLAN), {}) == ["recover plan orders", "quality run"]
     assert runner.result.success and runner.tags[KIND_TAG] == TASKS_KIND
     made = {event.asset_key for event in runner.result.get_asset_materialization_events()}
-    assert made == {task_key(job_of(), PLAN), task_key(job_of(), CHECK)}
+    assert made == {task_key(DagsterSettings(), job_of(), PLAN), task_key(DagsterSettings(), job_of(), CHECK)}
 
 
 def test_a_parameter_of_the_run_comes_before_the_default(runner: Runner) -> None:
@@ -121,10 +121,10 @@ def test_a_task_waits_for_the_session_s_tables_and_a_session_for_tasks() -> None
     tables = [dg.AssetKey("orders"), dg.AssetKey("orders_dead_letters")]
     after = Task(*_plan()[:3], ("quality", "run"), depends_on=("session",))
     job = job_of(SESSION, after)
-    assert before(job, after, tables) == tables
+    assert before(DagsterSettings(), job, after, tables) == tables
     first = Task(*SESSION_FIELDS, depends_on=("plan",))
     job = job_of(PLAN, first)
-    assert before(job, first, ()) == [task_key(job, PLAN)]
+    assert before(DagsterSettings(), job, first, ()) == [task_key(DagsterSettings(), job, PLAN)]
 
 
 def test_the_command_is_the_command_line_of_this_python() -> None:
