@@ -16,6 +16,7 @@ from orchestration.cli import (
     describe,
     doctor,
     history,
+    inspect,
     jobs,
     preview,
     quality,
@@ -82,6 +83,7 @@ app.command("topics", short_help="Print the topics that streams read, with their
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
 app.command("preview", short_help="Show what the code on disk would change in a stream's newest rows.")(preview.preview)
+app.command("inspect", short_help="Rebuild what any Kafka-to-Delta job of Spark has done.")(inspect.inspect)
 streams.app.command("describe", short_help="Print the topology: sources, stream, sinks.")(describe.describe)
 streams.app.command("history", short_help="Print the history of a stream, oldest first.")(history.history)
 streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)
