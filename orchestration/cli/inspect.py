@@ -12,6 +12,7 @@ from orchestration.cli.text import Output, OutputOption, say, show
 
 if TYPE_CHECKING:
     from orchestration.cli.options import Invocation
+    from streaming_jobs.inspection.counted_offsets import OffsetColumns
     from streaming_jobs.inspection.inspection import Inspection
     from streaming_jobs.storage.locations import Location
 
@@ -43,11 +44,10 @@ def inspect(
     Reads checkpoints and Delta logs, and writes nothing to them. Name also the checkpoints that the job had before.
     Exit codes: 0 nothing found, 10 records are missing or doubled or would be, 2 usage.
     """
-    from streaming_jobs.inspection.counted_offsets import OffsetColumns
     from streaming_jobs.inspection.inspection import inspect as run
 
     call = invocation(context)
-    columns = OffsetColumns.parse(offset_columns) if offset_columns is not None else None
+    columns = None if offset_columns is None else _columns(offset_columns)
     folders, places = ([_location(call, path) for path in paths] for paths in (checkpoints, tables))
     found = run(folders, places, columns)
     if broker is not None:
@@ -61,6 +61,12 @@ def inspect(
         say(f"the page is in {page}")
     if found.alarming:
         raise typer.Exit(FOUND)
+
+
+def _columns(text: str) -> OffsetColumns:
+    from streaming_jobs.inspection.counted_offsets import OffsetColumns  # imports Arrow and deltalake
+
+    return OffsetColumns.parse(text)
 
 
 def _location(call: Invocation, text: str) -> Location:

@@ -26,6 +26,8 @@ from streaming_jobs.verification.offset_ranges import Span
 How = Literal["ledger", "epoch", "transaction", "time"]
 _SKEW = 1.0
 """Seconds by which the clocks of two drivers may differ."""
+USUAL = 0.8
+"""Share of the batches of a program that have a commit, from which on each of them is believed to make such commits."""
 _OF_BATCHES = ("WRITE", "CREATE TABLE AS SELECT", "MERGE", "DELETE", "UPDATE")
 _STATEMENTS = _OF_BATCHES[:3]
 """What a program's only batch is believed to have done; a DELETE beside it would be somebody else's."""
@@ -188,18 +190,21 @@ class _Found:
             running = [(batch.planned, c, batch.number) for c in free if (batch := c.batch_at(commit.at)) is not None]
             if running:
                 ran[commit.version] = max(running, key=lambda each: each[0])[1:]
+        plain = _writes_records([(commit, *ran[commit.version]) for commit in commits if commit.version in ran])
         for checkpoint in free:
-            mine = [
-                (commit, ran[commit.version][1])
-                for commit in commits
-                if ran.get(commit.version, (None,))[0] is checkpoint
-            ]
-            usual, unusual = _usual(mine)
-            runs, foreign = _runs(usual)
-            self.foreign += [*foreign, *unusual]
+            runs: list[tuple[int, tuple[TableCommit, ...]]] = []
+            mine = [(c, ran[c.version][1]) for c in commits if c.version in ran and ran[c.version][0] is checkpoint]
+            if plain:
+                equal = [
+                    (commit, number) for commit, number in mine if commit.rows == checkpoint.batches[number].records
+                ]
+                runs = [(number, (commit,)) for commit, number in equal]
+            else:
+                runs = _runs(_usual(mine))
+            known = {commit.version for _, each in runs for commit in each}
+            self.foreign += [commit for commit, _ in mine if commit.version not in known]
             for number, each in runs:
-                spans = _spans(checkpoint, number)
-                self.writes.append(BatchWrite(checkpoint, number, "time", each, spans))
+                self.writes.append(BatchWrite(checkpoint, number, "time", each, _spans(checkpoint, number)))
         self.foreign += [commit for commit in commits if commit.version not in ran]
 
     def _note(self, commit: TableCommit, checkpoint: CheckpointHistory, number: int, how: How) -> None:
@@ -240,9 +245,27 @@ def _within(checkpoint: CheckpointHistory, number: int, at: float) -> bool:
     return _ran(checkpoint, number, at) and at <= checkpoint.until(number) + _SKEW
 
 
-def _usual(
-    commits: Sequence[tuple[TableCommit, int]],
-) -> tuple[list[tuple[TableCommit, int]], list[TableCommit]]:
+def _writes_records(commits: Sequence[tuple[TableCommit, CheckpointHistory, int]]) -> bool:
+    """True for a program that writes a row for each record, as nearly all of its batches say.
+
+    Then each commit with as many rows is a run of its batch, and one with other rows is not.
+    """
+    batches = {(checkpoint.folder, number) for _, checkpoint, number in commits}
+    equal = {
+        (checkpoint.folder, number)
+        for commit, checkpoint, number in commits
+        if checkpoint.batches[number].start is not None and _has_as_many(commit, checkpoint, number)
+    }
+    return len(equal) >= max(USUAL * len(batches), 2)
+
+
+def _has_as_many(commit: TableCommit, checkpoint: CheckpointHistory, number: int) -> bool:
+    """True for a commit with as many rows as the batch has records, as far as that is known."""
+    batch = checkpoint.batches[number]
+    return commit.operation in _STATEMENTS and (batch.start is None or commit.rows == batch.records)
+
+
+def _usual(commits: Sequence[tuple[TableCommit, int]]) -> list[tuple[TableCommit, int]]:
     """The commits that the batches of a program usually make, and the other ones.
 
     A batch without a usual one may have another: a program that merges has to create the table first.
@@ -255,23 +278,18 @@ def _usual(
     statements = {
         signature
         for signature, numbers in batches.items()
-        if len(numbers) * 2 >= most and (len(numbers) > 1 or signature[0] in _STATEMENTS)
+        if len(numbers) >= USUAL * most and (len(numbers) > 1 or signature[0] in _STATEMENTS)
     }
     have = {number for commit, number in commits if commit.signature in statements}
-    usual, unusual = [], []
-    for commit, number in commits:
-        instead = number not in have and commit.operation in _STATEMENTS
-        if commit.signature in statements or instead:
-            usual.append((commit, number))
-        else:
-            unusual.append(commit)
-    return usual, unusual
+    return [
+        (commit, number)
+        for commit, number in commits
+        if commit.signature in statements or (number not in have and commit.operation in _STATEMENTS)
+    ]
 
 
-def _runs(
-    commits: Sequence[tuple[TableCommit, int]],
-) -> tuple[list[tuple[int, tuple[TableCommit, ...]]], list[TableCommit]]:
-    """The runs of each batch with their commits, and the commits that do not look like a run of the batch.
+def _runs(commits: Sequence[tuple[TableCommit, int]]) -> list[tuple[int, tuple[TableCommit, ...]]]:
+    """The runs of each batch with their commits; commits that do not look like a run are left out.
 
     A batch usually makes as many commits of each kind as most batches do. Further ones are a second run, if they wrote
     as many rows as the first one; otherwise another program made them.
@@ -284,18 +302,17 @@ def _runs(
         counts = Counter(len(kinds[signature]) for kinds in by_batch.values() if signature in kinds)
         usual[signature] = min(count for count, often in counts.items() if often == max(counts.values()))
     runs: list[tuple[int, tuple[TableCommit, ...]]] = []
-    foreign: list[TableCommit] = []
     for number, kinds in sorted(by_batch.items()):
         first: list[TableCommit] = []
         again: list[TableCommit] = []
         for signature, made in kinds.items():
             first += made[: usual[signature]]
             rows = [commit.rows for commit in made[: usual[signature]]]
-            for commit in made[usual[signature] :]:
-                (again if commit.upserts or commit.rows is None or commit.rows in rows else foreign).append(commit)
+            further = made[usual[signature] :]
+            again += [commit for commit in further if commit.upserts or commit.rows is None or commit.rows in rows]
         runs.append((number, tuple(first)))
         runs += [(number, each) for each in _parts(again, max(len(first), 1))]
-    return runs, foreign
+    return runs
 
 
 def _parts(commits: Sequence[TableCommit], size: int) -> Iterator[tuple[TableCommit, ...]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.inspection.coverage import RECREATED
-from streaming_jobs.inspection.findings import InspectionFinding
+from streaming_jobs.inspection.coverage import RECREATED, outside, within_spans
+from streaming_jobs.inspection.findings import InspectionFinding, Kind, finding
 from streaming_jobs.inspection.judgement import JudgedTable
 from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.storage.locations import Location
@@ -35,70 +35,73 @@ class OffsetColumns:
         return cls(*names)
 
 
-def count_offsets(table: Location, columns: OffsetColumns, judged: JudgedTable) -> list[InspectionFinding]:
-    """What the rows say of the offsets that the checkpoints have passed; takes the place of what the log makes likely.
+def confirmed(table: Location, columns: OffsetColumns, judged: JudgedTable) -> tuple[InspectionFinding, ...]:
+    """The findings about a table, after its rows were counted.
 
+    The rows decide what is missing or doubled: a finding of the log keeps the offsets that they confirm, and is certain
+    then. What the log does not explain becomes a finding of its own. Eight bytes of memory are needed for each offset.
     Raises UsageError for a column that the table lacks, and for a topic column that is needed and was not named.
     """
-    name = judged.history.name
-    passed = list(merged(judged.read))
-    topics = sorted({span.topic for span in passed})
-    if any(topic.endswith(RECREATED) for topic in topics):
-        raise UsageError(
-            "the offsets of a topic have gone back, so an offset stands for two records", "leave --offset-columns out"
-        )
+    name, found = judged.history.name, list(judged.findings)
+    topics = sorted({span.topic for span in judged.read})
+    if why := _uncountable(judged, topics):
+        return (*found, finding("unknown", "certain", "not_counted", f"the rows were not counted: {why}", table=name))
     if len(topics) > 1 and columns.topic is None:
         raise UsageError(f"the job reads {len(topics)} topics", "name the column of the topic as the third one")
-    found: list[InspectionFinding] = []
+    absent, doubled = _counted(table, columns, judged, topics)
+    kept, left_absent = _agreeing(found, "missing", absent)
+    kept, left_doubled = _agreeing(kept, "doubled", doubled)
+    if left_absent:
+        words = (
+            f"the rows lack {counted(total(left_absent), 'offset')} of batches that are in the table: filtered by the "
+            "job, transaction markers, or passed over by failOnDataLoss=false after Kafka had deleted them"
+        )
+        kept.append(finding("unknown", "unclear", "counted", words, table=name, spans=left_absent))
+    if left_doubled:
+        words = f"{counted(total(left_doubled), 'offset')} are in more than one row"
+        step = "delete all rows but one of each offset, if the job writes one row for each record"
+        kept.append(finding("doubled", "certain", "counted", words, step, table=name, spans=left_doubled))
+    return tuple(kept)
+
+
+def _uncountable(judged: JudgedTable, topics: Sequence[str]) -> str:
+    """Why the rows cannot be counted; empty if they can."""
+    if judged.history.missing_files:
+        return "files of the table are missing"
+    if any(topic.endswith(RECREATED) for topic in topics):
+        return "a topic was created again, so that an offset stands for two records"
+    return "" if topics else "no offsets of a checkpoint are known"
+
+
+def _agreeing(
+    found: Sequence[InspectionFinding], kind: Kind, places: Sequence[Span]
+) -> tuple[list[InspectionFinding], list[Span]]:
+    """The findings, those of a kind only with the offsets that the rows confirm; and the offsets that are left."""
+    kept: list[InspectionFinding] = []
+    left = list(places)
+    for each in found:
+        if each.kind != kind or not each.spans:
+            kept.append(each)
+            continue
+        agreed = [part for span in each.spans for part in within_spans(span, places)]
+        if agreed:
+            kept.append(replace(each, certainty="certain", within=False, spans=tuple(agreed), counted=True))
+            left = [part for span in left for part in outside(span, agreed)]
+    return kept, left
+
+
+def _counted(
+    table: Location, columns: OffsetColumns, judged: JudgedTable, topics: Sequence[str]
+) -> tuple[list[Span], list[Span]]:
+    """The offsets that the checkpoints have passed and that no row has, and those that several rows have."""
+    absent: list[Span] = []
+    doubled: list[Span] = []
     for topic, partitions, offsets in _places(table, columns, topics):
-        places = np.sort(packed(partitions, offsets))
-        once, times = np.unique(places, return_counts=True)
-        expected = of_spans(span for span in passed if span.topic == topic)
-        known = once[np.isin(once, expected)]
-        doubled = unpacked(topic, map(int, once[times > 1]))
-        absent = unpacked(topic, map(int, np.setdiff1d(expected, known)))
-        if absent:
-            lacking = counted(total(absent), "offset")
-            words = f"the rows lack {lacking} of topic {topic} that the job has passed"
-            explained = _explained(absent, judged)
-            found.append(
-                InspectionFinding(
-                    "missing" if explained else "unknown",
-                    "certain" if explained else "unclear",
-                    "counted",
-                    name,
-                    words
-                    if explained
-                    else f"{words}: filtered by the job, transaction markers, or passed over by "
-                    "failOnDataLoss=false after Kafka had deleted them",
-                    "read these offsets once by a batch job, and append them" if explained else "",
-                    spans=tuple(absent),
-                )
-            )
-        if doubled:
-            found.append(
-                InspectionFinding(
-                    "doubled",
-                    "certain",
-                    "counted",
-                    name,
-                    f"{counted(total(doubled), 'offset')} of topic {topic} are in more than one row",
-                    "delete all rows but one of each offset, if the job writes one row for each record",
-                    spans=tuple(doubled),
-                )
-            )
-    return found
-
-
-def _explained(absent: Sequence[Span], judged: JudgedTable) -> bool:
-    """True if the log explains the first absent offset too, so that a filter of the job is not the reason."""
-    return any(
-        span.topic == one.topic and span.partition == one.partition and span.start < one.end and one.start < span.end
-        for finding in judged.findings
-        if finding.kind == "missing"
-        for span in finding.spans
-        for one in absent
-    )
+        once, times = np.unique(packed(partitions, offsets), return_counts=True)
+        expected = of_spans(merged(span for span in judged.read if span.topic == topic))
+        absent += unpacked(topic, map(int, np.setdiff1d(expected, once)))
+        doubled += unpacked(topic, map(int, once[(times > 1) & (once >= 0)]))
+    return absent, doubled
 
 
 def _places(table: Location, columns: OffsetColumns, topics: Sequence[str]) -> list[tuple[str, np.ndarray, np.ndarray]]:

@@ -76,7 +76,7 @@ class Coverage:
         reported: list[Span] = []
         groups: dict[tuple[object, ...], list[CauseLeft]] = defaultdict(list)
         for cause in self.causes:
-            left = [part for span in cause.spans for part in _outside(span, [*covered, *reported])]
+            left = [part for span in cause.spans for part in outside(span, [*covered, *reported])]
             if left:
                 reported += left
                 by = cause.by.version if cause.by is not None else None
@@ -141,7 +141,7 @@ class Coverage:
             for place, begin in start.items():
                 before = ends.get(place)
                 if before is not None and before[0] < begin and checkpoint.first == 0:
-                    parts = _outside(Span(*place, before[0], begin), known)
+                    parts = outside(Span(*place, before[0], begin), known)
                     key = before[1].folder, checkpoint.folder
                     groups.setdefault(key, ([], before[1], checkpoint))[0].extend(parts)
             for place, offset in end.items():
@@ -225,9 +225,14 @@ def _surplus_before(causes: Sequence[CauseLeft], attribution: Attribution) -> in
     return sum(write.commits[0].rows or 0 for write in earlier) - records
 
 
-def _outside(span: Span, others: Iterable[Span]) -> list[Span]:
+def outside(span: Span, others: Iterable[Span]) -> list[Span]:
     """The parts of a range that no other range of its partition has."""
     return without(span, [o for o in others if (o.topic, o.partition) == (span.topic, span.partition)])
+
+
+def within_spans(span: Span, others: Iterable[Span]) -> list[Span]:
+    """The parts of a range that another range of its partition has too."""
+    return [part for part in without(span, outside(span, others)) if part.offsets]
 
 
 def _pieces(part: Span, covers: Sequence[tuple[Span, BatchWrite]]) -> Iterator[tuple[Span, list[BatchWrite]]]:

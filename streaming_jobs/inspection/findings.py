@@ -31,7 +31,7 @@ class InspectionFinding:
     """One finding about a table. `reason` is a stable word for programs, such as `restored`.
 
     `spans` are the offsets; empty if they are not known, or if there are none. With `within`, the records are some of
-    these offsets. `batches` are those of `checkpoint`.
+    these offsets. `batches` are those of `checkpoint`; `counted`: the rows of the table confirm it.
     """
 
     kind: Kind
@@ -45,6 +45,7 @@ class InspectionFinding:
     versions: tuple[int, ...] = ()
     checkpoint: str = ""
     batches: tuple[int, ...] = ()
+    counted: bool = False
 
     @property
     def alarming(self) -> bool:

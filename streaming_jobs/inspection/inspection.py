@@ -14,6 +14,7 @@ from streaming_jobs.inspection.table_history import is_table, read_table
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.text.spelling import counted
+from streaming_jobs.verification.offset_ranges import merged, total
 
 if TYPE_CHECKING:
     from streaming_jobs.inspection.counted_offsets import OffsetColumns
@@ -73,7 +74,9 @@ class Inspection:
         parts = []
         for kind in dict.fromkeys(finding.kind for finding in found):
             of_kind = [finding for finding in found if finding.kind == kind]
-            exact = sum(finding.records for finding in of_kind if not finding.within)
+            places = {(f.table, span) for f in of_kind if not f.within for span in f.spans}
+            tables = {table for table, _ in places}
+            exact = sum(total(merged(span for each, span in places if each == table)) for table in tables)
             some = any(finding.within or not finding.spans for finding in of_kind)
             count = counted(exact, "record") if exact else "records"
             parts.append(f"{count}{' and more' if some and exact else ''} {_VERBS[kind]}")
@@ -117,27 +120,12 @@ def inspect(
     histories = tuple(map(read_checkpoint, checkpoints))
     judged = [judge(read_table(place), histories, alone=len(tables) == 1) for place in tables]
     if columns is not None:
-        from streaming_jobs.inspection.counted_offsets import count_offsets
+        from streaming_jobs.inspection.counted_offsets import confirmed
 
         judged = [
-            replace(each, findings=_confirmed(each.findings, count_offsets(place, columns, each)))
-            for place, each in zip(tables, judged, strict=True)
+            replace(each, findings=confirmed(place, columns, each)) for place, each in zip(tables, judged, strict=True)
         ]
     return Inspection(histories, tuple(judged))
-
-
-def _confirmed(by_log: Sequence[InspectionFinding], by_rows: list[InspectionFinding]) -> tuple[InspectionFinding, ...]:
-    """The findings of log and rows together: what is only likely by the log stays only if the rows agree."""
-    counted_kinds = {finding.kind for finding in by_rows}
-
-    def stays(finding: InspectionFinding) -> bool:
-        return (
-            finding.kind not in ("missing", "doubled")
-            or finding.certainty == "certain"
-            or finding.kind in counted_kinds
-        )
-
-    return (*(finding for finding in by_log if stays(finding)), *by_rows)
 
 
 def beside_topics(inspection: Inspection, bounds: Mapping[str, OffsetBounds | None]) -> Inspection:

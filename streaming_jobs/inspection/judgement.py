@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from streaming_jobs.inspection.attribution import Attribution, BatchWrite, attribute
+from streaming_jobs.inspection.attribution import USUAL, Attribution, BatchWrite, attribute
 from streaming_jobs.inspection.beside_batches import beside_batches
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, PlannedBatch
 from streaming_jobs.inspection.coverage import READ_ONCE, Cause, Coverage
@@ -18,9 +18,6 @@ from streaming_jobs.inspection.findings import InspectionFinding, finding, numbe
 from streaming_jobs.inspection.table_history import TableHistory
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.offset_ranges import Span
-
-_MOSTLY = 0.8
-"""Share of its batches that have a commit, from which on a job without signatures is believed to commit each batch."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ class _Batches:
         plain = all(
             sum(c.rows or 0 for c in each[0].commits) == checkpoint.batches[n].records for n, each in writes.items()
         )
-        return plain or sum(b.number in writes for b in with_records) >= _MOSTLY * len(with_records)
+        return plain or sum(b.number in writes for b in with_records) >= USUAL * len(with_records)
 
     def _old(
         self, checkpoint: CheckpointHistory, writes: Mapping[int, Sequence[BatchWrite]]

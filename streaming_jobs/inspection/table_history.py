@@ -22,7 +22,7 @@ _PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError)
 
 @dataclass(frozen=True)
 class TableCommit:
-    """One version of a table; `at` in seconds since 1970. `added` and `rows`: its new files, and the rows in them.
+    """One version of a table; `at` in seconds since 1970. `added`: its new files. `rows`: those that it was given.
 
     `touches` are the versions whose files it took out or rewrote.
     """
@@ -34,9 +34,8 @@ class TableCommit:
     engine: str
     txns: Mapping[str, int]
     changes_data: bool
-    added: int
+
     rows: int | None
-    inserted: int | None
     entry: LedgerEntry | None
     touches: frozenset[int] = frozenset()
 
@@ -249,7 +248,7 @@ def _described(actions: CommitActions) -> TableCommit:
     parameters = {str(k): str(v) for k, v in dict(info.get("operationParameters") or {}).items() if v is not None}
     metrics = dict(info.get("operationMetrics") or {})
     fresh = [add for add in actions.adds if changes_rows(add)]
-    rows = _number(metrics.get("numOutputRows"))
+    rows = _number(metrics.get("numSourceRows") if actions.operation == "MERGE" else metrics.get("numOutputRows"))
     counted = [_rows(add) for add in fresh]
     if rows is None and all(each is not None for each in counted):
         rows = sum(each or 0 for each in counted)
@@ -262,9 +261,7 @@ def _described(actions: CommitActions) -> TableCommit:
         engine=str(info.get("engineInfo", "")),
         txns=actions.txns,
         changes_data=actions.changes_data,
-        added=len(fresh),
         rows=rows,
-        inserted=_number(metrics.get("numTargetRowsInserted") or metrics.get("num_target_rows_inserted")),
         entry=LedgerEntry.decode(actions.user_metadata),
     )
 

@@ -80,7 +80,8 @@ class PlainJob:
         self.before: list[dict[str, None]] = []
         """The live files of each version."""
         self.txns: dict[str, int] = {}
-        self.first_version = 0
+        self.done: list[int] | None = None
+        """The highest offsets at which a batch has ended."""
         self.new_checkpoint([0] * self.partitions)
 
     # The topic.
@@ -118,9 +119,8 @@ class PlainJob:
         self._begin(self.root / "checkpoint-new", str(uuid.UUID(int=self.chance.getrandbits(128))), start)
 
     def _begin(self, folder: Path, query: str, start: list[int]) -> None:
-        done = [batch.end for _, batch in sorted(getattr(self, "batches", {}).items()) if batch.committed]
-        if done:
-            self.passed |= {(self.life, p, o) for p, end in enumerate(done[-1]) for o in range(end, start[p])}
+        if self.done is not None:
+            self.passed |= {(self.life, p, o) for p, end in enumerate(self.done) for o in range(end, start[p])}
         self.checkpoints.append(folder)
         self.query, self.batches, self.start = query, dict[int, Planned](), start
         self._put("metadata", json.dumps({"id": query}, separators=(",", ":")))
@@ -199,6 +199,7 @@ class PlainJob:
                 self.passed |= {
                     (self.life, p, o) for p, s in enumerate(planned.start) if ends[p] < s for o in range(ends[p])
                 }
+            self.done = [max(end, old) for end, old in zip(ends, self.done or ends, strict=True)]
             self._put(f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":0}')
             self.clock += self.chance.uniform(0.5, 5)
 
@@ -238,7 +239,7 @@ class PlainJob:
         there = {record for path in matched for record in self.files[path]}
         add = [self.files[path] for path in matched] + [[record for record in records if record not in there]]
         parameters = {"predicate": '["(id#1 = id#2)"]', "matchedPredicates": '[{"actionType":"update"}]'}
-        self.commit("MERGE", parameters, add=[each for each in add if each], remove=matched, rows=len(records))
+        self.commit("MERGE", parameters, add=[each for each in add if each], remove=matched, source=len(records))
 
     # The table.
 
@@ -257,6 +258,7 @@ class PlainJob:
         before: list[dict[str, Any]] | None = None,
         changes: bool = True,
         rows: int | None = None,
+        source: int | None = None,
     ) -> None:
         """A version: new files with these records, files of earlier versions `again`, and removed files."""
         now = round(self.clock * 1000)
@@ -267,7 +269,8 @@ class PlainJob:
             "operationParameters": parameters,
             "isolationLevel": "Serializable",
             "isBlindAppend": not remove,
-            "operationMetrics": {"numOutputRows": str(written)},
+            "operationMetrics": {"numOutputRows": str(written)}
+            | ({"numSourceRows": str(source)} if source is not None else {}),
             "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0",
             "txnId": str(uuid.UUID(int=self.chance.getrandbits(128))),
         }
