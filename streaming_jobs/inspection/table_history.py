@@ -8,12 +8,13 @@ compactions, upserts and deletion vectors. Versions are bits of a number, as a f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.delta_log import CommitActions, changes_rows, names_on_disk, read_commit, versions_in_log
+from streaming_jobs.state.provenance import rows_of
 from streaming_jobs.storage.locations import Location, files_below
 
 _STREAMING, _RESTORE = "STREAMING UPDATE", "RESTORE"
@@ -22,7 +23,7 @@ _PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError)
 
 @dataclass(frozen=True)
 class TableCommit:
-    """One version of a table; `at` in seconds since 1970. `added`: its new files. `rows`: those that it was given.
+    """One version of a table; `at` in seconds since 1970. `rows` are those that it was given; None if not known.
 
     `touches` are the versions whose files it took out or rewrote.
     """
@@ -34,7 +35,6 @@ class TableCommit:
     engine: str
     txns: Mapping[str, int]
     changes_data: bool
-
     rows: int | None
     entry: LedgerEntry | None
     touches: frozenset[int] = frozenset()
@@ -163,6 +163,8 @@ class _Base:
     @classmethod
     def of(cls, table: Location, first: int, trouble: list[str]) -> _Base:
         """From the newest checkpoint in one file that is not after the log's first version."""
+        from io import BytesIO
+
         import pyarrow.parquet as pq
 
         log = table / "_delta_log"
@@ -173,9 +175,7 @@ class _Base:
             )
             return cls()
         try:
-            import io
-
-            rows = pq.read_table(io.BytesIO(files[version].read_bytes()), columns=["txn", "add"]).to_pylist()
+            rows = pq.read_table(BytesIO(files[version].read_bytes()), columns=["txn", "add"]).to_pylist()
         except (OSError, ValueError) as error:
             trouble.append(f"the checkpoint of version {version} of the log cannot be read: {error}")
             return cls()
@@ -217,13 +217,13 @@ class _FollowedRows:
             else:
                 bits = inherited | (own if changes_rows(add) else 0)
             self.live[path] = self._ever[path] = bits
-            self.rows[path] = _rows(add)
+            self.rows[path] = rows_of(add)
             given |= bits
         for version in [version for version in self.gone if given >> (version - self.first) & 1]:
             del self.gone[version]
         if lost := self._without_a_file(taken & ~given):
             self.gone |= dict.fromkeys(self.versions(lost), actions.version)
-        return _touching(commit, frozenset(self.versions(rewritten)) if commit.changes_data else frozenset())
+        return replace(commit, touches=frozenset(self.versions(rewritten))) if commit.changes_data else commit
 
     def versions(self, bits: int) -> Iterator[int]:
         """The versions of a set, in order."""
@@ -249,7 +249,7 @@ def _described(actions: CommitActions) -> TableCommit:
     metrics = dict(info.get("operationMetrics") or {})
     fresh = [add for add in actions.adds if changes_rows(add)]
     rows = _number(metrics.get("numSourceRows") if actions.operation == "MERGE" else metrics.get("numOutputRows"))
-    counted = [_rows(add) for add in fresh]
+    counted = [rows_of(add) for add in fresh]
     if rows is None and all(each is not None for each in counted):
         rows = sum(each or 0 for each in counted)
     at = int(info.get("inCommitTimestamp") or actions.at)
@@ -264,21 +264,6 @@ def _described(actions: CommitActions) -> TableCommit:
         rows=rows,
         entry=LedgerEntry.decode(actions.user_metadata),
     )
-
-
-def _touching(commit: TableCommit, versions: frozenset[int]) -> TableCommit:
-    from dataclasses import replace
-
-    return replace(commit, touches=versions) if versions else commit
-
-
-def _rows(add: Mapping[str, Any]) -> int | None:
-    import json
-
-    try:
-        return int(json.loads(add.get("stats") or "")["numRecords"])
-    except _PARSE_ERRORS:
-        return None
 
 
 def _number(value: Any) -> int | None:

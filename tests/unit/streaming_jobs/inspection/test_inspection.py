@@ -212,3 +212,15 @@ def test_the_page_has_the_verdict_the_findings_and_a_picture_and_escapes_names(p
     assert found.verdict in html and "ran more than once" in html and "<svg" in html
     assert "&lt;table&gt;" in html and "<table>" not in html.replace('<div class="wide"><table>', "")
     assert all(kind in MEANINGS for kind, _, _ in reasons(found))
+
+
+def test_a_job_that_replaces_its_whole_table_with_each_batch_loses_nothing_by_that(plain_job: MakeJob) -> None:
+    job = plain_job("sink")
+    for number in range(4):
+        job.run(1)
+        if number:
+            path = job.table / "_delta_log" / f"{number:020d}.json"
+            text = path.read_text().replace('"outputMode":"Append"', '"outputMode":"Complete"')
+            removed = [json.dumps({"remove": {"path": old, "dataChange": True}}) for old in job.before[number - 1]]
+            path.write_text(text + "\n".join(removed))
+    assert reasons(look(job)) == []
