@@ -48,7 +48,7 @@ def inspect(
 
     call = invocation(context)
     columns = None if offset_columns is None else _columns(offset_columns)
-    folders, places = ([_location(call, path) for path in paths] for paths in (checkpoints, tables))
+    folders, places = ([location(call, path) for path in paths] for paths in (checkpoints, tables))
     found = run(folders, places, columns)
     if broker is not None:
         found = _beside_topics(call, found, broker)
@@ -69,7 +69,8 @@ def _columns(text: str) -> OffsetColumns:
     return OffsetColumns.parse(text)
 
 
-def _location(call: Invocation, text: str) -> Location:
+def location(call: Invocation, text: str) -> Location:
+    """The location that a path or an address on a command line names."""
     from streaming_jobs.settings_sections import is_remote
     from streaming_jobs.storage.locations import at
 

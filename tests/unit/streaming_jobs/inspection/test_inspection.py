@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -224,3 +225,22 @@ def test_a_job_that_replaces_its_whole_table_with_each_batch_loses_nothing_by_th
             removed = [json.dumps({"remove": {"path": old, "dataChange": True}}) for old in job.before[number - 1]]
             path.write_text(text + "\n".join(removed))
     assert reasons(look(job)) == []
+
+
+def test_an_overwrite_of_another_program_has_removed_the_batches_before_it(plain_job: MakeJob) -> None:
+    job = plain_job("sink")
+    job.run(3)
+    job.commit("WRITE", {"mode": "Overwrite"}, add=[[(-1, -1, 1)]], remove=list(job.live))
+    job.run(2)
+    found = look(job)
+    assert only(found, "taken_out").batches == (0, 1, 2) and only(found, "taken_out").kind == "removed"
+    assert not found.alarming
+
+
+def test_files_with_times_from_before_their_batches_are_not_believed(plain_job: MakeJob) -> None:
+    job = plain_job("append")
+    job.run(5, kill="written")
+    job.run(2)
+    for path in job.checkpoint.rglob("*"):
+        os.utime(path, (1_000_000, 1_000_000))
+    assert [each.reason for each in look(job).findings] == ["ran_again"]
