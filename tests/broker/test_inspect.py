@@ -1,4 +1,4 @@
-"""Real jobs of PySpark alone, killed, reset and restored, inspected from their files; and one that a stream takes over."""
+"""Real jobs of PySpark alone, killed, reset, restored and then inspected; one of them is taken over by a stream."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.support import ROOT
 from tests.support.plain_histories import PlainJob
 from tests.unit.orchestration.cli.conftest import Run
+from tests.unit.streaming_jobs.inspection.test_adoption import TwoPartitions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_folder")]
 
@@ -57,3 +59,24 @@ def test_neither_spark_nor_kafka_nor_deltalake_is_imported(job: PlainJob) -> Non
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_adoption_shows_what_it_writes_and_asks(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, job: PlainJob
+) -> None:
+    monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: TwoPartitions())
+    Path("recourse.toml").write_text(
+        'flows = ["tests.unit.streaming_jobs.inspection.test_adoption"]\nkafka.bootstrap_servers = "nowhere:9092"\n'
+    )
+    job.run(1)
+    (tmp_path / "tables").mkdir()
+    shutil.move(job.table, tmp_path / "tables" / "orders")
+    places = ("--set", f"tables_dir={tmp_path / 'tables'}", "--set", f"state_dir={tmp_path / 'state'}")
+    asked = (*places, "adopt", "orders", "--checkpoint", str(job.checkpoint))
+    code, out, err = run(*asked)
+    assert code == 1 and "one commit without rows, by which the table belongs to the stream" in out
+    assert "nobody is here to answer" in err and not (tmp_path / "state").exists()
+    code, out, err = run(*asked, "--yes")
+    assert code == 0 and "adopted: start it with `recourse streams run orders`" in err
+    value = json.loads(run(*asked, "--yes", "-o", "json")[1])
+    assert value["adopted"] is True and value["recorded"] is True and value["batch"] == 2

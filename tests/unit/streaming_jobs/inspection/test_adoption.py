@@ -183,7 +183,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(home: Settings,
     upsert = DeltaTable("orders", keys=["id"], order_by=["offset"])
     for declared, words in (
         (
-            stream(source=KafkaTopic("other", value=Json(COLUMNS)), sink=DeltaTable("orders"))(lambda other: other),
+            stream(source=KafkaTopic("other", value=Json(COLUMNS)), sink=DeltaTable("orders"), name="o")(
+                lambda other: other
+            ),
             "reads",
         ),
         (

@@ -193,6 +193,15 @@ def few_entries_left_and_restored(job: PlainJob) -> None:
     job.retain(4)
 
 
+def read_again_long_ago(job: PlainJob) -> None:
+    """The restored records were read again, by batches of which the second checkpoint has forgotten the offsets."""
+    job.run(5)
+    job.restore(job.version - 2)
+    job.new_checkpoint([0] * job.partitions)
+    job.run(10)
+    job.retain(4)
+
+
 def log_cut(job: PlainJob) -> None:
     job.run(8)
     job.cut_log()
@@ -294,6 +303,7 @@ STORIES = [
     Story(rows_of_another_program),
     Story(few_entries_left),
     Story(few_entries_left_and_restored, SIGNED, expects=("restored",)),
+    Story(read_again_long_ago, ("sink", "append", "merge"), hidden=True, expects=("retained",)),
     Story(log_cut),
     Story(log_cut_and_restored, expects=("restored",)),
     Story(checkpoint_copied, expects=("ran_again",)),
