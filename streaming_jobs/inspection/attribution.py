@@ -20,7 +20,7 @@ from typing import Literal
 
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory
 from streaming_jobs.inspection.table_history import TableCommit, TableHistory
-from streaming_jobs.ledger.entry import epoch_id
+from streaming_jobs.ledger.entry import LedgerEntry, epoch_id
 from streaming_jobs.verification.offset_ranges import Span
 
 How = Literal["ledger", "epoch", "transaction", "time"]
@@ -105,10 +105,9 @@ def attribute(table: TableHistory, checkpoints: Sequence[CheckpointHistory]) -> 
     unsigned: list[TableCommit] = []
     for commit in table.commits.values():
         signed = commit.epoch or next(((a, n) for a, n in commit.txns.items() if found.with_id(a)), None)
-        if commit.entry is not None and commit.entry.kind == "batch":
-            found.ledger(commit)
-        elif commit.entry is not None:
-            continue  # a fence or a publish of Recourse
+        if commit.entry is not None:
+            if commit.entry.kind == "batch" or (commit.entry.kind == "publish" and commit.changes_data):
+                found.ledger(commit, commit.entry)
         elif signed is not None and found.with_id(signed[0]):
             found.signed(commit, *signed)
         elif signed is not None:
@@ -144,12 +143,11 @@ class _Found:
         """The checkpoints of a query; more than one, if one of them is a copy."""
         return [each for each in self.checkpoints if each.query_id == query]
 
-    def ledger(self, commit: TableCommit) -> None:
-        entry = commit.entry
-        assert entry is not None
+    def ledger(self, commit: TableCommit, entry: LedgerEntry) -> None:
+        """A batch of Recourse, or a recovery, which has the offsets of all batches that it replaced."""
         ends = {read.topic: dict(read.end) for read in entry.offsets}
         known = [(each, each.batches.get(entry.batch)) for each in self.checkpoints]
-        same = (each for each, batch in known if batch is not None and _same(batch.end, ends))
+        same = (c for c, batch in known if entry.kind == "batch" and batch is not None and _same(batch.end, ends))
         spans = tuple(
             Span(read.topic, partition, read.start.get(partition, 0), end)
             for read in entry.offsets

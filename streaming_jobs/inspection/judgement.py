@@ -15,7 +15,7 @@ from streaming_jobs.inspection.beside_batches import beside_batches
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, PlannedBatch
 from streaming_jobs.inspection.coverage import READ_ONCE, Cause, Coverage
 from streaming_jobs.inspection.findings import InspectionFinding, finding, numbers_words
-from streaming_jobs.inspection.table_history import TableHistory
+from streaming_jobs.inspection.table_history import TableCommit, TableHistory
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.offset_ranges import Span
 
@@ -112,8 +112,13 @@ class _Batches:
 
     def _in_table(self, write: BatchWrite) -> bool:
         """True if its rows are in the table, or the job itself has replaced them, as in output mode Complete."""
-        gone = (self.table.gone[version].by.version for version in write.versions if version in self.table.gone)
-        return all(version in self.attribution.by_version for version in gone)
+        return not list(self._taken_out(write))
+
+    def _taken_out(self, write: BatchWrite) -> Iterator[TableCommit]:
+        """The commits that took its rows out, without the job's own overwrites."""
+        gone = (self.table.gone[version].by for version in write.versions if version in self.table.gone)
+        own = self.attribution.by_version
+        return (by for by in gone if not (by.version in own and by.replaces_all and by.entry is None))
 
     def _why(
         self, checkpoint: CheckpointHistory, batch: PlannedBatch, made: Sequence[BatchWrite], spans: Sequence[Span]
@@ -121,10 +126,7 @@ class _Batches:
         """Why a committed batch has no rows in the table; None if nothing tells."""
         number, how = batch.number, self.attribution.how(checkpoint)
         if made:
-            gone = [
-                self.table.gone[version] for write in made for version in write.versions if version in self.table.gone
-            ]
-            by = gone[-1].by
+            by = [by for write in made for by in self._taken_out(write)][-1]
             reason = "restored" if by.operation == "RESTORE" else "taken_out"
             return Cause(reason, "certain" if made[-1].certain else "likely", checkpoint, number, tuple(spans), by)
         earlier = [w.commits[0] for w in self.attribution.earlier if w.checkpoint is checkpoint and w.batch >= number]
@@ -190,13 +192,7 @@ class _Batches:
         gone = [number for number in absent if writes.get(number)]
         never = [number for number in absent if not writes.get(number)]
         if gone:
-            bys = {
-                self.table.gone[v].by.version
-                for n in gone
-                for w in writes[n]
-                for v in w.versions
-                if v in self.table.gone
-            }
+            bys = {by.version for number in gone for write in writes[number] for by in self._taken_out(write)}
             words = (
                 f"the rows of {numbers_words(gone, 'batch')} were taken out by {numbers_words(sorted(bys), 'version')}"
             )

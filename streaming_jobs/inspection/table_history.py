@@ -62,7 +62,9 @@ class TableCommit:
 
     @property
     def replaces_all(self) -> bool:
-        """True for an overwrite: its rows do not come from the files that it takes out."""
+        """True for an overwrite and a recovery: its rows do not come from the files that it takes out."""
+        if self.entry is not None and self.entry.kind == "publish":
+            return True
         mode = self.parameters.get("mode", "") or self.parameters.get("outputMode", "")
         return mode in ("Overwrite", "Complete") or self.operation.startswith(("CREATE", "REPLACE"))
 

@@ -13,29 +13,18 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable as Table
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
-from streaming_jobs.formats import Raw
-from streaming_jobs.inspection.adoption import adopt, plan_adoption
 from streaming_jobs.inspection.counted_offsets import OffsetColumns
 from streaming_jobs.inspection.inspection import Inspection, beside_topics, inspect
 from streaming_jobs.platform.jars import ensure, locked
-from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
-from tests.support.driver import Bench, assert_chained, ledger, on_topic, rows
+from tests.support.driver import Bench, assert_chained, ledger, rows
 from tests.support.spark_cluster import java_for_spark
+from tests.support.taken_flows import TOPIC, taken
 
 pytestmark = pytest.mark.timeout(900)
 COLUMNS = OffsetColumns("partition", "offset")
-
-
-@stream(source=KafkaTopic("taken", value=Raw()), sink=DeltaTable("taken"))
-def taken(records: DataFrame) -> DataFrame:
-    """The rows of the plain job."""
-    place = (F.col(f"_source.{name}").alias(name) for name in ("partition", "offset"))
-    return records.select(F.col("value").cast("string").alias("id"), *place)
 
 
 class PlainJobs:
@@ -134,25 +123,24 @@ def test_what_real_jobs_have_lost_and_doubled_is_found_offset_by_offset(bench: B
 
 
 def test_a_stream_goes_on_where_a_real_job_has_stopped_without_losing_or_doubling_a_record(
-    bench: BenchFactory, topic: str, tmp_path: Path
+    bench: BenchFactory, tmp_path: Path
 ) -> None:
     made = bench()
     jobs = PlainJobs(made, tmp_path)
-    made.topics.create(topic, 2)
-    jobs.send(topic, range(21))
+    made.topics.create(TOPIC, 2)
+    jobs.send(TOPIC, range(21))
     assert isinstance(made.settings.tables, Path)
-    table = made.settings.tables / "taken"
-    job = {"kind": "sink", "topic": topic, "checkpoint": tmp_path / "checkpoint", "table": table}
-    assert jobs.run(job) == 0
-    jobs.send(topic, range(21, 40))
-    declared = on_topic(taken, topic)
-    plan = plan_adoption(made.settings, declared, tmp_path / "checkpoint", made.topics)
-    assert adopt(made.settings, declared, plan) is True
-    made.run(declared)
-    jobs.send(topic, range(40, 50))
-    made.run(declared)
+    table, checkpoint = made.settings.tables / "taken", tmp_path / "checkpoint"
+    assert jobs.run({"kind": "sink", "topic": TOPIC, "checkpoint": checkpoint, "table": table}) == 0
+    jobs.send(TOPIC, range(21, 40))
+    shown = made.recourse("tests.support.taken_flows", "adopt", "taken", "--checkpoint", str(checkpoint), "--yes")
+    assert f"begins at {TOPIC} 0:11 1:10" in shown
+    made.run(taken)
+    jobs.send(TOPIC, range(40, 50))
+    made.run(taken)
     assert sorted(int(row["id"]) for row in rows(made.settings, "taken")) == list(range(50))
     batches = ledger(made.settings, "taken")
     assert_chained(batches)
-    assert batches[0].batch == 0 and dict(batches[0].offsets[0].start) == dict(plan.starts[topic])
-    assert not inspect([tmp_path / "checkpoint", made.settings.state / "taken" / "g0001"], [table], COLUMNS).alarming
+    assert batches[0].batch == 0 and dict(batches[0].offsets[0].start) == {0: 11, 1: 10}
+    assert not inspect([checkpoint, made.settings.state / "taken" / "g0001"], [table], COLUMNS).alarming
+    made.recourse("tests.support.taken_flows", "verify", "taken")

@@ -109,6 +109,8 @@ def test_a_stream_starts_where_the_job_has_stopped_and_nothing_else_has_changed(
     assert stream_record.load(home, "orders") is None, "a plan writes nothing"
     assert adopt(home, orders, shown) is True
     adopted(home, job, before)
+    accepted = stream_record.existing(home, "orders").accepts("orders")
+    assert {job.version - 1, job.version} <= accepted <= set(range(job.version + 1)), "for the verifier"
     assert adopt(home, orders, plan(home, job)) is False, "it was done before"
 
 

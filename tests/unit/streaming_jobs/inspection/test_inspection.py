@@ -167,17 +167,35 @@ def test_losses_that_somebody_has_read_again_are_none_by_the_rows(plain_job: Mak
     assert not inspect(job.checkpoints, [job.table], COLUMNS).alarming
 
 
+def read(job: PlainJob, first: int, last: int) -> OffsetRange:
+    """The offsets of some batches."""
+    return OffsetRange(TOPIC, "id", dict(enumerate(job.batches[first].start)), dict(enumerate(job.batches[last].end)))
+
+
+def note_entry(job: PlainJob, version: int, entry: LedgerEntry) -> None:
+    """Make a commit one of Recourse."""
+    path = job.table / "_delta_log" / f"{version:020d}.json"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["commitInfo"]["userMetadata"] = entry.encode()
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+def test_the_rows_of_a_recovery_take_the_place_of_the_batches_that_it_has_replayed(plain_job: MakeJob) -> None:
+    job = plain_job("append")
+    job.run(3)
+    rows = [job.files[path] for path in list(job.live)[1:]]
+    job.commit("WRITE", {"mode": "Append"}, add=rows, remove=list(job.live)[1:])
+    for number in range(3):
+        note_entry(job, number, LedgerEntry("batch", "orders", "table", 1, number, (read(job, number, number),)))
+    note_entry(job, 3, LedgerEntry("publish", "orders", "table", 2, 2, (read(job, 1, 2),)))
+    assert reasons(look(job)) == []
+
+
 def test_commits_of_recourse_have_their_offsets_with_them(plain_job: MakeJob) -> None:
     job = plain_job("append")
     job.run(3)
-    for number, version in enumerate(range(3)):
-        path = job.table / "_delta_log" / f"{version:020d}.json"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        batch = job.batches[number]
-        read = OffsetRange(TOPIC, "id", dict(enumerate(batch.start)), dict(enumerate(batch.end)))
-        entry = LedgerEntry("batch", "orders", "table", 1, number, (read,))
-        lines[0]["commitInfo"]["userMetadata"] = entry.encode()
-        path.write_text("\n".join(map(json.dumps, lines)))
+    for number in range(3):
+        note_entry(job, number, LedgerEntry("batch", "orders", "table", 1, number, (read(job, number, number),)))
     found = look(job)
     assert [write.how for write in found.tables[0].attribution.writes] == ["ledger"] * 3 and not found.alarming
     (job.checkpoint / "offsets" / "1").unlink()
