@@ -26,7 +26,7 @@ from streaming_jobs.verification.offset_ranges import Span
 How = Literal["ledger", "epoch", "transaction", "time"]
 _SKEW = 1.0
 """Seconds by which the clocks of two drivers may differ."""
-USUAL = 0.8
+_USUAL = 0.8
 """Share of the batches of a program that have a commit, from which on each of them is believed to make such commits."""
 _OF_BATCHES = ("WRITE", "CREATE TABLE AS SELECT", "MERGE", "DELETE", "UPDATE")
 _STATEMENTS = _OF_BATCHES[:3]
@@ -254,7 +254,7 @@ def _writes_records(commits: Sequence[tuple[TableCommit, CheckpointHistory, int]
         for commit, checkpoint, number in commits
         if checkpoint.batches[number].start is not None and _has_as_many(commit, checkpoint, number)
     }
-    return len(equal) >= max(USUAL * len(batches), 2)
+    return len(equal) >= max(_USUAL * len(batches), 2)
 
 
 def _has_as_many(commit: TableCommit, checkpoint: CheckpointHistory, number: int) -> bool:
@@ -276,7 +276,7 @@ def _usual(commits: Sequence[tuple[TableCommit, int]]) -> list[tuple[TableCommit
     statements = {
         signature
         for signature, numbers in batches.items()
-        if len(numbers) >= USUAL * most and (len(numbers) > 1 or signature[0] in _STATEMENTS)
+        if len(numbers) >= _USUAL * most and (len(numbers) > 1 or signature[0] in _STATEMENTS)
     }
     have = {number for commit, number in commits if commit.signature in statements}
     return [

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from streaming_jobs.inspection.attribution import USUAL, Attribution, BatchWrite, attribute
+from streaming_jobs.inspection.attribution import Attribution, BatchWrite, attribute
 from streaming_jobs.inspection.beside_batches import beside_batches
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, PlannedBatch
 from streaming_jobs.inspection.coverage import READ_ONCE, Cause, Coverage
-from streaming_jobs.inspection.findings import InspectionFinding, finding, numbers_words
+from streaming_jobs.inspection.findings import InspectionFinding, Kind, finding, numbers_words
 from streaming_jobs.inspection.table_history import TableCommit, TableHistory
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.offset_ranges import Span
@@ -91,8 +91,12 @@ class _Batches:
     def _set_back(
         self, checkpoint: CheckpointHistory, batch: PlannedBatch, written: bool
     ) -> Iterator[InspectionFinding]:
-        """Partitions whose offsets went back: by hand, if the batch has no commit, else with a new topic."""
-        by_hand = not written and self.attribution.how(checkpoint) is not None
+        """Partitions whose offsets went back: with a new topic if the batch has a commit, else by hand.
+
+        Without signatures that is not known, since a program commits no batch without rows.
+        """
+        how = self.attribution.how(checkpoint)
+        by_hand = not written and how not in (None, "time")
         found = partial(self._finding, checkpoint=checkpoint.folder, batches=[batch.number])
         for topic, partition, start, end in batch.set_back:
             where = f"batch {batch.number} moved partition {partition} of topic {topic} from {start} back to {end}"
@@ -101,14 +105,22 @@ class _Batches:
                 yield found("unknown", "likely", "set_back_by_hand", words=f"{words} read these offsets again")
                 continue
             self.coverage.lives[topic, partition] = self.coverage.lives.get((topic, partition), 0) + 1
+            unread = [self.coverage.life(Span(topic, partition, 0, end))] if end else []
+            self.coverage.blind += unread
             words = f"{where}: the topic was created again"
-            if not end:
-                yield found("unknown", "likely", "recreated", words=words)
+            if written:
+                words += f", and Spark passes over the first {counted(end, 'record')} of the new topic"
+                kind: Kind = "missing" if unread else "unknown"
+                yield found(kind, "likely", "recreated", words=words, next_step=READ_ONCE, spans=unread)
                 continue
-            unread = self.coverage.life(Span(topic, partition, 0, end))
-            self.coverage.blind.append(unread)
-            words += f", and Spark passes over the first {counted(end, 'record')} of the new topic"
-            yield found("missing", "likely", "recreated", words=words, next_step=READ_ONCE, spans=[unread])
+            if unread:
+                words += (
+                    f", whose first {counted(end, 'record')} Spark passes over; or the checkpoint was set back by hand"
+                )
+                yield found("missing", "unclear", "set_back", words=words, spans=unread, within=True)
+            again = [Span(topic, partition, end, start)]
+            words = f"{where}: if that was by hand, later batches have read these offsets again"
+            yield found("doubled", "unclear", "set_back", words=words, spans=again, within=True)
 
     def _in_table(self, write: BatchWrite) -> bool:
         """True if its rows are in the table, or the job itself has replaced them, as in output mode Complete."""
@@ -144,23 +156,17 @@ class _Batches:
         if how in ("epoch", "ledger"):
             return Cause("not_written", "certain", checkpoint, number, tuple(spans))
         if how is not None:
-            each = how == "transaction" or self._commits_each(checkpoint)
+            each = how == "transaction" or self._writes_each(checkpoint)
             return Cause("not_written", "likely" if each else "unclear", checkpoint, number, tuple(spans))
         return None
 
-    def _commits_each(self, checkpoint: CheckpointHistory) -> bool:
-        """True if a job without signatures seems to commit each of its batches.
+    def _writes_each(self, checkpoint: CheckpointHistory) -> bool:
+        """True if a job without signatures writes a row for each record, as all of its batches say.
 
-        Either it writes a row for each record, or nearly all of its batches have a commit.
+        Otherwise a batch without a commit may be one whose rows were all filtered: Delta makes no empty commit then.
         """
-        with_records = [batch for batch in checkpoint.in_order if batch.committed and batch.records]
-        writes = self.attribution.of(checkpoint)
-        if not writes:
-            return False
-        plain = all(
-            sum(c.rows or 0 for c in each[0].commits) == checkpoint.batches[n].records for n, each in writes.items()
-        )
-        return plain or sum(b.number in writes for b in with_records) >= USUAL * len(with_records)
+        rows = {n: sum(c.rows or 0 for c in each[0].commits) for n, each in self.attribution.of(checkpoint).items()}
+        return bool(rows) and all(count == checkpoint.batches[number].records for number, count in rows.items())
 
     def _old(
         self, checkpoint: CheckpointHistory, writes: Mapping[int, Sequence[BatchWrite]]

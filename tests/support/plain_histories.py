@@ -225,6 +225,8 @@ class PlainJob:
         if self.kind == "sink":
             parameters = {"outputMode": "Append", "queryId": self.query, "epochId": str(number)}
             self.commit("STREAMING UPDATE", parameters, add=[records], before=txn)
+        elif not records and app is None:
+            return  # Delta makes no commit without an action
         elif self.kind != "merge":
             self.commit("WRITE", {"mode": "Append", "partitionBy": "[]"}, add=[records], before=txn)
         else:

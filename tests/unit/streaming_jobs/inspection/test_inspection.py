@@ -262,3 +262,20 @@ def test_files_with_times_from_before_their_batches_are_not_believed(plain_job: 
     for path in job.checkpoint.rglob("*"):
         os.utime(path, (1_000_000, 1_000_000))
     assert [each.reason for each in look(job).findings] == ["ran_again"]
+
+
+def test_a_batch_of_which_everything_was_filtered_is_no_loss(plain_job: MakeJob) -> None:
+    job = plain_job("append")
+    for number in range(6):
+        job.run(1)
+        rows = job.files[list(job.files)[-1]]
+        if number == 3:
+            (job.table / "_delta_log" / f"{job.version:020d}.json").unlink()
+            job.live.popitem()
+            job.before.pop()
+        else:
+            path = job.table / "_delta_log" / f"{job.version:020d}.json"
+            count = f'"numOutputRows":"{len(rows)}"'
+            path.write_text(path.read_text().replace(count, f'"numOutputRows":"{len(rows) - 1}"'))
+    found = look(job)
+    assert ("missing", "unclear", "not_written") in reasons(found) and not found.alarming
