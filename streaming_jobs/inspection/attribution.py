@@ -98,8 +98,12 @@ class Attribution:
         return next((write.how for write in signed), None)
 
 
-def attribute(table: TableHistory, checkpoints: Sequence[CheckpointHistory]) -> Attribution:
-    """Find the writer of each commit that changes rows or sets a transaction."""
+def attribute(table: TableHistory, checkpoints: Sequence[CheckpointHistory], settled: int | None = None) -> Attribution:
+    """Find the writer of each commit that changes rows or sets a transaction.
+
+    `settled` is the newest version from before the checkpoints were read: later ones may be of batches that a running
+    job has planned since.
+    """
     found = _Found(tuple(checkpoints))
     by_app: dict[str, list[TableCommit]] = defaultdict(list)
     unsigned: list[TableCommit] = []
@@ -119,12 +123,13 @@ def attribute(table: TableHistory, checkpoints: Sequence[CheckpointHistory]) -> 
     for app, commits in by_app.items():
         found.application(app, commits)
     found.by_time(unsigned)
+    last = max(table.commits, default=0) if settled is None else settled
     return Attribution(
         tuple(sorted(found.writes, key=lambda write: write.versions)),
         tuple(found.earlier),
-        tuple(found.ahead),
+        tuple(write for write in found.ahead if write.versions[0] <= last),
         {query: tuple(commits) for query, commits in found.others.items()},
-        tuple(sorted(found.foreign, key=lambda commit: commit.version)),
+        tuple(sorted((c for c in found.foreign if c.version <= last), key=lambda commit: commit.version)),
     )
 
 
@@ -193,17 +198,19 @@ class _Found:
             runs: list[tuple[int, tuple[TableCommit, ...]]] = []
             mine = [(c, ran[c.version][1]) for c in commits if c.version in ran and ran[c.version][0] is checkpoint]
             if plain:
-                equal = [
-                    (commit, number) for commit, number in mine if commit.rows == checkpoint.batches[number].records
-                ]
-                runs = [(number, (commit,)) for commit, number in equal]
+                runs = [(number, (commit,)) for commit, number in mine if _has_as_many(commit, checkpoint, number)]
             else:
                 runs = _runs(_usual(mine))
             known = {commit.version for _, each in runs for commit in each}
             self.foreign += [commit for commit, _ in mine if commit.version not in known]
             for number, each in runs:
                 self.writes.append(BatchWrite(checkpoint, number, "time", each, _spans(checkpoint, number)))
-        self.foreign += [commit for commit in commits if commit.version not in ran]
+        self.foreign += [c for c in commits if c.version not in ran and not self._may_be_forgotten(c)]
+
+    def _may_be_forgotten(self, commit: TableCommit) -> bool:
+        """True for a commit like those of the batches, from before the oldest batch that a checkpoint still knows."""
+        alike = any(commit.signature == c.signature for w in self.writes if w.how == "time" for c in w.commits)
+        return alike and any(c.first and commit.at < c.begun for c in self.checkpoints)
 
     def _note(self, commit: TableCommit, checkpoint: CheckpointHistory, number: int, how: How) -> None:
         write = BatchWrite(checkpoint, number, how, (commit,), _spans(checkpoint, number))

@@ -127,8 +127,9 @@ def read_checkpoint(folder: Location) -> CheckpointHistory:
             kinds, ends[number] = _ends(checkpoint, number)
             start = ends.get(number - 1) if number else _initial(checkpoint, kinds)
             time = _planned(checkpoint, number, batches.get(number - 1))
-        except CheckpointDamaged as error:
-            trouble.append(error.found)
+        except (CheckpointDamaged, FileNotFoundError) as error:
+            if (folder / "offsets" / str(number)).exists():  # else a running job has removed it since
+                trouble.append(str(getattr(error, "found", error)))
             continue
         batches[number] = PlannedBatch(number, start, ends[number], time, number in committed, _ended(folder, number))
     trouble += [

@@ -12,6 +12,7 @@ from streaming_jobs.inspection.findings import MEANINGS, InspectionFinding
 from streaming_jobs.inspection.judgement import JudgedTable, judge
 from streaming_jobs.inspection.table_history import is_table, read_table
 from streaming_jobs.ledger.positions import OffsetBounds
+from streaming_jobs.platform.delta_log import versions_in_log
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.offset_ranges import merged, total
@@ -117,8 +118,12 @@ def inspect(
     for place in tables:
         if not is_table(place):
             raise UsageError(f"{place} is not a Delta table: it has no folder _delta_log", "name the table's folder")
+    settled = [max(versions_in_log(place), default=0) for place in tables]  # the job may run meanwhile
     histories = tuple(map(read_checkpoint, checkpoints))
-    judged = [judge(read_table(place), histories, alone=len(tables) == 1) for place in tables]
+    judged = [
+        judge(read_table(place), histories, alone=len(tables) == 1, settled=newest)
+        for place, newest in zip(tables, settled, strict=True)
+    ]
     if columns is not None:
         from streaming_jobs.inspection.counted_offsets import confirmed
 

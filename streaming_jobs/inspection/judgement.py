@@ -36,9 +36,14 @@ class JudgedTable:
     findings: tuple[InspectionFinding, ...]
 
 
-def judge(table: TableHistory, checkpoints: Sequence[CheckpointHistory], *, alone: bool) -> JudgedTable:
-    """Judge a table; `alone`: no other table is inspected, so a checkpoint without commits in this one counts too."""
-    attribution = attribute(table, checkpoints)
+def judge(
+    table: TableHistory, checkpoints: Sequence[CheckpointHistory], *, alone: bool, settled: int | None = None
+) -> JudgedTable:
+    """Judge a table; `alone`: no other table is inspected, so a checkpoint without commits in this one counts too.
+
+    `settled`: its newest version from before the checkpoints were read.
+    """
+    attribution = attribute(table, checkpoints, settled)
     mine = tuple(
         sorted(
             (c for c in checkpoints if attribution.how(c) is not None or (alone and c.batches)),
@@ -187,8 +192,8 @@ class _Batches:
             "unknown",
             "certain",
             "retained",
-            f"the checkpoint has the offsets of batches {at} to {checkpoint.last_planned}; of those before only "
-            f" the commits in the table tell" + (f". Known from {shown} on" if shown else ""),
+            f"the checkpoint has the offsets of batches {at} to {checkpoint.last_planned}; of those before, "
+            "only the commits in the table tell" + (f". Known from {shown} on" if shown else ""),
             checkpoint=checkpoint.folder,
         )
         if self.attribution.how(checkpoint) not in ("epoch", "transaction"):
@@ -254,7 +259,7 @@ class _Batches:
                 "likely",
                 "will_repeat",
                 f"batch {batch.number} is in the table ({numbers_words(alive[-1].versions, 'version')}), and not "
-                "committed in the checkpoint: the next start writes it once more",
+                "committed in the checkpoint: unless the job runs now, its next start writes the batch once more",
                 "delete the rows of that version before the start, or set txnAppId and txnVersion in the job",
                 spans=spans,
                 checkpoint=checkpoint.folder,

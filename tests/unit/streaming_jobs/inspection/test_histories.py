@@ -338,6 +338,8 @@ def test_each_loss_and_double_is_found_and_no_other(tmp_path: Path, story: Story
     harm = bool(job.missing or job.doubled)
     if harm and story.expects:
         assert {finding.reason for finding in found.findings} & set(story.expects), context
+    if story.act not in (rows_of_another_program, checkpoint_from_a_backup, by_chance):
+        assert "like_a_batch" not in {finding.reason for finding in found.findings}, context
     if not story.hidden:
         for kinds, truth in (("missing", job.missing), ("doubled", job.doubled)):
             known = {r for r in truth if not story.since or r[2] >= job.start[r[1]]}

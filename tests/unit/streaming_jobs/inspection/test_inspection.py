@@ -9,10 +9,12 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.inspection import inspection
 from streaming_jobs.inspection.checkpoint_history import read_checkpoint
 from streaming_jobs.inspection.counted_offsets import OffsetColumns
 from streaming_jobs.inspection.findings import MEANINGS, InspectionFinding
@@ -279,3 +281,22 @@ def test_a_batch_of_which_everything_was_filtered_is_no_loss(plain_job: MakeJob)
             path.write_text(path.read_text().replace(count, f'"numOutputRows":"{len(rows) - 1}"'))
     found = look(job)
     assert ("missing", "unclear", "not_written") in reasons(found) and not found.alarming
+
+
+@pytest.mark.parametrize("kind", ["sink", "append", "append-once", "merge"])
+def test_a_job_that_runs_meanwhile_has_neither_lost_nor_doubled_anything(
+    plain_job: MakeJob, monkeypatch: pytest.MonkeyPatch, kind: JobKind
+) -> None:
+    job = plain_job(kind)
+    job.run(6)
+    read_at_once = inspection.read_checkpoint
+
+    def read_checkpoint_late(folder: Any) -> Any:
+        job.run(2)
+        history = read_at_once(folder)
+        job.run(2)
+        job.retain(5)
+        return history
+
+    monkeypatch.setattr(inspection, "read_checkpoint", read_checkpoint_late)
+    assert reasons(look(job)) == []
