@@ -41,7 +41,7 @@ CauseLeft = tuple[Cause, list[Span]]
 
 
 @dataclass
-class Coverage:
+class OffsetCoverage:
     """The offsets of one table, collected batch by batch."""
 
     table: str

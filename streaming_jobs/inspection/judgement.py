@@ -13,7 +13,7 @@ from functools import partial
 from streaming_jobs.inspection.attribution import Attribution, BatchWrite, attribute
 from streaming_jobs.inspection.beside_batches import beside_batches
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, PlannedBatch
-from streaming_jobs.inspection.coverage import READ_ONCE, Cause, Coverage
+from streaming_jobs.inspection.coverage import READ_ONCE, Cause, OffsetCoverage
 from streaming_jobs.inspection.findings import InspectionFinding, Kind, finding, numbers_words
 from streaming_jobs.inspection.table_history import TableCommit, TableHistory
 from streaming_jobs.text.spelling import counted
@@ -64,7 +64,7 @@ class _Batches:
 
     def __init__(self, table: TableHistory, attribution: Attribution) -> None:
         self.table, self.attribution = table, attribution
-        self.coverage = Coverage(table.name)
+        self.coverage = OffsetCoverage(table.name)
         self._finding = partial(finding, table=table.name)
 
     def judge(self, checkpoint: CheckpointHistory) -> Iterator[InspectionFinding]:

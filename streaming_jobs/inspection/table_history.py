@@ -22,6 +22,25 @@ _PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
+class Versions:
+    """A set of versions as bits, from a first one on; in order when iterated."""
+
+    first: int = 0
+    bits: int = 0
+
+    def __bool__(self) -> bool:
+        return self.bits != 0
+
+    def __iter__(self) -> Iterator[int]:
+        at, bits = self.first, self.bits
+        while bits:
+            low = (bits & -bits).bit_length()
+            yield at + low - 1
+            bits >>= low
+            at += low
+
+
+@dataclass(frozen=True)
 class TableCommit:
     """One version of a table; `at` in seconds since 1970. `rows` are those that it was given; None if not known.
 
@@ -37,7 +56,7 @@ class TableCommit:
     changes_data: bool
     rows: int | None
     entry: LedgerEntry | None
-    touches: frozenset[int] = frozenset()
+    touches: Versions = Versions()
 
     @property
     def epoch(self) -> tuple[str, int] | None:
@@ -82,7 +101,7 @@ class MissingFile:
     """A file of the table that is not on disk, and the versions whose rows it has; `rows` None: not known."""
 
     path: str
-    versions: frozenset[int]
+    versions: Versions
     rows: int | None
 
 
@@ -224,17 +243,8 @@ class _FollowedRows:
         for version in [version for version in self.gone if given >> (version - self.first) & 1]:
             del self.gone[version]
         if lost := self._without_a_file(taken & ~given):
-            self.gone |= dict.fromkeys(self.versions(lost), actions.version)
-        return replace(commit, touches=frozenset(self.versions(rewritten))) if commit.changes_data else commit
-
-    def versions(self, bits: int) -> Iterator[int]:
-        """The versions of a set, in order."""
-        at = self.first
-        while bits:
-            low = (bits & -bits).bit_length() - 1
-            yield at + low
-            bits >>= low + 1
-            at += low + 1
+            self.gone |= dict.fromkeys(Versions(self.first, lost), actions.version)
+        return replace(commit, touches=Versions(self.first, rewritten)) if commit.changes_data else commit
 
     def _without_a_file(self, bits: int) -> int:
         """Those of the versions that no live file has rows of."""
@@ -283,4 +293,4 @@ def _missing(table: Location, rows: _FollowedRows) -> Iterator[MissingFile]:
             continue
         names = names_on_disk(path)
         if not any(name in there if there is not None else (table / name).exists() for name in names):
-            yield MissingFile(path, frozenset(rows.versions(bits)), rows.rows.get(path))
+            yield MissingFile(path, Versions(rows.first, bits), rows.rows.get(path))
