@@ -252,6 +252,7 @@ _COLUMNS = {
     "streaming_jobs.errors": 2,
     "streaming_jobs.verification.chaos": 3,
     "streaming_jobs.verification": 3,
+    "streaming_jobs.inspection": 5,
     "streaming_jobs.examples.flights": 4,
     "streaming_jobs.examples.stock": 4,
     "streaming_jobs.examples.shop": 5,

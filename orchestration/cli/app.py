@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestration.cli import (
+    adopt,
     bundle,
     chaos,
     config,
@@ -17,6 +18,7 @@ from orchestration.cli import (
     doctor,
     history,
     init,
+    inspect,
     jobs,
     metrics,
     preview,
@@ -88,6 +90,8 @@ app.command("chaos", short_help="Kill the streams with -9 and prove that every o
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
 app.command("metrics", short_help="Serve the streams' figures to Prometheus and OpenTelemetry.")(metrics.metrics)
 app.command("preview", short_help="Show what the code on disk would change in a stream's newest rows.")(preview.preview)
+app.command("adopt", short_help="Let a stream go on where another job has stopped, in its table.")(adopt.adopt)
+app.command("inspect", short_help="Rebuild what any Kafka-to-Delta job of Spark has done.")(inspect.inspect)
 streams.app.command("describe", short_help="Print the topology: sources, stream, sinks.")(describe.describe)
 streams.app.command("history", short_help="Print the history of a stream, oldest first.")(history.history)
 streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)

@@ -97,6 +97,12 @@ def _base(snapshot: PlanningSnapshot, resolved: Resolved, *, discard_state: bool
             usable += [taken] if not _lost(taken.ends, snapshot) else []
         if usable:
             return *_from_savepoint(usable[-1], wanted), discard_state
+    if record.adopted:
+        raise UsageError(
+            f"stream {name} cannot go back that far: no savepoint is as old as {wanted or 'its start'}, and a replay "
+            "from its start would be without the rows of the job that it has adopted",
+            f"choose a target that has a savepoint (`{commands.savepoints(name)}`)",
+        )
     starts = record.starts
     gone = _lost(starts, snapshot)
     if not gone:

@@ -27,8 +27,8 @@ class CommitActions:
     adds: tuple[Mapping[str, Any], ...]
     removes: tuple[Mapping[str, Any], ...]
     changes_data: bool
-    app_ids: frozenset[str]
-    """The applications whose transactions it sets."""
+    txns: Mapping[str, int]
+    """The transaction versions that it sets, by application."""
 
     @classmethod
     def of(cls, version: int, lines: Iterable[Mapping[str, Any]]) -> CommitActions:
@@ -45,7 +45,7 @@ class CommitActions:
             tuple(by_kind.get("add", ())),
             tuple(by_kind.get("remove", ())),
             any(map(changes_rows, files)),
-            frozenset(str(action["appId"]) for action in by_kind.get("txn", ())),
+            {str(action["appId"]): int(action["version"]) for action in by_kind.get("txn", ())},
         )
 
     @property

@@ -43,14 +43,24 @@ class Checkpoint:
     folder: Location
 
     @property
+    def planned(self) -> set[int]:
+        """Every N of `offsets/N`."""
+        return _entries(self.folder / "offsets")
+
+    @property
+    def committed(self) -> set[int]:
+        """Every N of `commits/N`."""
+        return _entries(self.folder / "commits")
+
+    @property
     def last_planned(self) -> int | None:
         """The highest N of `offsets/N`."""
-        return self._last("offsets")
+        return max(self.planned, default=None)
 
     @property
     def last_committed(self) -> int | None:
         """The highest N of `commits/N`."""
-        return self._last("commits")
+        return max(self.committed, default=None)
 
     @property
     def exists(self) -> bool:
@@ -61,7 +71,7 @@ class Checkpoint:
         """The end of a batch: topic -> partition -> offset; raises PreflightRefused if the entry cannot be read."""
         ends: dict[str, Mapping[int, int]] = {}
         for index, line in enumerate(self._lines(batch)):
-            text = line if line != "-" else self._initial(index)
+            text = line if line != "-" else self.initial(index)
             ends.update(_offsets(text, self.folder / "offsets" / str(batch)))
         return ends
 
@@ -71,7 +81,7 @@ class Checkpoint:
             return self.end(batch - 1)
         starts: dict[str, Mapping[int, int]] = {}
         for index in range(len(self._lines(batch))):
-            starts.update(_offsets(self._initial(index), self.folder / "sources" / str(index) / "0"))
+            starts.update(_offsets(self.initial(index), self.folder / "sources" / str(index) / "0"))
         return starts
 
     def entry_ending_at(self, batch: int, ends: TopicOffsets) -> str:
@@ -79,7 +89,7 @@ class Checkpoint:
         head = _text(self.folder / "offsets" / str(batch)).split("\n")[:2]
         lines = []
         for index, line in enumerate(self._lines(batch)):
-            offsets = _offsets(line if line != "-" else self._initial(index), self.folder / "offsets" / str(batch))
+            offsets = _offsets(line if line != "-" else self.initial(index), self.folder / "offsets" / str(batch))
             moved = {topic: {**each, **ends.get(topic, {})} for topic, each in offsets.items()}
             lines.append(written(moved))
         return "\n".join([*head, *lines])
@@ -92,6 +102,22 @@ class Checkpoint:
         except (IndexError, ValueError) as error:
             raise _damaged(path) from error
         return dict(value)
+
+    def sources(self, batch: int) -> list[str]:
+        """Where a batch ends, as each source wrote it, also in the format of named sources; `-`: nothing yet."""
+        path = self.folder / "offsets" / str(batch)
+        version, _, *lines = _text(path).split("\n")
+        if version not in ("v1", "v2") or not lines:
+            raise _damaged(path)
+        return [line.partition(":")[2] for line in lines] if version == "v2" else lines
+
+    def initial(self, source: int) -> str:
+        """Where a source began, as it wrote it; Spark's Kafka source begins the file with a zero byte."""
+        path = self.folder / "sources" / str(source) / "0"
+        lines = _text(path).lstrip("\0").split("\n")
+        if len(lines) < 2 or lines[0] != "v1":
+            raise _damaged(path)
+        return lines[1]
 
     def begin_at(self, starts: TopicOffsets) -> None:
         """Note where the first batch starts, in the form of Spark's Kafka source, for a checkpoint without a batch."""
@@ -123,22 +149,12 @@ class Checkpoint:
             if version not in ("v1", "v2") or not _is_json(rest):  # v2 with state format 2: ids of state files
                 raise _damaged(path)
 
-    def _last(self, log: str) -> int | None:
-        return max(_entries(self.folder / log), default=None)
-
     def _lines(self, batch: int) -> list[str]:
         path = self.folder / "offsets" / str(batch)
         lines = _text(path).split("\n")
         if len(lines) < 3 or lines[0] != "v1" or not _is_json(lines[1]):
             raise _damaged(path)
         return lines[2:]
-
-    def _initial(self, source: int) -> str:
-        path = self.folder / "sources" / str(source) / "0"
-        lines = _text(path).lstrip("\0").split("\n")
-        if len(lines) < 2 or lines[0] != "v1":
-            raise _damaged(path)
-        return lines[1]
 
 
 def written(offsets: TopicOffsets) -> str:
@@ -238,8 +254,7 @@ _BEFORE = 2
 
 def cuttable(checkpoint: Checkpoint) -> range:
     """The batches after which a cut can be made: their log entries and those just before still exist."""
-    committed = _entries(checkpoint.folder / "commits")
-    planned = _entries(checkpoint.folder / "offsets")
+    committed, planned = checkpoint.committed, checkpoint.planned
     last = max(committed & planned, default=-1)
     first = last
     while first - 1 in committed and first - 1 in planned:

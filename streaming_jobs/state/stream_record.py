@@ -115,6 +115,10 @@ class CodeSince:
         return Txn(self.generation, self.batch)
 
 
+ADOPTED = "adopted from query"
+"""The beginning of the reason of a first generation that goes on where another job has stopped."""
+
+
 @dataclass(frozen=True)
 class StreamRecord:
     """The content of stream.json.
@@ -136,6 +140,11 @@ class StreamRecord:
     @property
     def generation(self) -> int:
         return self.generations[-1].number
+
+    @property
+    def adopted(self) -> bool:
+        """True for a stream that began with the rows of another job (`inspection/adoption.py`)."""
+        return self.generations[0].reason.startswith(ADOPTED)
 
     def table(self, name: str) -> BoundTable | None:
         return next((t for t in self.tables if t.name == name), None)

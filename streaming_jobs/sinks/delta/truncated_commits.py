@@ -117,7 +117,7 @@ def _read(version: int, path: Path, table: InspectedTable) -> CommitActions | No
     commit = CommitActions.of(version, lines)
     entry = LedgerEntry.decode(commit.user_metadata)
     moves = entry is not None and entry.stream == table.stream and entry.kind in ("batch", "fence", "publish")
-    moved = app_id(table.stream, table.path.name) in commit.app_ids
+    moved = app_id(table.stream, table.path.name) in commit.txns
     return None if (moves and not moved) or (moved and commit.info is None) else commit
 
 

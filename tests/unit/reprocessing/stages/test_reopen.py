@@ -33,7 +33,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import copy
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import CodeSince
+from streaming_jobs.state.stream_record import ADOPTED, CodeSince
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics, recovery, run_stage
 
 pytestmark = pytest.mark.slow
@@ -339,6 +339,14 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
     staging.sync_all(life.settings, plan)
     record = stream_record.load(staging.settings_of(life.settings, plan), STREAM.name)
     assert record is not None and record.topics[0].start == {0: 35}
+
+
+def test_a_stream_that_has_adopted_a_job_does_not_go_back_to_before_that(life: Life) -> None:
+    first = replace(life.record.generations[0], reason=f"{ADOPTED} 7c1e after batch 3")
+    life.change(generations=(first, *life.record.generations[1:]))
+    assert life.plan_to(Target("batch", "3")).base.savepoint is not None
+    with pytest.raises(UsageError, match="without the rows of the job that it has adopted"):
+        life.plan_to(Target("batch", "-1"))
 
 
 def test_where_the_targets_own_records_are_gone_it_begins_with_the_first_that_is_left(life: Life) -> None:

@@ -1,0 +1,239 @@
+"""Adoption: a stream of Recourse goes on where another job has stopped, in the job's own table.
+
+Two writes, in this order; either can be killed and done again:
+
+1. the stream's record: its topics begin where the job's last batch ended, and the job's commits are accepted;
+2. one commit to the table without rows: the table belongs to the stream, at generation 1 before batch 0.
+
+Between them preflight refuses each start, because the table is not the stream's. The job's checkpoint is only read, so
+the job itself can go on from it as long as the stream has written no batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from streaming_jobs.errors import CommitImpossible, CommitRefused, UsageError
+from streaming_jobs.inspection.inspection import Inspection, inspect
+from streaming_jobs.inspection.judgement import JudgedTable
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving
+from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.lease import take
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import ADOPTED, Accepted, BoundTopic, Generation, StreamRecord
+from streaming_jobs.storage.locations import Location
+from streaming_jobs.stream import DeltaTable, Stream
+
+_BEFORE_BATCH_0 = Txn(1, -1)
+
+
+@dataclass(frozen=True)
+class AdoptionPlan:
+    """What an adoption writes: where the stream begins, and the versions of the table that it accepts.
+
+    `batch` is the job's last one, after which the stream goes on. `recorded`: the record is there, by an adoption that
+    was killed. `inspection` is that of the job.
+    """
+
+    stream: str
+    table: str
+    location: str
+    checkpoint: str
+    query_id: str
+    batch: int
+    starts: TopicOffsets
+    topic_ids: Mapping[str, str]
+    version: int
+    accepted: tuple[int, ...]
+    inspection: Inspection
+    recorded: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The words of the record and of the commit, by which an adoption is known again."""
+        return f"{ADOPTED} {self.query_id} after batch {self.batch}"
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("stream", "table", "location", "checkpoint", "query_id", "batch", "starts", "version", "recorded")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "accepted": list(self.accepted),
+            "inspection": self.inspection.as_json(),
+        }
+
+
+def plan_adoption(
+    settings: Settings, stream: Stream, checkpoint: Location, topics: TopicReader, *, after: int | None = None
+) -> AdoptionPlan:
+    """Plan the adoption of the job with this checkpoint; writes nothing.
+
+    `after` is the batch after which the stream goes on, for a job whose last batch was planned and not committed.
+    Raises UsageError for a job or a stream that does not fit.
+    """
+    declared = _only_table(stream)
+    location = settings.tables / declared.name
+    found = inspect([checkpoint], [location])
+    history, judged = found.checkpoints[0], found.tables[0]
+    if history.query_id is None or not history.batches:
+        raise UsageError(f"{checkpoint} has no batch", "declare a new stream: there is nothing to take over")
+    if history.stateful:
+        raise UsageError(
+            f"the job of {checkpoint} keeps state, and state of another job does not fit a stream of Recourse",
+            "rebuild its table with a new stream, from the topic's beginning",
+        )
+    wanted, read = {topic.name for topic in stream.topics}, set(history.in_order[-1].end)
+    if set(history.sources) != {"kafka"} or read != wanted:
+        others = sorted(set(history.sources) - {"kafka"})
+        raise UsageError(
+            f"the job reads {', '.join([*sorted(read), *(f'a source of kind {kind}' for kind in others)])}, stream "
+            f"{stream.name} reads {', '.join(sorted(wanted))}",
+            "declare the stream with the job's topics",
+        )
+    batch = _last_batch(judged, after)
+    starts = {topic: dict(each) for topic, each in history.batches[batch].end.items()}
+    changed = tuple(commit.version for commit in judged.history.commits.values() if commit.changes_data)
+    plan = AdoptionPlan(
+        stream=stream.name,
+        table=declared.name,
+        location=str(location),
+        checkpoint=str(checkpoint),
+        query_id=history.query_id,
+        batch=batch,
+        starts=starts,
+        topic_ids=_topic_ids(topics, starts),
+        version=max(judged.history.commits),
+        accepted=changed,
+        inspection=found,
+    )
+    return replace(plan, recorded=_is_of(_earlier(settings, plan), plan))
+
+
+def adopt(settings: Settings, stream: Stream, plan: AdoptionPlan) -> bool:
+    """Carry a plan out; False if that was done before.
+
+    Raises LeaseBusy, UsageError, CommitRefused and CommitImpossible.
+    """
+    with take(settings, stream.name, purpose="adopt", wait=2.0):
+        earlier = _earlier(settings, plan)
+        recorded = _is_of(earlier, plan)
+        sink = open_sink(settings, _only_table(stream), stream.name)
+        if sink is None:
+            raise UsageError(f"table {plan.table} is gone", "plan the adoption again")
+        if recorded and sink.owner == stream.name and sink.position is not None:
+            return False
+        if sink.version != plan.version:
+            raise CommitRefused(
+                f"table {plan.table} is at version {sink.version} and was at {plan.version}: the job still runs",
+                "stop the job, then plan the adoption again",
+            )
+        if not recorded:
+            StreamFolder.of(settings, stream.name).make()
+            stream_record.save(settings, _record(plan, earlier))
+        _take_over(sink, plan)
+    return True
+
+
+def _only_table(stream: Stream) -> DeltaTable:
+    tables = list(stream.sinks.values())
+    if len(tables) != 1 or stream.topic_sinks or stream.tables_read or not isinstance(tables[0], DeltaTable):
+        raise UsageError(
+            f"stream {stream.name} is not one from topics to one Delta table", "adopt one table by one stream"
+        )
+    if tables[0].order_by or tables[0].deletes is not None:
+        raise UsageError(
+            f"table {tables[0].name} is declared with order_by, and the rows of the job have no order",
+            "declare it with keys alone: the newest batch then wins",
+        )
+    return tables[0]
+
+
+def _last_batch(judged: JudgedTable, after: int | None) -> int:
+    """The batch whose end is the first offset that the stream reads."""
+    [history] = judged.checkpoints
+    planned, committed = history.last_planned, history.last_committed
+    assert planned is not None
+    if after is not None:
+        if after not in (planned, committed):
+            raise UsageError(f"batch {after} is not the job's last one", f"name batch {committed} or {planned}")
+        return after
+    if committed == planned:
+        return planned
+    written = any(judged.history.alive(v) for w in judged.attribution.of(history).get(planned, ()) for v in w.versions)
+    found = "in the table" if written else "not in the table, by the log"
+    raise UsageError(
+        f"batch {planned} of the job was planned and not committed; its rows are {found}",
+        "let the job finish the batch; or choose: --after-batch "
+        + (f"{planned}, which keeps these rows" if written else f"{committed}, which reads the batch again"),
+    )
+
+
+def _topic_ids(topics: TopicReader, starts: TopicOffsets) -> dict[str, str]:
+    """The ids of the topics; raises UsageError if one lacks records that the stream would read first."""
+    ids: dict[str, str] = {}
+    for name, each in starts.items():
+        info = topics.describe(name)
+        if info is None:
+            raise UsageError(f"topic {name} does not exist", "check kafka.bootstrap_servers")
+        bounds = topics.offsets(name)
+        for partition, offset in each.items():
+            earliest, latest = bounds.earliest.get(partition, 0), bounds.latest.get(partition, -1)
+            if not earliest <= offset <= latest:
+                raise UsageError(
+                    f"topic {name} has offsets {earliest} to {latest} of partition {partition}, and the job has "
+                    f"stopped at {offset}: records between are gone, or the topic was created again",
+                    "bring them back, or declare a new stream and a new table",
+                )
+        ids[name] = info.id
+    return ids
+
+
+def _earlier(settings: Settings, plan: AdoptionPlan) -> StreamRecord | None:
+    """The record of an adoption that was killed; raises UsageError for any other state of the stream."""
+    record = stream_record.load(settings, plan.stream)
+    alone = record is None or (record.adopted and not record.tables)  # no session has started the stream
+    if alone or (record is not None and record.generations[0].reason == plan.reason):
+        return record
+    raise UsageError(f"stream {plan.stream} has run before", "adopt the job by a new stream")
+
+
+def _is_of(record: StreamRecord | None, plan: AdoptionPlan) -> bool:
+    return record is not None and record.generations[0].reason == plan.reason and record.starts == plan.starts
+
+
+def _record(plan: AdoptionPlan, earlier: StreamRecord | None) -> StreamRecord:
+    now = time.time()
+    return StreamRecord(
+        plan.stream,
+        (Generation(1, now, plan.reason),),
+        topics=tuple(BoundTopic(topic, plan.topic_ids[topic], each) for topic, each in plan.starts.items()),
+        accepted=tuple(Accepted(plan.table, version, plan.reason, now) for version in plan.accepted),
+        tag="" if earlier is None else earlier.tag,
+    )
+
+
+def _take_over(sink: DeltaSink, plan: AdoptionPlan) -> None:
+    """The commit without rows. Its entry is a publish that changes no rows: the stream's position begins there."""
+    reads = tuple(OffsetRange(topic, plan.topic_ids[topic], each, each) for topic, each in plan.starts.items())
+    entry = LedgerEntry("publish", plan.stream, plan.table, 1, _BEFORE_BATCH_0.batch, reads, note=plan.reason)
+    try:
+        sink.handle.alter.set_table_properties(
+            {STREAM_PROPERTY: plan.stream}, raise_if_not_exists=False, commit_properties=moving(entry, sink.app_id)
+        )
+    except CommitFailedError as error:
+        raise CommitRefused(f"another commit to table {plan.table} came first: {error}", "plan it again") from error
+    except DeltaError as error:
+        raise CommitImpossible(
+            f"table {plan.table} cannot be taken over: {str(error)[:300]}", "remove the feature, or use a new table"
+        ) from error
+    sink.update()
+    sink.sync()

@@ -1,0 +1,104 @@
+"""A streaming job as people write it with PySpark alone, from Kafka to a Delta table; it imports nothing of Recourse.
+
+`python tests/support/plain_job.py '<json>'` runs one query until it has read all that its topic has, then ends. The
+JSON has `kind`, `bootstrap`, `topic`, `checkpoint`, `table`, `jars`, and may have `starting`, `per_batch`, `kill_after`
+(the batch after whose commit to the table JVM and process are killed), `sql` (statements before the query).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+
+def session(jars: list[str]) -> SparkSession:
+    """A session with Kafka and Delta, as their own documentation sets it up; small, since it lives for seconds."""
+    return (
+        SparkSession.builder.master("local[2]")
+        .config("spark.jars", ",".join(jars))
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.databricks.delta.snapshotPartitions", "1")
+        .config("spark.sql.sources.parallelPartitionDiscovery.parallelism", "4")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+
+
+def records(spark: SparkSession, job: dict[str, Any]) -> DataFrame:
+    """The topic's records with their places."""
+    return (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", job["bootstrap"])
+        .option("subscribe", job["topic"])
+        .option("startingOffsets", job.get("starting", "earliest"))
+        .option("failOnDataLoss", "false")
+        .option("maxOffsetsPerTrigger", job.get("per_batch", 4))
+        .load()
+        .select(F.col("value").cast("string").alias("id"), "partition", "offset")
+    )
+
+
+def merge(batch: DataFrame, number: int, job: dict[str, Any]) -> None:
+    """An upsert by key."""
+    from delta.tables import DeltaTable
+
+    spark = batch.sparkSession
+    if not DeltaTable.isDeltaTable(spark, job["table"]):
+        batch.limit(0).write.format("delta").save(job["table"])
+    target = DeltaTable.forPath(spark, job["table"])
+    merged = target.alias("t").merge(batch.alias("s"), "t.id = s.id")
+    merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+
+
+def append(batch: DataFrame, number: int, job: dict[str, Any]) -> None:
+    """A plain append, which a repeated batch doubles."""
+    batch.write.format("delta").mode("append").save(job["table"])
+
+
+def append_once(batch: DataFrame, number: int, job: dict[str, Any]) -> None:
+    """The append of Delta's documentation for foreachBatch, which a repeated batch skips."""
+    written = batch.write.format("delta").mode("append")
+    written.option("txnAppId", "plain-job").option("txnVersion", number).save(job["table"])
+
+
+WRITERS = {"merge": merge, "append": append, "append-once": append_once}
+
+
+def run(spark: SparkSession, job: dict[str, Any]) -> None:
+    """Run the query until the topic's end, or until it kills itself."""
+    for statement in job.get("sql", ()):
+        spark.sql(statement)
+    if job["kind"] == "sql":
+        return
+    written = records(spark, job).writeStream.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
+    if job["kind"] == "sink":
+        query = written.format("delta").start(job["table"])
+    else:
+        writer = WRITERS[job["kind"]]
+
+        def write(batch: DataFrame, number: int) -> None:
+            writer(batch, number, job)
+            if job.get("kill_after") == number:
+                os.kill(int(spark._jvm.java.lang.ProcessHandle.current().pid()), signal.SIGKILL)  # type: ignore[union-attr]
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        query = written.foreachBatch(write).start()
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    wanted = json.loads(sys.argv[1])
+    jobs = wanted if isinstance(wanted, list) else [wanted]
+    spark = session(jobs[0]["jars"])
+    for each in jobs:
+        run(spark, each)
+    spark.stop()

@@ -1,0 +1,213 @@
+"""A stream goes on where another job has stopped: two writes, each of which may be killed, and nothing else changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable as Table
+
+from streaming_jobs.errors import CommitRefused, UsageError
+from streaming_jobs.formats import Json
+from streaming_jobs.inspection import adoption
+from streaming_jobs.inspection.adoption import AdoptionPlan, adopt, plan_adoption
+from streaming_jobs.ledger.entry import Txn, app_id
+from streaming_jobs.ledger.positions import OffsetBounds
+from streaming_jobs.preflight.rules import check_start
+from streaming_jobs.preflight.snapshot import take_snapshot
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY
+from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.state import stream_record
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
+from tests.support.plain_histories import TOPIC, JobKind, PlainJob
+from tests.unit.streaming_jobs.inspection.test_inspection import state_of
+
+COLUMNS = {"id": "string", "partition": "int", "offset": "bigint"}
+
+
+@stream(source=KafkaTopic(TOPIC, value=Json(COLUMNS)), sink=DeltaTable("orders"))
+def orders(orders: Any) -> Any:
+    """The job's rows, by Recourse."""
+    return orders
+
+
+class TwoPartitions:
+    """A topic with two partitions, as an admin client would describe it."""
+
+    def __init__(self, earliest: int = 0, latest: int = 1_000) -> None:
+        self.bounds = OffsetBounds(dict.fromkeys((0, 1), earliest), dict.fromkeys((0, 1), latest))
+
+    def describe(self, name: str) -> TopicInfo:
+        return TopicInfo(name, "topic-1", 2, -1, "delete")
+
+    def offsets(self, _: str) -> OffsetBounds:
+        return self.bounds
+
+    def latest(self, _: str) -> dict[int, int]:
+        return self.bounds.latest
+
+    def high_watermarks(self, _: str) -> dict[int, int]:
+        return self.bounds.latest
+
+    def offsets_for_time(self, _: str, ms: int) -> dict[int, int]:
+        return self.bounds.latest
+
+    def mean_size(self, _: str, starts: Any) -> float | None:
+        return None
+
+
+MakeJob = Callable[[JobKind], PlainJob]
+
+
+@pytest.fixture
+def make_job(home: Settings, tmp_path: Path) -> MakeJob:
+    """Makes a job whose table lies where the stream's does."""
+
+    def make(kind: JobKind) -> PlainJob:
+        (tmp_path / "job").mkdir()
+        job = PlainJob(tmp_path / "job", random.Random(3), kind)
+        assert isinstance(home.tables, Path)
+        home.tables.mkdir(parents=True)
+        job.table.rename(home.tables / "orders")
+        job.table = home.tables / "orders"
+        return job
+
+    return make
+
+
+def plan(home: Settings, job: PlainJob, declared: Stream = orders, **options: Any) -> AdoptionPlan:
+    return plan_adoption(home, declared, job.checkpoint, TwoPartitions(), **options)
+
+
+def adopted(home: Settings, job: PlainJob, before: dict[str, Any]) -> None:
+    """Preflight lets the stream start where the job has stopped, and rows and checkpoint are as they were."""
+    record = stream_record.existing(home, "orders")
+    assert record.starts == {TOPIC: dict(enumerate(job.position))} and record.adopted
+    table = Table(str(job.table))
+    assert table.metadata().configuration[STREAM_PROPERTY] == "orders"
+    assert table.transaction_version(app_id("orders", "orders")) == Txn(1, -1).version
+    assert sorted(Path(path).name for path in table.file_uris()) == sorted(job.live)
+    assert state_of(job.root) == before
+    assert check_start(take_snapshot(home, orders, TwoPartitions())) == []
+
+
+@pytest.mark.parametrize("kind", ["sink", "append", "append-once", "merge"])
+def test_a_stream_starts_where_the_job_has_stopped_and_nothing_else_has_changed(
+    home: Settings, make_job: MakeJob, kind: JobKind
+) -> None:
+    job = make_job(kind)
+    job.run(4)
+    job.optimize()
+    job.cut_log()
+    job.run(2)
+    before, shown = state_of(job.root), plan(home, job)
+    assert (shown.batch, shown.starts) == (5, {TOPIC: dict(enumerate(job.position))}) and not shown.recorded
+    assert stream_record.load(home, "orders") is None, "a plan writes nothing"
+    assert adopt(home, orders, shown) is True
+    adopted(home, job, before)
+    accepted = stream_record.existing(home, "orders").accepts("orders")
+    assert {job.version - 1, job.version} <= accepted <= set(range(job.version + 1)), "for the verifier"
+    assert adopt(home, orders, plan(home, job)) is False, "it was done before"
+
+
+@pytest.mark.parametrize("place", ["before the record", "after the record", "after the commit"])
+def test_an_adoption_that_is_killed_is_finished_by_the_next_and_no_stream_starts_in_between(
+    home: Settings, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    job = make_job("append")
+    job.run(3)
+    before, shown = state_of(job.root), plan(home, job)
+    with monkeypatch.context() as killed:
+        if place == "before the record":
+            killed.setattr(stream_record, "save", _die)
+        elif place == "after the record":
+            killed.setattr(adoption, "_take_over", _die)
+        else:
+            killed.setattr(adoption.DeltaSink, "sync", _die)
+        with pytest.raises(KeyboardInterrupt):
+            adopt(home, orders, shown)
+    if place != "after the commit":
+        refused = check_start(take_snapshot(home, orders, TwoPartitions()))
+        assert "was not made by Recourse" in refused[0].found
+    again = plan(home, job)
+    assert again.recorded is (place != "before the record")
+    assert adopt(home, orders, again) is (place != "after the commit")
+    adopted(home, job, before)
+
+
+def test_a_job_that_has_gone_on_after_a_killed_adoption_is_adopted_at_its_new_end(
+    home: Settings, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("sink")
+    job.run(3)
+    with monkeypatch.context() as killed:
+        killed.setattr(adoption, "_take_over", _die)
+        with pytest.raises(KeyboardInterrupt):
+            adopt(home, orders, plan(home, job))
+    shown = plan(home, job)
+    job.run(2)
+    with pytest.raises(CommitRefused, match="the job still runs"):
+        adopt(home, orders, shown)
+    before = state_of(job.root)
+    assert adopt(home, orders, plan(home, job)) is True
+    adopted(home, job, before)
+
+
+def test_a_commit_of_the_job_after_the_adoption_refuses_the_start(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("sink")
+    job.run(3)
+    adopt(home, orders, plan(home, job))
+    job.before.append(dict(job.live))  # the version of the adoption
+    job.run(1)
+    [refused] = check_start(take_snapshot(home, orders, TwoPartitions()))
+    assert "changed rows and was not written by stream orders" in refused.found
+
+
+def test_a_batch_that_was_planned_and_not_committed_has_to_be_decided(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("append")
+    job.run(3, kill="written")
+    with pytest.raises(UsageError, match="its rows are in the table") as refused:
+        plan(home, job)
+    assert "--after-batch 2, which keeps these rows" in refused.value.next_step
+    assert plan(home, job, after=2).starts == {TOPIC: dict(enumerate(job.position))}
+    assert plan(home, job, after=1).starts == {TOPIC: dict(enumerate(job.batches[1].end))}
+    with pytest.raises(UsageError, match="batch 0 is not the job's last one"):
+        plan(home, job, after=0)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("sink")
+    job.run(3)
+    upsert = DeltaTable("orders", keys=["id"], order_by=["offset"])
+    for declared, words in (
+        (
+            stream(source=KafkaTopic("other", value=Json(COLUMNS)), sink=DeltaTable("orders"), name="o")(
+                lambda other: other
+            ),
+            "reads",
+        ),
+        (
+            stream(source=KafkaTopic(TOPIC, value=Json(COLUMNS)), sink=upsert, name="up")(lambda orders: orders),
+            "no order",
+        ),
+    ):
+        with pytest.raises(UsageError, match=words):
+            plan_adoption(home, declared, job.checkpoint, TwoPartitions())
+    for topics in (TwoPartitions(earliest=500), TwoPartitions(latest=1)):
+        with pytest.raises(UsageError, match="records between are gone, or the topic was created again"):
+            plan_adoption(home, orders, job.checkpoint, topics)
+    (job.checkpoint / "state").mkdir()
+    with pytest.raises(UsageError, match="keeps state"):
+        plan(home, job)
+    (job.checkpoint / "state").rmdir()
+    stream_record.save(home, stream_record.first("orders"))
+    with pytest.raises(UsageError, match="has run before"):
+        plan(home, job)
+
+
+def _die(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
