@@ -47,6 +47,7 @@ from streaming_jobs.settings_sections import (
     KafkaSettings,
     LeaseSettings,
     LocalPath,
+    McpSettings,
     Names,
     QualitySettings,
     SavepointSettings,
@@ -69,6 +70,7 @@ __all__ = [
     "KafkaSettings",
     "LeaseSettings",
     "Loaded",
+    "McpSettings",
     "QualitySettings",
     "SavepointSettings",
     "SettingOrigin",
@@ -147,6 +149,7 @@ class Settings(BaseSettings):
     storage: StorageSettings = StorageSettings()
     dagster: DagsterSettings = DagsterSettings()
     quality: QualitySettings = QualitySettings()
+    mcp: McpSettings = McpSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:

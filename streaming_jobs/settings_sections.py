@@ -588,6 +588,15 @@ class DagsterSettings(_Section):
     keepalive: bool = Field(True, description="start continuous jobs automatically, and restart them after a failure")
 
 
+class McpSettings(_Section):
+    """What an assistant may do through `recourse mcp`."""
+
+    allow: Annotated[list[Literal["read", "plan", "apply"]], NoDecode, BeforeValidator(_as_list)] = Field(
+        ["read", "plan"],
+        description="tools that are offered: read; plan (and preview: no table changes); apply (and undo)",
+    )
+
+
 class QualitySettings(_Section):
     """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
 
