@@ -27,8 +27,8 @@ _MOST_CHARACTERS = 200_000
 """Of one answer: about what fits an assistant's context."""
 
 INSTRUCTIONS = """Recourse runs streams from Kafka to Delta tables. Begin with streams_status. When rows are wrong,
-find the condition that they meet with sample_rows, then plan_recovery, and show the plan to a person. A plan changes no table;
-applying it does: never apply a plan that a person has not confirmed in this conversation."""
+find the condition that they meet with sample_rows, then plan_recovery, and show the plan to a person. A plan changes no
+table; applying it does: never apply a plan that a person has not confirmed in this conversation."""
 
 Bound = Literal["before_first_bad", "to_batch", "to_datetime", "by_duration", "to_earliest", "savepoint", "before_code"]
 
@@ -124,9 +124,9 @@ async def recovery(plan: str) -> str:
 async def plan_recovery(stream: str, back_to: Bound, value: str = "", until: str = "") -> str:
     """Plan a recovery of a stream; changes no table.
 
-    `value` belongs to `back_to`: a SQL condition that is true for wrong rows (before_first_bad), a batch
-    number (to_batch), an ISO time with zone (to_datetime), a duration (by_duration), a savepoint, a version of the code; nothing
-    for to_earliest. `until`, such as 'batch 120', corrects only up to there.
+    `value` belongs to `back_to`: a SQL condition that is true for wrong rows (before_first_bad), a batch number
+    (to_batch), an ISO time with zone (to_datetime), a duration (by_duration), a savepoint, a version of the code;
+    nothing for to_earliest. `until`, such as 'batch 120', corrects only up to there.
     """
     target = f"--{back_to.replace('_', '-')}"
     words = [target if back_to == "to_earliest" else f"{target}={value}", *([f"--until={until}"] if until else [])]
