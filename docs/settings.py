@@ -94,6 +94,8 @@ def _allowed(name: str, field: FieldInfo) -> str:
     kind = _without_none(field.annotation)
     if get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))
+    if get_origin(kind) is list and get_origin(item := get_args(kind)[0]) is Literal:
+        return "a list of " + ", ".join(f"`{value}`" for value in get_args(item))
     words = {
         bool: "`true`, `false`",
         int: "a whole number",

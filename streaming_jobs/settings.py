@@ -49,6 +49,7 @@ from streaming_jobs.settings_sections import (
     KafkaSettings,
     LeaseSettings,
     LocalPath,
+    McpSettings,
     MetricsSettings,
     Names,
     QualitySettings,
@@ -72,6 +73,7 @@ __all__ = [
     "KafkaSettings",
     "LeaseSettings",
     "Loaded",
+    "McpSettings",
     "MetricsSettings",
     "QualitySettings",
     "SavepointSettings",
@@ -159,6 +161,7 @@ class Settings(BaseSettings):
     dagster: DagsterSettings = DagsterSettings()
     metrics: MetricsSettings = MetricsSettings()
     quality: QualitySettings = QualitySettings()
+    mcp: McpSettings = McpSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:

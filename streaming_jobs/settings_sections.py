@@ -635,6 +635,15 @@ class MetricsSettings(_Section):
     otlp_every: Span = Field(timedelta(seconds=30), description="time between two deliveries by OTLP")
 
 
+class McpSettings(_Section):
+    """What an assistant may do through `recourse mcp`."""
+
+    allow: Annotated[list[Literal["read", "plan", "apply"]], NoDecode, BeforeValidator(_as_list)] = Field(
+        ["read", "plan"],
+        description="tools that are offered: read; plan (and preview: no table changes); apply (and undo)",
+    )
+
+
 class QualitySettings(_Section):
     """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
 

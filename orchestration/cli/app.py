@@ -20,6 +20,7 @@ from orchestration.cli import (
     init,
     inspect,
     jobs,
+    mcp_server,
     metrics,
     preview,
     quality,
@@ -96,6 +97,9 @@ streams.app.command("describe", short_help="Print the topology: sources, stream,
 streams.app.command("history", short_help="Print the history of a stream, oldest first.")(history.history)
 streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)
 app.command("deploy", short_help="Bring the code on disk to the streams that run.")(deploy.deploy)
+app.command("mcp", short_help="Serve status, plans and previews to an assistant (Model Context Protocol).")(
+    mcp_server.mcp
+)
 app.add_typer(demo.app, name="demo")
 streams.app.command("start", short_help="Start streams and wait until they run.")(streams.start)
 streams.app.command("restart", short_help="Stop streams at a batch border and start them again.")(streams.restart)

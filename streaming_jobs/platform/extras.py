@@ -13,6 +13,8 @@ EXTRAS = {
     "metrics": ("prometheus_client",),
     "otlp": ("opentelemetry",),
     "alerts": ("apprise",),
+    "mcp": ("mcp", "anyio"),
+    "lineage": ("openlineage", "attr"),
 }
 """The packages, by their import names, that each extra of pyproject.toml brings."""
 
