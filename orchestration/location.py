@@ -8,6 +8,7 @@ import dagster as dg
 
 from orchestration import preview, topic_sensor
 from orchestration.bundle.job import Bundle
+from orchestration.fleet import definitions as fleet
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
 from orchestration.sessions import definitions as sessions
@@ -46,6 +47,7 @@ def location(
         recoveries.definitions(settings, sessions.table_keys(topology), bundle),
         slices.definitions(settings, topology),
         topic_sensor.definitions(topology, settings),
+        fleet.definitions(topology, settings),
     )
     retention = sessions.retention_sensor(specs, settings, _owned(areas))
     merged = dg.Definitions.merge(areas, dg.Definitions(sensors=[retention], executor=session_executor))
