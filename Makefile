@@ -91,7 +91,7 @@ $(STAMP): pyproject.toml requirements.lock requirements-dev.lock
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade \
 	--no-emit-index-url --no-emit-find-links --no-header --quiet
 lock: setup
-	$(COMPILE) pyproject.toml --output-file requirements.lock
+	$(COMPILE) pyproject.toml --all-extras --output-file requirements.lock
 	$(COMPILE) --group dev --constraints requirements.lock --output-file requirements-dev.lock
 
 clean:

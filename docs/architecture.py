@@ -209,6 +209,7 @@ def page(text: str) -> str:
 _COLUMNS = {
     "orchestration.cli": 0,
     "orchestration.local_dagster": 0,
+    "orchestration.metrics": 6,
     "orchestration": 0,
     "orchestration.quality": 0,
     "orchestration.recoveries": 1,

@@ -102,6 +102,7 @@ def _allowed(name: str, field: FieldInfo) -> str:
         str: "text",
         SecretStr: "text",
         list[str]: "a list of texts",
+        list[SecretStr]: "a list of texts",
         dict[str, str]: "names and texts",
     }[kind]
     bounds = []

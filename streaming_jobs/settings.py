@@ -47,6 +47,7 @@ from streaming_jobs.settings_sections import (
     KafkaSettings,
     LeaseSettings,
     LocalPath,
+    MetricsSettings,
     Names,
     QualitySettings,
     SavepointSettings,
@@ -69,6 +70,7 @@ __all__ = [
     "KafkaSettings",
     "LeaseSettings",
     "Loaded",
+    "MetricsSettings",
     "QualitySettings",
     "SavepointSettings",
     "SettingOrigin",
@@ -146,6 +148,7 @@ class Settings(BaseSettings):
     lease: LeaseSettings = LeaseSettings()
     storage: StorageSettings = StorageSettings()
     dagster: DagsterSettings = DagsterSettings()
+    metrics: MetricsSettings = MetricsSettings()
     quality: QualitySettings = QualitySettings()
 
     @model_validator(mode="after")
@@ -475,7 +478,8 @@ def _origins(settings: Settings, layers: list[tuple[str, dict[str, Any]]]) -> It
 
     for location, value in _leaves(dict(settings)):
         origin = next((name for name, layer in reversed(layers) if _has(layer, location)), "default")
-        if location[1:2] == ("extra",) and value and _SECRET.search(".".join(location[2:])):
+        secrets = isinstance(value, list) and any(isinstance(item, SecretStr) for item in value)
+        if secrets or (location[1:2] == ("extra",) and value and _SECRET.search(".".join(location[2:]))):
             shown = "(hidden)"
         elif isinstance(value, SecretStr):
             shown = "(hidden)" if value.get_secret_value() else ""

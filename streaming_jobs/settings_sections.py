@@ -511,6 +511,23 @@ class SavepointSettings(_Section):
     max_mb: int = Field(10_240, ge=0, description="most MB of files that only a stream's savepoints hold; 0: no bound")
 
 
+def _checked_endpoint(url: str) -> str:
+    if url and not re.match(r"https?://[^/\s@]+(/|$)", url):
+        raise ValueError("is no http or https URL without a user; OTEL_EXPORTER_OTLP_HEADERS has what logs in")
+    return url
+
+
+def _checked_services(urls: list[SecretStr]) -> list[SecretStr]:
+    for number, url in enumerate(urls, 1):
+        if not re.match(r"[A-Za-z0-9_]+://\S", url.get_secret_value()):
+            raise ValueError(f"item {number} is no URL of apprise, such as slack://TOKEN/#alerts")
+    return urls
+
+
+Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_as_list), AfterValidator(_checked_services)]
+"""URLs of services, never shown: they hold tokens."""
+
+
 _STORES = {"s3": "aws", "s3a": "aws", "gs": "google", "az": "azure", "abfs": "azure", "abfss": "azure"}
 """The schemes of object stores, with the prefix of their options."""
 
@@ -588,6 +605,22 @@ class DagsterSettings(_Section):
     keepalive: bool = Field(True, description="start continuous jobs automatically, and restart them after a failure")
 
 
+class MetricsSettings(_Section):
+    """Figures of the streams for Prometheus and for OpenTelemetry (`recourse metrics`)."""
+
+    host: str = Field("127.0.0.1", description="address that the endpoint listens on; it asks for no password")
+    port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description=f"port of the endpoint; 0: `{commands.up()}` has none, and `{commands.metrics()}` takes 9464",
+    )
+    otlp_endpoint: Annotated[str, AfterValidator(_checked_endpoint)] = Field(
+        "", description="http or https URL that also receives the figures by OTLP, such as http://host:4318/v1/metrics"
+    )
+    otlp_every: Span = Field(timedelta(seconds=30), description="time between two deliveries by OTLP")
+
+
 class QualitySettings(_Section):
     """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
 
@@ -606,6 +639,12 @@ class QualitySettings(_Section):
     )
     webhook_severity: Literal["warning", "critical"] = Field(
         "warning", description="lowest severity that is sent to the webhook: warning (yellow) or critical (red)"
+    )
+    services: Secrets = Field(
+        [], description="URLs of apprise that receive alerts: Slack, Teams, PagerDuty, Opsgenie, ...; never shown"
+    )
+    services_severity: Literal["warning", "critical"] = Field(
+        "warning", description="lowest severity that is sent to these services"
     )
     email_to: Names = Field([], description="addresses that receive alerts by e-mail; empty: none")
     email_severity: Literal["warning", "critical"] = Field(

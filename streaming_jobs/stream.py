@@ -17,7 +17,6 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -29,7 +28,14 @@ from streaming_jobs.declare.columns import (
     checked_order,
     checked_types,
 )
-from streaming_jobs.declare.names import checked_choice, checked_name, checked_names, checked_parts, checked_schema
+from streaming_jobs.declare.names import (
+    checked_choice,
+    checked_name,
+    checked_names,
+    checked_parts,
+    checked_schema,
+    checked_time,
+)
 from streaming_jobs.declare.rules import NO_RULES, RowRules, Rule, rules_by_sink
 from streaming_jobs.declare.slices import Slices, check_slices
 from streaming_jobs.declare.table import DeclaredTable, Emit, Mode
@@ -37,7 +43,6 @@ from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic import MAX_AHEAD, KafkaTopic
 from streaming_jobs.declare.topic_sink import KafkaSink, checked_topic_sinks, is_sink
 from streaming_jobs.errors import UsageError
-from streaming_jobs.text.durations import parse_duration
 from streaming_jobs.text.spelling import instead
 
 if TYPE_CHECKING:
@@ -67,6 +72,8 @@ class DeltaTable:
     schema, the table gets the columns that the function returns in the first run. With `slices`, a range of its rows
     can be rebuilt alone (`slices.py`). `emit` says when an operator with state emits: `update`, at each change of a
     result, is the default with keys and needs them; `close`, once the watermark has closed it, is the other default.
+    `fresh_within`, such as "5 minutes", is the freshness objective: the age that the newest committed rows may reach
+    before the stream's health names the table.
     """
 
     name: str
@@ -80,6 +87,7 @@ class DeltaTable:
     owners: Sequence[str] = ()
     slices: Slices | None = None
     emit: Emit | None = None
+    fresh_within: str | None = None
 
     def __post_init__(self) -> None:
         checked_name("table", self.name)
@@ -98,8 +106,9 @@ class DeltaTable:
                 "name the keys, or write emit='close' for final results",
             )
         checked_columns(self.name, self.keys)
-        if parse_duration(self.deletes_kept, f"table {self.name}: deletes_kept") <= timedelta(0):
-            raise UsageError(f"table {self.name}: deletes_kept is {self.deletes_kept}", "name a time above zero")
+        checked_time(f"table {self.name}", "deletes_kept", self.deletes_kept)
+        if self.fresh_within is not None:
+            checked_time(f"table {self.name}", "fresh_within", self.fresh_within)
         taken = {POSITION_COLUMN, DELETED_AT_COLUMN} & {*self.keys, *self.order_by} if self.order_by else set()
         if taken:
             raise UsageError(

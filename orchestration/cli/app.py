@@ -18,6 +18,7 @@ from orchestration.cli import (
     events,
     history,
     jobs,
+    metrics,
     preview,
     quality,
     recover,
@@ -83,6 +84,7 @@ app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.fe
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
+app.command("metrics", short_help="Serve the streams' figures to Prometheus and OpenTelemetry.")(metrics.metrics)
 app.command("preview", short_help="Show what the code on disk would change in a stream's newest rows.")(preview.preview)
 streams.app.command("describe", short_help="Print the topology: sources, stream, sinks.")(describe.describe)
 streams.app.command("history", short_help="Print the history of a stream, oldest first.")(history.history)

@@ -113,12 +113,17 @@ def up(
 def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
     """Run Dagster, feeder and screen; once all of them run, only KeyboardInterrupt or a bug ends them."""
     from orchestration.cli.children import Retried, awaited
+    from orchestration.cli.metrics import export
     from orchestration.cli.preparations import restart_if_dead
     from orchestration.cli.progress import Screen, observe_all
     from orchestration.local_dagster.processes import DagsterProcesses
 
     settings = call.settings
     names = list(call.topology.streams)
+    if settings.metrics.port:
+        exports = ExitStack()
+        steps.add("figures", exports.close)
+        export(settings, exports, settings.metrics.host, settings.metrics.port)
     processes = DagsterProcesses(settings)
     steps.add("streams and Dagster", processes.stop, processes.kill)
     say("starting Dagster; it takes some ten seconds")

@@ -1,4 +1,6 @@
-"""The sensor that alerts of checks that turn red, yellow, or green again: in the log, to a webhook, by e-mail.
+"""The sensor that alerts of checks that turn red, yellow, or green again: in the log, and to receivers.
+
+Receivers are a webhook, addresses of e-mail, and services of apprise (`services.py`).
 
 A change is sent at least once. It is first written into the sensor's cursor and removed when the receiver has taken
 it; a receiver that is down gets it later, for a day. If the process ends between a delivery and the storing of the
@@ -37,11 +39,14 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
+from orchestration.quality import services
 from orchestration.quality.rules import RULES
 from orchestration.quality.suites import COMMAND, suites_of
 from orchestration.quality.transitions import (
     COLOUR,
+    RANK,
     Alerts,
+    DeliveryFailure,
     ObservedCheck,
     Receiver,
     State,
@@ -61,22 +66,14 @@ log = structlog.get_logger()
 
 TIMEOUT = 5.0
 """Seconds for each step of a delivery: connecting, writing, the answer."""
-_NOT_TAKEN = (400, 413, 422)
-"""Answers to a request that is too long or unreadable: repeating it would fail again."""
 _DISCORD, _DISCORD_TAKES = ("discord.com", "discordapp.com"), 2000
 """Hosts whose webhooks show the field `content`, and its greatest length in characters."""
 LOOK_EVERY = 30
 """Seconds between two ticks."""
 LONGEST_DELIVERY = 15.0
 """Seconds after which undelivered messages are left to the next tick."""
-
-
-@dataclass(frozen=True)
-class DeliveryFailure:
-    """Why a delivery failed; `refused`: because of these messages, so fewer of them may be accepted."""
-
-    text: str
-    refused: bool = False
+LONGEST_TICK = 30.0
+"""Seconds after which a tick tries no further receiver: Dagster gives up on a tick after 60, and loses its cursor."""
 
 
 Sender = Callable[[Settings, Sequence[Transition]], DeliveryFailure | None]
@@ -99,7 +96,7 @@ class CheckAlerts:
             minimum_interval_seconds=LOOK_EVERY,
             default_status=dg.DefaultSensorStatus.RUNNING,
             description="Tells of checks that turn red, yellow, or green again: in the log, and to the receivers of "
-            "the settings quality.webhook and quality.email_to. Calls quality.heartbeat_url.",
+            "the settings quality.webhook, quality.services and quality.email_to. Calls quality.heartbeat_url.",
         )
         def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
             alerts, words = self.look(context.instance, Alerts.of_cursor(context.cursor), time.time())
@@ -128,16 +125,23 @@ class CheckAlerts:
                 found=change.text,
                 run=change.run or None,
             )
-        left, words = deliver_all(alerts.receivers, now, lambda name, some: self.senders[name](self.settings, some))
+        left, words = deliver_all(alerts.receivers, now, self._send)
         words = [change.headline for change in found] + words
         return Alerts(alerts.known, left), "; ".join(words) or "no check has changed"
+
+    def _send(self, name: str, found: Sequence[Transition]) -> DeliveryFailure | None:
+        sender = self.senders.get(name)
+        return sender(self.settings, found) if sender is not None else tell_service(self.settings, name, found)
 
 
 def deliver_all(
     receivers: Mapping[str, Receiver], now: float, send: Callable[[str, Sequence[Transition]], DeliveryFailure | None]
 ) -> tuple[dict[str, Receiver], list[str]]:
     """Send what waits for each receiver; what is left of them, and the deliveries in words."""
-    sent = {name: deliver(name, receiver, now, partial(send, name)) for name, receiver in receivers.items()}
+    sent, begun = {}, time.monotonic()
+    for name, receiver in receivers.items():
+        in_time = time.monotonic() - begun < LONGEST_TICK
+        sent[name] = deliver(name, receiver, now, partial(send, name)) if in_time else (receiver, "waits for a tick")
     left = {name: receiver for name, (receiver, _) in sent.items()}
     return left, [f"{name}: {text}" for name, (_, text) in sent.items() if text]
 
@@ -301,8 +305,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def payload(settings: Settings, found: Sequence[Transition]) -> dict[str, Any]:
     """The body of the POST: `text`, which chat services show, and each change with its fields; Discord's own form."""
-    where = _where(settings)
-    text = "\n".join(["\n".join(_lines(settings, t)) for t in found] + [f"host {where['host']}, home {where['home']}"])
+    where, text = _where(settings), _text(settings, found)
     if urlsplit(settings.quality.webhook.get_secret_value()).hostname in _DISCORD:
         return {"content": text[:_DISCORD_TAKES] if len(found) == 1 else text}  # a longer one is refused, and halved
     return {
@@ -339,6 +342,13 @@ def post(settings: Settings, found: Sequence[Transition]) -> DeliveryFailure | N
     return _request("the webhook", url, "POST", msgspec.json.encode(payload(settings, found)), headers)
 
 
+def tell_service(settings: Settings, name: str, found: Sequence[Transition]) -> DeliveryFailure | None:
+    """Send them in one message to a service of `quality.services`."""
+    worst = max((t.state for t in found), key=lambda state: RANK[state])
+    url = services.named(settings.quality.services)[name]
+    return services.notify(name, url, _title(settings, found), _text(settings, found), worst, several=len(found) > 1)
+
+
 def beat(settings: Settings) -> DeliveryFailure | None:
     """Call `quality.heartbeat_url`, so that its owner notices when the calls stop."""
     url = settings.quality.heartbeat_url.get_secret_value()
@@ -358,7 +368,7 @@ def _request(who: str, url: str, method: str, data: bytes | None, headers: Mappi
             return None
     except urllib.error.HTTPError as error:
         error.close()
-        return DeliveryFailure(f"{who} answered {error.code}", refused=error.code in _NOT_TAKEN)
+        return DeliveryFailure(f"{who} answered {error.code}", refused=error.code in services.NOT_TAKEN)
     except urllib.error.URLError as error:
         return DeliveryFailure(f"{who} could not be reached: {_kind(error.reason)}")
     except (OSError, HTTPException, ValueError) as error:
@@ -405,14 +415,23 @@ def _mail_server(quality: QualitySettings) -> smtplib.SMTP:
 def _message(settings: Settings, found: Sequence[Transition]) -> EmailMessage:
     message = EmailMessage()
     where = _where(settings)
-    first, further = found[0], len(found) - 1
-    message["Subject"] = f"{first.headline}{f', and {further} more' if further else ''} ({where['host']})"
+    message["Subject"] = _title(settings, found)
     message["From"] = settings.quality.email_from
     message["To"] = ", ".join(settings.quality.email_to)
     message["Message-ID"] = f"<{_digest(found)}@recourse>"  # the same when it is sent again
     parts = ["\n".join([*_lines(settings, t), _time(t.at), *([f"run {t.run}"] if t.run else [])]) for t in found]
     message.set_content("\n\n".join([*parts, f"host {where['host']}, home {where['home']}"]) + "\n")
     return message
+
+
+def _title(settings: Settings, found: Sequence[Transition]) -> str:
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{found[0].headline}{more} ({_where(settings)['host']})"
+
+
+def _text(settings: Settings, found: Sequence[Transition]) -> str:
+    where = _where(settings)
+    return "\n".join(["\n".join(_lines(settings, t)) for t in found] + [f"host {where['host']}, home {where['home']}"])
 
 
 def _lines(settings: Settings, one: Transition) -> list[str]:
@@ -447,7 +466,7 @@ def _kind(error: object) -> str:
 
 
 SENDERS: dict[str, Sender] = {"webhook": post, "e-mail": mail}
-"""By the receiver's name."""
+"""By the receiver's name; `tell_service` has all others."""
 
 
 def receivers(settings: QualitySettings) -> dict[str, State]:
@@ -456,6 +475,7 @@ def receivers(settings: QualitySettings) -> dict[str, State]:
     named: dict[str, State] = {}
     if settings.webhook.get_secret_value():
         named["webhook"] = least[settings.webhook_severity]
+    named |= dict.fromkeys(services.named(settings.services), least[settings.services_severity])
     if settings.email_to:
         named["e-mail"] = least[settings.email_severity]
     return named

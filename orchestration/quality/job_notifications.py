@@ -1,8 +1,9 @@
 """The sensor that tells of runs which began, succeeded or failed, where their jobs in the bundle say so.
 
 `email_notifications` go through the mail server of the setting `quality.smtp_host`, `webhook_notifications` to the
-webhook of `quality.webhook`: the ids of a bundle's destinations mean nothing outside of their workspace. An event is
-told at least once, in the way of `alerts.py`; a run that a person stopped is not told.
+webhook of `quality.webhook` and the services of `quality.services`: the ids of a bundle's destinations mean nothing
+outside of their workspace. An event is told at least once, in the way of `alerts.py`; a run that a person stopped is
+not told.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job import Job, Notification
-from orchestration.quality.alerts import LOOK_EVERY, SENDERS, DeliveryFailure, deliver_all
-from orchestration.quality.transitions import Receiver, State, Transition
+from orchestration.quality import services
+from orchestration.quality.alerts import LOOK_EVERY, SENDERS, deliver_all, tell_service
+from orchestration.quality.transitions import DeliveryFailure, Receiver, State, Transition
 from orchestration.sessions.ownership import LOCATION_TAG, location_id
 from streaming_jobs.settings import Settings
 
@@ -65,7 +67,7 @@ class Told:
 
 @dataclass(frozen=True)
 class JobNotifications:
-    """The notifications of jobs. `send` delivers messages to a receiver: `webhook`, or addresses joined by commas."""
+    """The notifications of jobs. `send` delivers messages to a receiver: `webhook`, a service, or addresses."""
 
     jobs: Sequence[Job]
     settings: Settings
@@ -134,14 +136,18 @@ def _message(job: Job, run: dg.DagsterRun, event: str, at: float) -> Transition:
 
 
 def _receivers(notification: Notification, settings: Settings) -> Iterator[str]:
-    if notification.webhook and settings.quality.webhook.get_secret_value():
-        yield WEBHOOK
+    if notification.webhook:
+        if settings.quality.webhook.get_secret_value():
+            yield WEBHOOK
+        yield from services.named(settings.quality.services)
     if notification.emails:
         yield ",".join(notification.emails)
 
 
 def send(settings: Settings, receiver: str, messages: Sequence[Transition]) -> DeliveryFailure | None:
-    """Send messages to the webhook, or to addresses, by the senders of the checks' alerts."""
+    """Send messages to the webhook, a service, or addresses, by the senders of the checks' alerts."""
+    if receiver in services.named(settings.quality.services):
+        return tell_service(settings, receiver, messages)
     if receiver == WEBHOOK:
         return SENDERS["webhook"](settings, messages)
     quality = settings.quality.model_copy(update={"email_to": receiver.split(",")})

@@ -18,7 +18,8 @@ from typing import Any, Literal, Self
 State = Literal["passed", "warning", "failed"]
 COLOUR: Mapping[State, str] = {"passed": "green", "warning": "yellow", "failed": "red"}
 SEVERITY: Mapping[State, str] = {"passed": "info", "warning": "warning", "failed": "critical"}
-_RANK: Mapping[str, int] = {"unknown": 0, "passed": 0, "warning": 1, "failed": 2}
+RANK: Mapping[str, int] = {"unknown": 0, "passed": 0, "warning": 1, "failed": 2}
+"""From good to bad."""
 
 MOST_WAITING = 200
 """Queue limit of a receiver; beyond it, the oldest messages are dropped."""
@@ -59,7 +60,7 @@ def by_stream(seen: Sequence[ObservedCheck], check: str) -> list[ObservedCheck]:
         if one.check == check:
             of_stream.setdefault(one.stream, []).append(one)
     for stream, each in of_stream.items():
-        worst = max(each, key=lambda one: (_RANK[one.state], one.id))
+        worst = max(each, key=lambda one: (RANK[one.state], one.id))
         tables = ", ".join(sorted(one.table for one in each))
         others.append(replace(worst, table=tables, key=f"{stream}:{check}"))
     return others
@@ -107,6 +108,14 @@ class Transition:
 
 
 @dataclass(frozen=True)
+class DeliveryFailure:
+    """Why a delivery failed; `refused`: because of these messages, so fewer of them may be accepted."""
+
+    text: str
+    refused: bool = False
+
+
+@dataclass(frozen=True)
 class Receiver:
     """What one receiver has not taken yet, and when it is tried again (since 1970)."""
 
@@ -139,7 +148,7 @@ class Receiver:
 
         def rank(one: Transition) -> tuple[int, float, str, float]:
             last = newest[f"{one.table}:{one.check}"]
-            return -_RANK[last.state], -last.at, f"{one.table}:{one.check}", one.at
+            return -RANK[last.state], -last.at, f"{one.table}:{one.check}", one.at
 
         size = 0
         taken: list[Transition] = []
@@ -204,7 +213,7 @@ class Alerts:
         found = [change for _, change in looked.values() if change is not None]
 
         def concerns(change: Transition, least: State) -> bool:
-            return max(_RANK[change.state], _RANK[change.before]) >= _RANK[least]
+            return max(RANK[change.state], RANK[change.before]) >= RANK[least]
 
         # A check without an outcome just now keeps its state: it may be of a location that is being reloaded.
         known = {**self.known, **{name: known for name, (known, _) in looked.items()}}
@@ -225,7 +234,7 @@ class Alerts:
             if not due:
                 return replace(last, id=one.id, worse_since=None), None
             return Known(one.id, one.state, now), self._told(replace(one, at=now), before, f":{int(now)}")
-        if _RANK[one.state] > _RANK[before] and timing.after:
+        if RANK[one.state] > RANK[before] and timing.after:
             since = last.worse_since if last is not None and last.worse_since is not None else now
             if now - since < timing.after:
                 told: State = last.state if last is not None else "passed"

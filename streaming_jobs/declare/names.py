@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text.durations import parse_duration
 from streaming_jobs.text.spelling import instead
 
 if TYPE_CHECKING:
@@ -42,6 +44,13 @@ def checked_choice(what: str, option: str, value: object, allowed: Sequence[str]
     """Raise UsageError for a value that the option does not have."""
     if value not in allowed:
         raise UsageError(f"{what}: {option}='{value}'", instead(str(value), allowed))
+
+
+def checked_time(what: str, option: str, text: str) -> timedelta:
+    """The duration of an option; raises UsageError for a text that is none, and for one of 0."""
+    if (duration := parse_duration(text, f"{what}: {option}")) <= timedelta(0):
+        raise UsageError(f"{what}: {option} is {text}", "name a time above zero")
+    return duration
 
 
 def checked_schema(what: str, schema: StructType | Mapping[str, object] | None) -> StructType | None:

@@ -62,6 +62,10 @@ class DeclaredTable(Protocol):
         """The people or teams that answer for it."""
 
     @property
+    def fresh_within(self) -> str | None:
+        """The freshness objective: the age that its newest committed rows may reach; None: there is no objective."""
+
+    @property
     def emit(self) -> Emit | None:
         """When an operator with state emits; None: at each change if the table has keys, else on close."""
 

@@ -275,6 +275,7 @@ class BatchPipeline:
             self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
             staged = self._stage_all(frame, entry, path, held)
+            computed = time.monotonic()
             primary = staged[self.sinks.primary.name]
             self._learn(staged.get(self.sinks.first.name, primary), records)
             self._look_at_sources()
@@ -287,6 +288,7 @@ class BatchPipeline:
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, **late, **({READ: records} if self.stream.tables_read else {})})
             version = primary.commit(entry)
+            phases = {"compute": computed - began, "commit": time.monotonic() - computed}
             wrote = records or any(pending.rows for pending in staged.values())
             self._quiet = self.ends_when_quiet and not wrote and not self._advances(batch)
         if version is None:  # it was not in the primary at the top: another writer has committed it since
@@ -296,7 +298,7 @@ class BatchPipeline:
             )
         self.hooks.at("primary_committed", self.stream.name, batch)
         self._on_disk.state()
-        self._finish(entry, began, path, primary.committer, version, newest_record=newest_record)
+        self._finish(entry, began, path, primary.committer, version, newest_record=newest_record, phase_s=phases)
         for upkeep in self.upkeep:
             upkeep.after_commit()
 
@@ -482,6 +484,7 @@ class BatchPipeline:
         *,
         skipped: bool = False,
         newest_record: int | None = None,
+        phase_s: Mapping[str, float] | None = None,
     ) -> None:
         self.files.ledger.append(entry, {sink.name: sink.version for sink in self.sinks}, time.monotonic() - began)
         self.hooks.report(
@@ -493,5 +496,6 @@ class BatchPipeline:
                 version=version,
                 skipped=skipped,
                 newest_record=newest_record,
+                phase_s=phase_s or {},
             )
         )

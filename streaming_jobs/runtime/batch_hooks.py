@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -62,6 +62,8 @@ class BatchReport:
     skipped: bool = False
     newest_record: int | None = None
     """The largest record timestamp of sources with an event time, in microseconds since 1970."""
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the phases `compute` and `commit` (`PHASES` in `state/status.py`)."""
 
 
 @dataclass(frozen=True)

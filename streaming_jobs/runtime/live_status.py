@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -87,6 +87,8 @@ class LiveStatus:
             if report.batchId > self._seen_batch and "addBatch" in report.durationMs:
                 self._seen_batch = report.batchId
                 self.status.late_rows_dropped += late_rows(json.loads(report.json))
+                around = report.durationMs.get("triggerExecution", 0) - report.durationMs["addBatch"]
+                self._took("plan", max(around, 0) / 1000)
         update(self.status, json.loads(newest.json))
         self._take_warnings(pipeline)
         return True
@@ -98,6 +100,12 @@ class LiveStatus:
         status.path, status.committer = done.path, done.committer
         status.committed_at = self.clock.time()
         self.position = ends_of(entry.offsets)
+        status.batches += 1
+        for phase, seconds in done.phase_s.items():
+            self._took(phase, seconds)
+        for table, age in status.tables.items():
+            if entry.rows.get("written" if table == entry.table else table):
+                status.tables[table] = replace(age, rows_at=status.committed_at)
         status.totals = (status.totals or Totals(status.started_at)).plus(entry, status.committed_at)
         self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
         if not done.skipped:
@@ -125,6 +133,9 @@ class LiveStatus:
             path=done.path,
             committer=done.committer,
         )
+
+    def _took(self, phase: str, seconds: float) -> None:
+        self.status.phase_s[phase] = round(self.status.phase_s[phase] + seconds, 6)
 
     def _take_warnings(self, pipeline: BatchPipeline | None) -> None:
         """Warn of a watermark ahead of the records' timestamps, of rows dropped behind it, and of postponed upkeep."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -36,7 +36,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import UNKNOWN_FOR
 from streaming_jobs.state import stream_history
 from streaming_jobs.state.lease import Lease
-from streaming_jobs.state.status import ENDED, Status
+from streaming_jobs.state.status import ENDED, Status, TableAge
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.durations import parse_duration
 
@@ -264,6 +264,17 @@ class StreamRunner:
         self.retries = Retries(settings.max_restarts, settings.await_table.total_seconds())
         self.stop = QueryStop(self.stream.name, settings.stop_deadline.total_seconds(), interval, self.lingering)
         self.live = LiveStatus(self.status, self.clock)
+        self.status.tables = self._table_ages()
+
+    def _table_ages(self) -> dict[str, TableAge]:
+        """The ages of the tables of its sinks, as far as an earlier session has noted them, with today's objectives."""
+        known, now = self.status.tables, self.clock.time()
+        tables = () if self.stream.topics_only else self.stream.sinks.values()
+        ages = {table.name: (known.get(table.name, TableAge(now)), table.fresh_within) for table in tables}
+        return {
+            name: replace(age, fresh_within_s=None if text is None else parse_duration(text).total_seconds())
+            for name, (age, text) in ages.items()
+        }
 
     @property
     def ended(self) -> bool:

@@ -3,7 +3,8 @@
     health(settings, "orders").red          one look, one verdict; no Spark, no broker, no Dagster
 
 `look` reads the files, `judge` decides and reads nothing. A reason makes the stream red; a note does not.
-A disk that is filling up is a warning first: the stream is yellow.
+A disk that is filling up is a warning first: the stream is yellow. So is a table that gets no rows because its topics
+bring nothing: it is stale, and the stream is not to blame.
 
 | reason | the stream |
 |---|---|
@@ -18,6 +19,7 @@ A disk that is filling up is a warning first: the stream is yellow.
 | run_failed | is of a scheduled job whose newest run failed (Dagster's check says so) |
 | overdue | is of a scheduled job that nothing has started since the last tick (Dagster's check says so) |
 | blind | has not seen the end of its topics for `dagster.stale_after`: no broker answers |
+| stale | has a table that is older than `fresh_within`, for no reason above; yellow if nothing is unread |
 | disk | has a session, or is red, and the disk of home, state or tables is nearly full (`quality.free_disk_mb`) |
 
 Stopped on purpose, being recovered and never started are notes. A stream that was asked to start, or that ended less
@@ -68,12 +70,12 @@ def disk_space(settings: Settings) -> Space:
     """The disk with the least free space, of home, state and tables; the bound is `quality.free_disk_mb`."""
     bound = settings.quality.free_disk_mb
     folders = [each for each in (settings.home, settings.state, settings.tables) if isinstance(each, Path)]
-    free, folder = min((shutil.disk_usage(_existing(each)).free // 2**20, str(each)) for each in folders)
+    free, folder = min((shutil.disk_usage(existing_folder(each)).free // 2**20, str(each)) for each in folders)
     text = f"{free:,} MB are free on the disk of {folder}; yellow below {bound:,}, red below {bound // _RED:,}"
     return Space("green" if free >= bound else "yellow" if free >= bound // _RED else "red", text)
 
 
-def _existing(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())
 
@@ -97,6 +99,7 @@ Word = Literal[
     "blind",
     "run_failed",
     "overdue",
+    "stale",
     "disk",
 ]
 
@@ -250,6 +253,8 @@ def judge(seen: HealthFacts, limits: HealthLimits, *, should_run: bool | None = 
         notes = ("was asked to stop and stays so until it is started again",)
     reasons = list(_reasons(seen, state, limits, should_run))
     warnings: list[Reason] = []
+    if not reasons and (stale := _stale(seen)) is not None:
+        (warnings if _has_read_all(seen) else reasons).append(stale)
     if seen.disk is not None and seen.disk.colour != "green" and (reasons or seen.session is not None):
         (reasons if seen.disk.colour == "red" else warnings).append(Reason("disk", seen.disk.text))
     return Health(
@@ -373,6 +378,27 @@ def _at_work(now: float, status: Status, limits: HealthLimits) -> Iterator[Reaso
     keeps_pace = status.trigger != "available-now"  # such a session catches up with the time since the last one
     if limits.late_after and lag and keeps_pace and (status.lag_s or 0.0) > limits.late_after + status.batch_every_s:
         yield Reason("late", f"{unread}, the oldest for up to {_span(status.lag_s or 0.0)}")
+
+
+def _stale(seen: HealthFacts) -> Reason | None:
+    """The tables whose newest rows are older than their objective; none of a stream that has only just started."""
+    if not _settled(seen) and seen.session is not None:
+        return None
+    found = []
+    for name, table in sorted(seen.status.tables.items()) if seen.status is not None else ():
+        within, age = table.fresh_within_s, table.seconds(seen.at)
+        if within is not None and age > within:
+            found.append(f"the newest rows of table {name} are {_span(age)} old, its objective is {_span(within)}")
+    if not found:
+        return None
+    cause = "; nothing is unread: the topics have brought no rows" if _has_read_all(seen) else ""
+    return Reason("stale", f"{', '.join(found)}{cause}")
+
+
+def _has_read_all(seen: HealthFacts) -> bool:
+    """True if a session runs the stream and has seen lately that nothing is unread."""
+    status = seen.status
+    return seen.session is not None and status is not None and status.lag_at is not None and not status.lag_records
 
 
 def _code_on_disk(seen: HealthFacts) -> Iterator[str]:

@@ -102,7 +102,39 @@ def totals_from(file: LedgerFile, stream: str, known: Totals | None, now: float)
     return totals
 
 
+@dataclass(frozen=True)
+class TableAge:
+    """When a table last got rows, in seconds since 1970; `since`, when the stream began to note that.
+
+    `fresh_within_s` is the table's freshness objective in seconds, as the running code declares it.
+    """
+
+    since: float
+    rows_at: float | None = None
+    fresh_within_s: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """The age of the newest rows; of a table without any noted rows, the time without them."""
+        return max(now - (self.since if self.rows_at is None else self.rows_at), 0.0)
+
+    @classmethod
+    def of(cls, value: Any) -> dict[str, TableAge]:
+        """The tables of a status file; none if another version has written it."""
+        try:
+            return {name: cls(**table) for name, table in value.items()}
+        except (AttributeError, TypeError):
+            return {}
+
+
 State = Literal["starting", "running", "idle", "failing", "stopping", "stopped", "failed"]
+
+PHASES = ("plan", "compute", "commit")
+"""The phases of a batch, in order.
+
+`plan` is Spark's work around the batch: ends of topics, plan, its log; a small batch is read and decoded there.
+`compute` reads and decodes a large batch, runs the function and the row rules, all in one stage, and writes the files
+of large appends. `commit` writes the other files and commits tables and topics. The pause after a batch is in none.
+"""
 
 ENDED: tuple[State, ...] = ("stopped", "failed")
 """The states in which a session leaves the status of a stream that it no longer runs."""
@@ -131,6 +163,11 @@ class Status:
     committed_at: float | None = None
     batch_ms: int | None = None
     batch_records: int | None = None
+    batches: int = 0
+    phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Seconds that `batches` have taken, by phase (`PHASES`)."""
+    tables: dict[str, TableAge] = field(default_factory=dict)
+    """The tables of its sinks, by name."""
     trigger: str = ""
     batch_every_s: float = 0.0
     """Seconds that the trigger leaves between two batches."""
@@ -243,6 +280,7 @@ def read_status(settings: Settings, stream: str) -> Status | None:
     known = {f.name for f in fields(Status)}
     status = Status(**{key: item for key, item in value.items() if key in known})
     status.totals = Totals.of(value.get("totals"))
+    status.tables = TableAge.of(value.get("tables"))
     return status
 
 
@@ -292,6 +330,7 @@ _CARRIED_OVER = (
     "committed_at",
     "batch_ms",
     "batch_records",
+    "tables",
     "progress_at",
     "lag_at",
     "lag_records",

@@ -418,6 +418,7 @@ class MemoryDeclaration:
     partition_by: Sequence[str] = ()
     description: str = ""
     owners: Sequence[str] = ()
+    fresh_within: str | None = None
     order_by: Sequence[str] = field(default=(), init=False)
     delete_when: str | None = field(default=None, init=False)
     deletes_kept: str = field(default="7 days", init=False)

@@ -31,6 +31,10 @@ def settings() -> str:
     return _command("config", "show")
 
 
+def metrics() -> str:
+    return _command("metrics")
+
+
 def verify(**options: object) -> str:
     return _command("verify", **options)
 

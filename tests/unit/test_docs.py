@@ -81,6 +81,11 @@ def test_the_page_of_settings_is_what_the_model_says() -> None:
     assert made == (DOCS / "settings.md").read_text(encoding="utf-8"), "run: python docs/settings.py"
 
 
+def test_the_table_of_figures_is_what_the_list_says() -> None:
+    page = script("metrics")
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run: python docs/metrics.py"
+
+
 def test_every_setting_says_what_it_means() -> None:
     for section in (Settings, *(f.annotation for f in Settings.model_fields.values())):
         if isinstance(section, type) and issubclass(section, BaseModel):

@@ -173,6 +173,8 @@ def topic_of(value: Any) -> KafkaTopic:
         (lambda: DeltaTable("t", keys=["k"], order_by=["_position"]), "the column name _position is taken"),
         (lambda: DeltaTable("t", keys=["_deleted_at"], order_by=["n"]), "the column name _deleted_at is taken"),
         (lambda: DeltaTable("t", keys=["k"], deletes_kept="0 s"), "deletes_kept is 0 s"),
+        (lambda: DeltaTable("t", fresh_within="0 s"), "fresh_within is 0 s"),
+        (lambda: DeltaTable("t", fresh_within="soon"), "table t: fresh_within: "),
         (
             lambda: DeltaTable("t" * 60, keys=["k"], order_by=["n"], delete_when="n < 0"),
             "_deletes' is not a table name",

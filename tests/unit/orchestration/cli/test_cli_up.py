@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 import structlog
@@ -25,6 +27,7 @@ from orchestration.cli.progress import CatchingUp, ObservedStream, Screen, lines
 from orchestration.cli.text import log_to_stderr, say
 from orchestration.cli.up import FeederState
 from streaming_jobs.errors import SetupError, UsageError
+from streaming_jobs.platform.ports import free_port
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
@@ -176,6 +179,21 @@ def test_a_configured_cluster_gets_no_broker_of_ours(everything: Up) -> None:
     everything("--set", "kafka.bootstrap_servers=kafka:9092", "up", "--rate", "0", "--port", "3111")
     dagster = ["dagster port 3111", "dagster start", "dagster stop"]
     assert everything.events == ["checks", "jars False", "topics", *dagster]
+
+
+def test_it_serves_the_figures_if_the_settings_name_a_port(everything: Up) -> None:
+    port, answers = free_port(), []
+
+    def started(_: FakeProcesses) -> str:
+        with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+            answers.append(answer.status)
+        return "http://127.0.0.1:3000"
+
+    everything.patch.setattr(FakeProcesses, "start", started)
+    said = everything("--set", f"metrics.port={port}", "--set", "quality.free_disk_mb=0", "up", "--rate", "0")
+    assert answers == [200] and f"http://127.0.0.1:{port}/metrics" in said and "stopping: figures" in said
+    with pytest.raises(URLError):
+        urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10)
 
 
 def test_what_started_is_ended_when_the_rest_cannot_start(everything: Up) -> None:

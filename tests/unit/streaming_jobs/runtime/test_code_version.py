@@ -185,6 +185,7 @@ LOOKS = {
     "a called function's docstring": {"flow": ('"""Scale."""', '"""Scale it."""')},
     "a docstring in a local module": {"shared": ('"""Clean."""', "")},
     "what is said of the table": {"flow": ('DeltaTable("totals")', 'DeltaTable("totals", description="Totals")')},
+    "how fresh the table has to be": {"flow": ('DeltaTable("totals")', 'DeltaTable("totals", fresh_within="1 hour")')},
     "the layout": {"flow": ("return scaled(cleaned(things))", "return  scaled( cleaned( things ))")},
     "a docstring of a format": {"beside": ('"""Records behind a header."""', '"""Records."""')},
     "a statement that sets a member of a value that it does not use": {"flow": ('UNUSED["x"] = 2', 'UNUSED["x"] = 3')},

@@ -9,7 +9,7 @@ from typing import Any
 from streaming_jobs.errors import TransientError
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.state.status import first_status, write_status
+from streaming_jobs.state.status import TableAge, first_status, write_status
 from tests.conftest import SettingsFactory
 from tests.support.runners import Clock, Make, ended, pipeline_of, progress, queries_of, query_of, reported
 from tests.support.worlds import STREAM, TOPIC, Disk, entry
@@ -77,6 +77,27 @@ def test_batches_are_summed_and_a_skipped_one_counts_no_rows_again(make: Make) -
     status = running.status
     assert (status.batch, status.batch_ms, status.rows_written, status.dead_letters) == (1, 90, 10, 1)
     assert status.warnings == ["mixed batch: odds"]
+
+
+def test_phases_and_the_ages_of_tables_follow_the_batches_and_outlive_the_session(
+    make: Make, clock: Clock, settings: SettingsFactory
+) -> None:
+    home, running = settings(), make()
+    began = clock.now
+    assert {name: age.rows_at for name, age in running.status.tables.items()} == {"evens": None, "odds": None}
+    running.status.tables["evens"] = replace(running.status.tables["evens"], fresh_within_s=300.0)
+    clock.now += 50
+    phases = {"compute": 0.5, "commit": 0.25}
+    running.batch_done(replace(reported(0), phase_s=phases))
+    running.batch_done(replace(reported(1), phase_s=phases))
+    query_of(running).reports = [progress(1, durationMs={"triggerExecution": 1500, "addBatch": 900})]
+    running.refresh_status()
+    status = running.status
+    assert (status.batches, status.phase_s) == (2, {"plan": 0.6, "compute": 1.0, "commit": 0.5})
+    assert status.tables["evens"] == TableAge(began, clock.now, 300.0)
+    assert status.tables["odds"].rows_at is None, "these batches have no rows for it"
+    write_status(home, status)
+    assert first_status(home, STREAM).tables == status.tables
 
 
 def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make: Make, clock: Clock) -> None:

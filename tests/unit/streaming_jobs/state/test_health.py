@@ -11,7 +11,7 @@ import pytest
 from streaming_jobs.state.health import Due, HealthFacts, HealthLimits, Space, health, judge, look
 from streaming_jobs.state.lease import Owner, acquire
 from streaming_jobs.state.requests import START, STOP, StreamRequest
-from streaming_jobs.state.status import Status, write_status
+from streaming_jobs.state.status import Status, TableAge, write_status
 from streaming_jobs.state.stream_record import Generation, StreamRecord, save
 from streaming_jobs.state.supervisors import Note
 from tests.conftest import SettingsFactory
@@ -34,6 +34,10 @@ WELL = Status(
 ERROR = {"code": "REC-020", "found": "a bug in the function", "next": "", "permanent": False}
 BY_HAND = StreamRequest("asked by recourse streams stop", NOW - 60)
 RECOVERY = StreamRequest("stopped for recovery plan p-1", NOW - 60, plan="p-1")
+
+
+def aged(seconds: float, fresh_within_s: float | None = 300.0) -> dict[str, TableAge]:
+    return {"orders": TableAge(0.0, NOW - seconds, fresh_within_s), "others": TableAge(0.0, NOW - 9999)}
 
 
 def seen(
@@ -88,6 +92,16 @@ NEVER = HealthFacts("orders", NOW, None)
         (seen(heartbeat=NOW + 2, lag_at=NOW + 2), []),
         (seen(owner=replace(OWNER, pid=18, since=NOW + 3600)), ["silent"]),
         (seen(lag_at=None, lag_records=None), []),
+        (seen(tables=aged(301)), ["stale"]),
+        (seen(tables=aged(299)), []),
+        (seen(tables=aged(301, fresh_within_s=None)), []),
+        (seen(tables={"orders": TableAge(NOW - 301, None, 300.0)}), ["stale"]),
+        (seen(tables=aged(301), lag_records=0), []),
+        (seen(tables=aged(301), started_at=NOW - 1), []),
+        (seen(tables=aged(700), lag_s=601.0), ["late"]),
+        (seen(owner=None, tables=aged(301)), ["dead"]),
+        (seen(owner=None, tables=aged(301), stop=BY_HAND), []),
+        (seen(owner=None, state="stopped", trigger="available-now", tables=aged(301)), ["stale"]),
         (seen(owner=None, state="stopped"), []),
         (seen(owner=None, state="stopped", heartbeat=NOW - 61), ["not_running"]),
         (seen(owner=None, state="stopped", heartbeat=NOW + 3600), ["not_running"]),
@@ -104,6 +118,15 @@ NEVER = HealthFacts("orders", NOW, None)
 )
 def test_a_stream_is_red_for_exactly_these_reasons(what: HealthFacts, words: list[str]) -> None:
     assert [reason.word for reason in judge(what, HealthLimits()).reasons] == words
+
+
+def test_a_table_without_new_rows_because_its_topics_bring_none_is_yellow_and_says_so() -> None:
+    quiet = judge(seen(tables=aged(301), lag_records=0), HealthLimits())
+    assert (quiet.verdict, [reason.word for reason in quiet.warnings]) == ("yellow", ["stale"])
+    assert quiet.warnings[0].text == (
+        "the newest rows of table orders are 5 minutes 1 second old, its objective is 5 minutes; nothing is unread: "
+        "the topics have brought no rows"
+    )
 
 
 def test_a_stream_that_nobody_asked_to_stop_is_restarting_and_then_red_with_what_its_supervisor_does() -> None:

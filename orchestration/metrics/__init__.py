@@ -1,0 +1,1 @@
+"""Figures of the streams for Prometheus and OpenTelemetry, from files alone. Read `figures.py` first."""
