@@ -665,6 +665,9 @@ class QualitySettings(_Section):
     remind_every: Duration = Field(
         timedelta(hours=4), description="time between reminders of a check that stays bad; 0: no reminders"
     )
+    fresh_share: float = Field(
+        0.99, ge=0, lt=1, description="share of the time in which tables are to be as fresh as their `fresh_within`"
+    )
     free_disk_mb: int = Field(
         2048, ge=0, description="free space of home, state and tables, MB; less is yellow, a fourth of it red; 0: any"
     )

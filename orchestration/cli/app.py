@@ -16,6 +16,7 @@ from orchestration.cli import (
     describe,
     doctor,
     events,
+    fleet,
     history,
     jobs,
     metrics,
@@ -80,6 +81,7 @@ def recourse(
 app.command("up", short_help="Start everything and print the addresses to open; Ctrl-C ends all of it.")(up.up)
 app.command("doctor", short_help="Check this machine: one line per check, with the fix.")(doctor.doctor)
 app.command("events", short_help="Print what happened to the streams, and keep it in a Delta table.")(events.events)
+app.command("fleet", short_help="Print every stream: state, freshness, error budget, last runs.")(fleet.fleet)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.feed)
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)

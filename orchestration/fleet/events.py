@@ -1,9 +1,9 @@
 """One Delta table of what happened to all streams of a home, to query: `<tables_dir>/recourse_events`.
 
-The table is a copy: sessions, deploys, recoveries, slices and savepoints are noted by whoever does them, in files of the
-state folder; outcomes of suites are in their history. `synchronise` appends what the table does not have yet. Dagster
-calls it every few minutes, `recourse events` before it prints. Nothing depends on the table; if it is removed, the next
-call makes it again, from what the files still have.
+The table is a copy: sessions, deploys, recoveries, slices and savepoints are noted by whoever does them, in files of
+the state folder; outcomes of suites are in their history. `synchronise` appends what the table does not have yet.
+Dagster calls it every few minutes, `recourse events` before it prints. Nothing depends on the table; if it is removed,
+the next call makes it again, from what the files still have.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _TRIES = 10
 class Event:
     """Something that happened, at a time in UTC: `what` in a word (`failed`), `text` for people.
 
-    `table` is that of a check, `plan` that of a recovery. `id` is made of the other fields but the text, so that the same
-    event, found again, is known.
+    `table` is that of a check, `plan` that of a recovery. `id` is made of the other fields but the text, so that the
+    same event, found again, is known.
     """
 
     at: datetime

@@ -65,8 +65,8 @@ _REASON = 300
 class SessionEvent:
     """One event at `at` (seconds since 1970): `restarted` is a new query in the same session, after a failure.
 
-    `slice`: a process beside the session has rebuilt a slice. `reason` is the error that led to the event, or the slice;
-    `code` the version of the code as text.
+    `slice`: a process beside the session has rebuilt a slice. `reason` is the error that led to the event, or the
+    slice; `code` the version of the code as text.
     """
 
     at: float
