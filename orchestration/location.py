@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from orchestration import preview, topic_sensor
+from orchestration import event_sensor, preview, topic_sensor
 from orchestration.bundle.job import Bundle
-from orchestration.fleet import definitions as fleet
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
 from orchestration.sessions import definitions as sessions
@@ -47,7 +46,7 @@ def location(
         recoveries.definitions(settings, sessions.table_keys(topology), bundle),
         slices.definitions(settings, topology),
         topic_sensor.definitions(topology, settings),
-        fleet.definitions(topology, settings),
+        event_sensor.definitions(topology, settings),
     )
     retention = sessions.retention_sensor(specs, settings, _owned(areas))
     merged = dg.Definitions.merge(areas, dg.Definitions(sensors=[retention], executor=session_executor))

@@ -24,7 +24,7 @@ def events(
 
     First brings the Delta table recourse_events up to date, in which the same events can be queried.
     """
-    from orchestration.fleet.events import KINDS, TABLE, rows, synchronise
+    from orchestration.event_table import KINDS, TABLE, rows, synchronise
     from streaming_jobs.text.durations import parse_duration
     from streaming_jobs.text.spelling import instead
 

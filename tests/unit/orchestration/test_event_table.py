@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from orchestration.fleet.events import KINDS, TABLE, rows, synchronise
+from orchestration.event_table import KINDS, TABLE, rows, synchronise
 from quality import history
 from quality.validation import CheckOutcome
 from reprocessing.timeline.marks import KINDS as MARKS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from orchestration.fleet.events import TABLE, synchronise
+from orchestration.event_table import TABLE, synchronise
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
 
