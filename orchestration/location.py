@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from orchestration import event_sensor, preview, topic_sensor
+from orchestration import event_sensor, lineage_sensor, preview, topic_sensor
 from orchestration.bundle.job import Bundle
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
@@ -47,6 +47,7 @@ def location(
         slices.definitions(settings, topology),
         topic_sensor.definitions(topology, settings),
         event_sensor.definitions(topology, settings),
+        lineage_sensor.definitions(topology, settings),
     )
     retention = sessions.retention_sensor(specs, settings, _owned(areas))
     merged = dg.Definitions.merge(areas, dg.Definitions(sensors=[retention], executor=session_executor))

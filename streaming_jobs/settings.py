@@ -46,6 +46,7 @@ from streaming_jobs.settings_sections import (
     FolderOrUrl,
     KafkaSettings,
     LeaseSettings,
+    LineageSettings,
     LocalPath,
     MetricsSettings,
     Names,
@@ -69,6 +70,7 @@ __all__ = [
     "DagsterSettings",
     "KafkaSettings",
     "LeaseSettings",
+    "LineageSettings",
     "Loaded",
     "MetricsSettings",
     "QualitySettings",
@@ -150,6 +152,7 @@ class Settings(BaseSettings):
     dagster: DagsterSettings = DagsterSettings()
     metrics: MetricsSettings = MetricsSettings()
     quality: QualitySettings = QualitySettings()
+    lineage: LineageSettings = LineageSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:

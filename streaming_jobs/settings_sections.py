@@ -621,6 +621,15 @@ class MetricsSettings(_Section):
     otlp_every: Span = Field(timedelta(seconds=30), description="time between two deliveries by OTLP")
 
 
+class LineageSettings(_Section):
+    """OpenLineage events of streams, for a catalog such as Marquez or DataHub."""
+
+    url: str = Field("", description="address of the receiver, to which Dagster's sensor posts; empty: none")
+    api_key: SecretStr = Field(SecretStr(""), description="key for the receiver, sent as a bearer token")
+    namespace: str = Field("recourse", description="namespace of the jobs, which are the streams")
+    every: Duration = Field(timedelta(minutes=1), description="time between two looks, each of which sends new events")
+
+
 class QualitySettings(_Section):
     """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
 

@@ -19,6 +19,7 @@ from orchestration.cli import (
     fleet,
     history,
     jobs,
+    lineage,
     metrics,
     preview,
     quality,
@@ -82,6 +83,7 @@ app.command("up", short_help="Start everything and print the addresses to open; 
 app.command("doctor", short_help="Check this machine: one line per check, with the fix.")(doctor.doctor)
 app.command("events", short_help="Print what happened to the streams, and keep it in a Delta table.")(events.events)
 app.command("fleet", short_help="Print every stream: state, freshness, error budget, last runs.")(fleet.fleet)
+app.command("lineage", short_help="Print OpenLineage events of sessions and batches.")(lineage.lineage)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.feed)
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)
