@@ -1,9 +1,7 @@
 """The history of validations: a Delta table `<home>/quality/validations`, one row per outcome.
 
-A validation is one commit with a transaction identifier of its own (Delta's protocol, "Transaction Identifiers"), so it
-is there wholly or not at all, and once, also when a run is killed or repeated. Appends of several processes do not
-conflict: deltalake commits the later one as the next version. Identifiers are forgotten after a day
-(`delta.setTransactionRetentionDuration`), as many of them make every commit slower.
+A validation is one commit (`AppendTable`), so it is there wholly or not at all, and once, also when a run is killed or
+repeated.
 
 Failing rows are in it: only the owner of the files can read them.
 """
@@ -11,32 +9,20 @@ Failing rows are in it: only the owner of the files can read them.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quality.validation import Past, Validation, result_word
+from streaming_jobs.platform.append_table import AppendTable
 from streaming_jobs.settings import Settings
 from streaming_jobs.storage.files import private_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as ds
-    from deltalake import DeltaTable
-
-_UPKEEP_EVERY = 25
-_RETRIES = 50
-_CONFIGURATION = {
-    "delta.setTransactionRetentionDuration": "interval 1 days",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 hours",
-    "delta.checkpointInterval": "50",
-    "delta.dataSkippingStatsColumns": "`started_at`",
-}
 
 
 @dataclass(frozen=True)
@@ -78,46 +64,36 @@ class PastOutcome:
 
 def record(settings: Settings, validation: Validation) -> bool:
     """Add a validation; False if the history had it. Every now and then, old rows are removed."""
-    from deltalake import CommitProperties, Transaction, write_deltalake
-    from deltalake.exceptions import CommitFailedError
-
     rows = _rows(validation)
     if not rows.num_rows:
         return False
-    app = f"recourse:quality:{validation.id}"
-    for attempt in range(_RETRIES):
-        handle = _opened_or_made(settings)
-        if handle.transaction_version(app) is not None:
-            return False
-        properties = CommitProperties(
-            app_transactions=[Transaction(app, 1, int(time.time() * 1000))], max_commit_retries=_RETRIES
-        )
-        try:
-            write_deltalake(handle, rows, mode="append", commit_properties=properties)
-            break
-        except CommitFailedError:  # of the same validation, or too many others: look again
-            if attempt == _RETRIES - 1:
-                raise
-    _upkeep(settings, handle)
-    return True
+    make_quality_folder(settings)
+    return _table(settings).append(rows, f"recourse:quality:{validation.id}", 1)
 
 
 def history(
-    settings: Settings, suite: str | None = None, expectation: str | None = None, last: int | None = None
+    settings: Settings,
+    suite: str | None = None,
+    expectation: str | None = None,
+    last: int | None = None,
+    since: datetime | None = None,
 ) -> list[PastOutcome]:
     """Past outcomes, newest first: of all suites or one, of all expectations or one, of the `last` validations or all.
 
-    With `last`, samples and texts of older validations are not read.
+    `since`: of the validations that began at this time (with zone) or later. With `last`, samples and texts of older
+    validations are not read.
     """
     wanted = _of(suite=suite, expectation=expectation)
+    if since is not None:
+        wanted = _and(wanted, _begun(since))
     if last is not None:
-        runs = _read(settings, wanted, ["validation", "started_at"])
+        runs = _table(settings).read(wanted, ["validation", "started_at"])
         if runs is None or not runs.num_rows:
             return []
         newest = runs.group_by("validation").aggregate([("started_at", "max")])
         newest = newest.sort_by([("started_at_max", "descending"), ("validation", "ascending")]).slice(0, last)
         wanted = _and(wanted, _newest(newest["validation"], newest["started_at_max"]))
-    table = _read(settings, wanted)
+    table = _table(settings).read(wanted)
     if table is None:
         return []
     rows = table.sort_by([("started_at", "descending"), ("validation", "ascending"), ("place", "ascending")])
@@ -141,7 +117,7 @@ class SuiteHistory:
 
     def _read(self, expectation: str, limit: int, *, passed: bool | None = None) -> list[Past]:
         wanted = _of(suite=self.suite, expectation=expectation, error="", passed=passed)
-        table = _read(self.settings, wanted, ["number", "observed", "started_at"])
+        table = _table(self.settings).read(wanted, ["number", "observed", "started_at"])
         if table is None:
             return []
         newest = table.sort_by([("started_at", "descending")]).slice(0, limit).to_pylist()
@@ -178,7 +154,7 @@ def suite_progress(settings: Settings, suite: str, table_id: str) -> SuiteProgre
     import pyarrow.compute as pc
 
     columns = ["validation", "started_at", "expectation", "passed", "error", "version", "since"]
-    table = _read(settings, _of(suite=suite, table_id=table_id, narrowed=False), columns)
+    table = _table(settings).read(_of(suite=suite, table_id=table_id, narrowed=False), columns)
     if table is None or not table.num_rows:
         return SuiteProgress()
     evaluated = table.filter(pc.equal(table["error"], "")).group_by("expectation").aggregate([("version", "max")])
@@ -195,7 +171,7 @@ def suite_progress(settings: Settings, suite: str, table_id: str) -> SuiteProgre
 
 def validated_before(settings: Settings, table: str) -> bool:
     """True if a table of this name is in the history."""
-    known = _read(settings, _of(table=table), ["table"])
+    known = _table(settings).read(_of(table=table), ["table"])
     return known is not None and known.num_rows > 0
 
 
@@ -216,20 +192,8 @@ def make_quality_folder(settings: Settings) -> Path:
     return path
 
 
-def _opened_or_made(settings: Settings) -> DeltaTable:
-    from deltalake import DeltaTable
-    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-
-    make_quality_folder(settings)
-    path = folder(settings)
-    try:
-        return DeltaTable(path)
-    except TableNotFoundError:
-        with suppress(CommitFailedError, DeltaError):  # another process makes it
-            return DeltaTable.create(
-                path, schema=_schema(), mode="error", name="validations", configuration=_CONFIGURATION
-            )
-        return DeltaTable(path)
+def _table(settings: Settings) -> AppendTable:
+    return AppendTable(folder(settings), _schema(), "started_at", timedelta(days=settings.quality.history_days))
 
 
 def _of(**values: str | bool | None) -> ds.Expression | None:
@@ -243,6 +207,12 @@ def _of(**values: str | bool | None) -> ds.Expression | None:
     return wanted
 
 
+def _begun(since: datetime) -> ds.Expression:
+    import pyarrow.dataset as ds
+
+    return ds.field("started_at") >= since
+
+
 def _and(one: ds.Expression | None, other: ds.Expression) -> ds.Expression:
     return other if one is None else one & other
 
@@ -254,57 +224,6 @@ def _newest(validations: pa.ChunkedArray, started_at: pa.ChunkedArray) -> ds.Exp
 
     since: ds.Expression = ds.field("started_at") >= pc.min(started_at)
     return since & ds.field("validation").isin(validations.to_pylist())
-
-
-def _read(settings: Settings, wanted: ds.Expression | None, columns: Sequence[str] | None = None) -> pa.Table | None:
-    """The matching rows of the history; None if there is no history. Reads again after a concurrent clean-up."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
-
-    from streaming_jobs.platform.table_rows import dataset
-
-    for attempt in range(3):
-        try:
-            source = dataset(DeltaTable(folder(settings)), folder(settings))
-            return source.to_table(columns=None if columns is None else list(columns), filter=wanted)
-        except TableNotFoundError:
-            return None
-        except FileNotFoundError:
-            if attempt == 2:
-                raise
-    return None
-
-
-def _upkeep(settings: Settings, handle: DeltaTable) -> None:
-    """Remove old rows, join small files, and clean up the log; another process may do the same at the same time."""
-    import structlog
-    from deltalake.exceptions import CommitFailedError, DeltaError
-
-    before = datetime.now(UTC) - timedelta(days=settings.quality.history_days)
-    if handle.version() % _UPKEEP_EVERY and not _older_than(handle, before - timedelta(days=1)):
-        return
-    try:
-        handle.update_incremental()
-        handle.delete(f"started_at < '{before:%Y-%m-%d %H:%M:%S}Z'")  # as text: DataFusion's own times have no zone
-        handle.optimize.compact()
-        handle.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
-        handle.create_checkpoint()
-        handle.cleanup_metadata()
-    except CommitFailedError:  # another process is at it
-        return
-    except (DeltaError, OSError) as error:  # the validation is recorded; the next one tries again
-        structlog.get_logger().warning("quality_history_upkeep_failed", error=str(error)[:300])
-
-
-def _older_than(handle: DeltaTable, at: datetime) -> bool:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    files = pa.table(handle.get_add_actions(flatten=True))
-    if "min.started_at" not in files.column_names or not files.num_rows:
-        return False
-    least = pc.min(files["min.started_at"]).as_py()
-    return least is not None and least < at
 
 
 def _schema() -> pa.Schema:

@@ -48,6 +48,7 @@ from streaming_jobs.settings_sections import (
     FolderOrUrl,
     KafkaSettings,
     LeaseSettings,
+    LineageSettings,
     LocalPath,
     McpSettings,
     MetricsSettings,
@@ -72,6 +73,7 @@ __all__ = [
     "DagsterSettings",
     "KafkaSettings",
     "LeaseSettings",
+    "LineageSettings",
     "Loaded",
     "McpSettings",
     "MetricsSettings",
@@ -162,6 +164,7 @@ class Settings(BaseSettings):
     metrics: MetricsSettings = MetricsSettings()
     quality: QualitySettings = QualitySettings()
     mcp: McpSettings = McpSettings()
+    lineage: LineageSettings = LineageSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:

@@ -644,6 +644,15 @@ class McpSettings(_Section):
     )
 
 
+class LineageSettings(_Section):
+    """OpenLineage events of streams, for a catalog such as Marquez or DataHub."""
+
+    url: str = Field("", description="address of the receiver, to which Dagster's sensor posts; empty: none")
+    api_key: SecretStr = Field(SecretStr(""), description="key for the receiver, sent as a bearer token")
+    namespace: str = Field("recourse", description="namespace of the jobs, which are the streams")
+    every: Duration = Field(timedelta(minutes=1), description="time between two looks, each of which sends new events")
+
+
 class QualitySettings(_Section):
     """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
 
@@ -687,6 +696,9 @@ class QualitySettings(_Section):
     )
     remind_every: Duration = Field(
         timedelta(hours=4), description="time between reminders of a check that stays bad; 0: no reminders"
+    )
+    fresh_share: float = Field(
+        0.99, ge=0, lt=1, description="share of the time in which tables are to be as fresh as their `fresh_within`"
     )
     free_disk_mb: int = Field(
         2048, ge=0, description="free space of home, state and tables, MB; less is yellow, a fourth of it red; 0: any"

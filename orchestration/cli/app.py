@@ -16,10 +16,13 @@ from orchestration.cli import (
     deploy,
     describe,
     doctor,
+    events,
+    fleet,
     history,
     init,
     inspect,
     jobs,
+    lineage,
     mcp_server,
     metrics,
     preview,
@@ -85,6 +88,9 @@ app.command("up", short_help="Start everything and print the addresses to open; 
 app.command("doctor", short_help="Check this machine: one line per check, with the fix.")(doctor.doctor)
 app.command("init", short_help="Write a new project: a stream, a suite, jobs, a test, CI, an image, a unit.")(init.init)
 app.command("send", short_help="Send the lines of a file to a topic.")(send.send)
+app.command("events", short_help="Print what happened to the streams, and keep it in a Delta table.")(events.events)
+app.command("fleet", short_help="Print every stream: state, freshness, error budget, last runs.")(fleet.fleet)
+app.command("lineage", short_help="Print OpenLineage events of sessions and batches.")(lineage.lineage)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.feed)
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)

@@ -16,7 +16,14 @@ from streaming_jobs.errors import UsageError
 if TYPE_CHECKING:
     from reprocessing.timeline.timeline import BatchGroup, BatchPoint, Item, Timeline
 
-_STYLES = {"deploy": "bold cyan", "code": "cyan", "session": "yellow", "recovery": "bold magenta", "savepoint": "dim"}
+_STYLES = {
+    "deploy": "bold cyan",
+    "code": "cyan",
+    "session": "yellow",
+    "recovery": "bold magenta",
+    "savepoint": "dim",
+    "slice": "magenta",
+}
 _DAY = 86_400.0
 _LAST_CHANGE = "deploy"
 

@@ -44,6 +44,7 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_history import note_slice
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.storage.locations import local_scratch
 from streaming_jobs.stream import Stream
@@ -296,6 +297,11 @@ class SliceReport:
     difference: Difference
 
     @property
+    def text(self) -> str:
+        rows = f"{self.difference.old_rows:,} rows before, {self.difference.new_rows:,} after"
+        return f"slice {self.words} of table {self.table} rebuilt as version {self.version}: {rows}"
+
+    @property
     def figures(self) -> dict[str, int]:
         """The numbers of the slice's rows by their names."""
         difference = self.difference
@@ -326,6 +332,8 @@ def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_r
                 if requests.outcome(name) is not None or name not in {each.id for each in requests.waiting()}:
                     staged.remove()
             if isinstance(done, SliceReport):
+                if done.version is not None:
+                    note_slice(tools.settings, done.stream, base.record.generation, done.text)
                 return done
             reason = done
             tools.tell(f"{reason}: the slice is rebuilt on the newest version")

@@ -23,8 +23,8 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_history import SessionEvent, session_events
 from streaming_jobs.text.spelling import counted, instant_words
 
-MarkKind = Literal["deploy", "code", "session", "recovery", "savepoint"]
-KINDS: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery", "savepoint")
+MarkKind = Literal["deploy", "code", "session", "recovery", "savepoint", "slice"]
+KINDS: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery", "savepoint", "slice")
 
 _HASH = 8
 
@@ -97,15 +97,18 @@ def _code_changes(settings: Settings, stream: str, deployed: Sequence[Mark]) -> 
 
 
 def sessions(settings: Settings, stream: str) -> Iterator[Mark]:
-    """Yields the starts and ends in sessions; from before there was a file of them, the newest start alone."""
+    """Yields starts, ends and slices; from before there was a file of them, the newest start alone."""
     events = session_events(settings, stream)
     status = read_status(settings, stream)
     if not events and status is not None and status.started_at:
         yield Mark(status.started_at, "session", "started", f"session started, process {status.pid}")
     earlier: SessionEvent | None = None
     for event in events:
-        yield Mark(event.at, "session", event.what, _session_words(event, earlier))
-        earlier = event
+        if event.what == "slice":
+            yield Mark(event.at, "slice", "rebuilt", event.reason)
+        else:
+            yield Mark(event.at, "session", event.what, _session_words(event, earlier))
+            earlier = event
 
 
 def _session_words(event: SessionEvent, earlier: SessionEvent | None) -> str:

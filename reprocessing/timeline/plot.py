@@ -35,6 +35,7 @@ _LANES: dict[MarkKind, str] = {
     "session": "sessions",
     "recovery": "recoveries",
     "savepoint": "savepoints",
+    "slice": "slices",
 }
 _LINES: tuple[MarkKind, ...] = ("deploy", "code", "session", "recovery")
 """Kinds whose marks are lines through the plots."""
@@ -54,12 +55,12 @@ svg.timeline .rows { fill: var(--now) } svg.timeline .replay { fill: var(--repla
 svg.timeline .time { fill: var(--soft) } svg.timeline .most { stroke: var(--ink); stroke-width: 1.5 }
 svg.timeline .stood { fill: var(--recovery); opacity: .13 }
 svg.timeline .deploy, svg.timeline .code, svg.timeline .session, svg.timeline .failed, svg.timeline .recovery,
-svg.timeline .savepoint { stroke-width: 1.5; fill: none }
+svg.timeline .savepoint, svg.timeline .slice { stroke-width: 1.5; fill: none }
 svg.timeline .deploy { stroke: var(--good) } svg.timeline .code { stroke: var(--good); stroke-dasharray: 6 3 }
 svg.timeline .session { stroke: var(--warn); stroke-dasharray: 2 4 }
 svg.timeline .failed { stroke: var(--bad); stroke-dasharray: 2 4 }
 svg.timeline .recovery { stroke: var(--recovery); stroke-dasharray: 9 4 }
-svg.timeline .savepoint { stroke: var(--soft) }
+svg.timeline .savepoint { stroke: var(--soft) } svg.timeline .slice { stroke: var(--recovery) }
 svg.timeline g.sign * { stroke-dasharray: none }
 svg.timeline g.sign .deploy { fill: var(--good) } svg.timeline g.sign .code { fill: var(--back) }
 svg.timeline g.sign .session { fill: var(--warn) } svg.timeline g.sign .failed { fill: var(--bad) }

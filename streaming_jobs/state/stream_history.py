@@ -54,7 +54,7 @@ def deploys(settings: Settings, stream: str) -> list[Deploy]:
     return every
 
 
-What = Literal["started", "restarted", "stopped", "failed"]
+What = Literal["started", "restarted", "stopped", "failed", "slice"]
 
 LIMIT = 256 * 1024
 """Bytes beyond which the older half of the session events is dropped: about a thousand events stay."""
@@ -65,7 +65,8 @@ _REASON = 300
 class SessionEvent:
     """One event at `at` (seconds since 1970): `restarted` is a new query in the same session, after a failure.
 
-    `reason` is the error that led to it; `code` the version of the code as text.
+    `slice`: a process beside the session has rebuilt a slice. `reason` is the error that led to the event, or the
+    slice; `code` the version of the code as text.
     """
 
     at: float
@@ -80,20 +81,22 @@ class SessionEvent:
 
 def note_session_event(settings: Settings, status: Status, what: What, reason: str = "") -> None:
     """Append an event of the session that has this status; a file that cannot be written is only logged."""
-    event = SessionEvent(
-        round(time.time(), 3),
-        what,
-        status.pid or os.getpid(),
-        status.run_id,
-        status.generation,
-        status.batch,
-        status.code_version,
-        reason[:_REASON],
-    )
+    pid, code = status.pid or os.getpid(), status.code_version
+    event = SessionEvent(time.time(), what, pid, status.run_id, status.generation, status.batch, code, reason)
+    _add(settings, status.stream, event)
+
+
+def note_slice(settings: Settings, stream: str, generation: int, words: str) -> None:
+    """Append that a slice was rebuilt, by this process; a file that cannot be written is only logged."""
+    _add(settings, stream, SessionEvent(time.time(), "slice", os.getpid(), None, generation, reason=words))
+
+
+def _add(settings: Settings, stream: str, event: SessionEvent) -> None:
+    line = {**asdict(event), "at": round(event.at, 3), "reason": event.reason[:_REASON]}
     try:
-        json_lines.add(StreamFolder.of(settings, status.stream).sessions, asdict(event), limit=LIMIT)
+        json_lines.add(StreamFolder.of(settings, stream).sessions, line, limit=LIMIT)
     except (OSError, RecourseError) as error:
-        log.warning("a session event could not be written", stream=status.stream, reason=str(error))
+        log.warning("a session event could not be written", stream=stream, reason=str(error))
 
 
 def session_events(settings: Settings, stream: str) -> list[SessionEvent]:

@@ -110,6 +110,7 @@ def test_every_sensor_is_on_by_default_and_keepalive_can_be_set_off(shop: Settin
         "retention",
         "check_alerts",
         "topics",
+        "event_table",
     }
     assert sensors.keys() == {"keepalive_shop", *others}
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from quality import history
 from quality.history import SuiteHistory
 from quality.validation import CheckOutcome, Validation
+from streaming_jobs.platform.append_table import UPKEEP_EVERY, AppendTable
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 from tests.support import validations
@@ -102,13 +103,13 @@ def test_a_check_reads_only_the_columns_and_the_outcomes_that_it_asks_for(
         outcomes = (replace(RED, passed=number != 2, number=float(number), error="broken" if number == 3 else ""),)
         history.record(home, replace(validation(f"{number}", at=time.time() + number), outcomes=outcomes))
     read: list[object] = []
-    real = history._read
+    real = AppendTable.read
 
-    def noted(settings: object, wanted: object, columns: object = None) -> object:
+    def noted(table: AppendTable, wanted: object, columns: object = None) -> object:
         read.append(columns)
-        return real(settings, wanted, columns)  # type: ignore[arg-type]
+        return real(table, wanted, columns)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(history, "_read", noted)
+    monkeypatch.setattr(AppendTable, "read", noted)
     past = SuiteHistory(home, "orders_rows")
     assert [each.number for each in past.newest("amount_between", 2)] == [2.0, 1.0]
     assert [each.number for each in past.passed("amount_between", 9)] == [1.0, 0.0]
@@ -133,11 +134,11 @@ def test_old_rows_leave_and_the_number_of_files_stays_small(settings: SettingsFa
 
 
 def test_the_log_is_cleaned_up_and_transactions_are_forgotten(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(2 * history._UPKEEP_EVERY):
+    for number in range(2 * UPKEEP_EVERY):
         history.record(home, validation(f"v{number}"))
     log = history.folder(home) / "_delta_log"
     assert list(log.glob("*.checkpoint.parquet"))
-    assert len({each.validation for each in history.history(home, last=1000)}) == 2 * history._UPKEEP_EVERY
+    assert len({each.validation for each in history.history(home, last=1000)}) == 2 * UPKEEP_EVERY
 
 
 def _add(home: str, names: list[str]) -> None:

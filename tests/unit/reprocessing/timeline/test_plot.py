@@ -37,7 +37,7 @@ def test_every_kind_of_mark_has_a_lane_and_a_sign_with_its_text() -> None:
     ]
     svg = draw(timeline(*marks))
     assert len(signs(svg)) == len(KINDS)
-    for kind, lane in zip(KINDS, ("deploys", "code", "sessions", "recoveries", "savepoints"), strict=True):
+    for kind, lane in zip(KINDS, ("deploys", "code", "sessions", "recoveries", "savepoints", "slices"), strict=True):
         assert f">{lane}<" in svg and f"text of {kind}" in svg
     assert ">deploys<" not in draw(timeline())
 

@@ -1,0 +1,135 @@
+"""OpenLineage events: states, runs that keep their id, offsets and versions, and a receiver that fails meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from openlineage.client.serde import Serde
+
+from orchestration.lineage import Lineage, Position, client, send
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import Status
+from streaming_jobs.state.stream_history import note_session_event
+from tests.conftest import SettingsFactory
+from tests.support.timelines import NEW, OLD, lay_ledger, lay_sessions, ledger_line
+from tests.support.worlds import PRIMARY, STREAM, parity
+
+pytestmark = pytest.mark.slow
+
+THEN = time.time() - 1000
+
+
+@pytest.fixture
+def home(settings: SettingsFactory) -> Settings:
+    return settings()
+
+
+def events(home: Settings) -> list[dict[str, Any]]:
+    made = Lineage(home, parity).since(Position())
+    return [json.loads(Serde.to_json(event)) for event, _ in made]
+
+
+def kinds(found: list[dict[str, Any]]) -> list[str]:
+    return [event["eventType"] for event in found]
+
+
+def test_a_session_is_a_run_with_its_batches_and_its_end(home: Settings) -> None:
+    lay_ledger(home, [ledger_line(n, THEN + 10 + n) for n in range(5)])
+    lay_sessions(home, (THEN, "started"), (THEN + 100, "stopped"))
+    start, running, complete = events(home)
+    assert kinds([start, running, complete]) == ["START", "RUNNING", "COMPLETE"]
+    assert start["run"]["runId"] == running["run"]["runId"] == complete["run"]["runId"]
+    assert (start["job"]["namespace"], start["job"]["name"]) == ("recourse", STREAM)
+    batches = running["run"]["facets"]["recourse_batches"]
+    assert (batches["first"], batches["last"], batches["generation"]) == (0, 4, 1)
+    (topic,) = running["inputs"]
+    assert topic["inputFacets"]["inputStatistics"]["rowCount"] == sum(
+        end - begin for begin, end in batches["offsets"][topic["name"]].values()
+    )
+    output = next(one for one in running["outputs"] if one["name"].endswith(f"/{PRIMARY}"))
+    assert output["facets"]["version"]["datasetVersion"] == str(batches["versions"][PRIMARY])
+    assert output["outputFacets"]["outputStatistics"]["rowCount"] > 0 and output["namespace"] == "file"
+
+
+def test_ends_are_told_apart(home: Settings) -> None:
+    lay_sessions(home, (THEN, "started"), (THEN + 1, "failed"), (THEN + 2, "started"), (THEN + 3, "started"))
+    found = events(home)
+    assert kinds(found) == ["START", "FAIL", "START", "ABORT", "START"]
+    assert found[0]["run"]["runId"] == found[1]["run"]["runId"] != found[2]["run"]["runId"]
+    assert found[2]["run"]["runId"] == found[3]["run"]["runId"] != found[4]["run"]["runId"]
+    assert found[1]["run"]["facets"]["errorMessage"]["message"]
+
+
+def test_another_version_of_the_code_is_an_event_of_its_own(home: Settings) -> None:
+    lay_sessions(home, (THEN, "started"))
+    lay_ledger(home, [ledger_line(n, THEN + n, code=NEW if n > 2 else OLD) for n in (1, 2, 3, 4)])
+    found = events(home)
+    assert kinds(found) == ["START", "RUNNING", "RUNNING"]
+    assert [one["run"]["facets"]["recourse_batches"]["last"] for one in found[1:]] == [2, 4]
+
+
+def test_each_look_goes_on_behind_the_last_one_and_a_look_again_has_the_same_run(home: Settings) -> None:
+    lay_sessions(home, (THEN, "started"))
+    lay_ledger(home, [ledger_line(n, THEN + 10 + n) for n in range(3)])
+    taken: dict[str, Position] = {}
+    first: list[Any] = []
+    assert send(home, [parity], taken, first.append) == 2
+    assert send(home, [parity], taken, first.append) == 0
+    lay_ledger(home, [ledger_line(n, THEN + 10 + n) for n in range(6)])
+    again: list[Any] = []
+    assert send(home, [parity], taken, again.append) == 1
+    assert again[0].run.facets["recourse_batches"].first == 3
+    assert again[0].run.runId == first[0].run.runId
+
+
+def test_an_event_that_was_not_taken_is_sent_again_and_those_before_it_are_not(home: Settings) -> None:
+    lay_sessions(home, (THEN, "started"))
+    lay_ledger(home, [ledger_line(n, THEN + 10 + n) for n in range(3)])
+    taken: dict[str, Position] = {}
+    got: list[str] = []
+
+    def failing(event: Any) -> None:
+        if got:
+            raise ConnectionError("down")
+        got.append(event.eventType.value)
+
+    with pytest.raises(ConnectionError):
+        send(home, [parity], taken, failing)
+    send(home, [parity], taken, lambda event: got.append(event.eventType.value))
+    assert got == ["START", "RUNNING"]
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, list[Any]]]:
+    """A server that notes what is posted to it: the address, and what came."""
+    came: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            came.append((self.path, self.headers.get("Authorization"), json.loads(body)))
+            self.send_response(201)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", came
+        server.shutdown()
+
+
+def test_the_receiver_gets_them_with_the_key(settings: SettingsFactory, receiver: tuple[str, list[Any]]) -> None:
+    url, came = receiver
+    home = settings({"lineage.url": url, "lineage.api_key": "hidden"})
+    note_session_event(home, Status(STREAM), "started")
+    assert send(home, [parity], {}, client(home).emit) == 1
+    ((path, key, event),) = came
+    assert path == "/api/v1/lineage" and key == "Bearer hidden" and event["eventType"] == "START"
