@@ -6,6 +6,7 @@ packages that a cluster's image would have, and shares every other folder with t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -63,6 +64,16 @@ class StandaloneCluster:
             prefix=["unshare", *_rights(), "--mount", "sh", "-c", f'{hide} && cd / && exec "$@"', "sh"],
         )
 
+    def environment(self, cores: int = 2, records: int = 1000) -> dict[str, str]:
+        """The environment of a driver whose batches, of so many records at most, executors read, judge and write."""
+        return {
+            "RECOURSE_SPARK__MASTER": self.url,
+            "RECOURSE_SPARK__DRIVER_HOST": "127.0.0.1",
+            "RECOURSE_SPARK__EXTRA": json.dumps({"spark.executor.memory": "512m", "spark.cores.max": str(cores)}),
+            "RECOURSE_STREAM__PATH": "executor",
+            "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": str(records),
+        }
+
     def executors(self) -> list[psutil.Process]:
         """The JVMs of executors, oldest first."""
         found = [child for worker in self.workers for child in psutil.Process(worker.pid).children(recursive=True)]
@@ -96,6 +107,7 @@ class StandaloneCluster:
             "JAVA_HOME": str(self.java.parents[1]),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.folder / f"{name}-local"),
+            **{key: value for key, value in os.environ.items() if key.startswith("AWS_")},  # executors inherit them
         }
         jvm = [str(self.java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{home / 'jars'}/*", *command]
         with log.open("wb") as output:
