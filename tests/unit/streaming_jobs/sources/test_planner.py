@@ -402,13 +402,11 @@ def test_batches_of_records_that_are_slow_themselves_stay_small() -> None:
     assert limits_after(8, fixed=0.1, rate=1_000)[3:] == [FIRST] * 5, "tried once"
 
 
-def test_a_fixed_part_that_has_gone_is_forgotten() -> None:
-    size = BatchSize(3.0, most=10**6, most_bytes=10**9)
-    for seconds in (4.2, 4.2, 4.4):
-        size.took(size.limit, seconds)
-    for _ in range(40):
-        size.took(size.limit, 0.2 + size.limit / 20_000)
-    assert 40_000 < size.limit < 70_000, "a batch takes about the time that is wanted"
+def test_a_fixed_part_that_has_gone_is_forgotten_also_at_the_largest_batch_that_the_settings_allow() -> None:
+    size = BatchSize(3.0, most=300_000, most_bytes=10**9)
+    for fixed in [4.0] * 8 + [0.2] * 40:
+        size.took(size.limit, fixed + size.limit / 40_000)
+    assert 90_000 < size.limit < 140_000, "a batch takes about the time that is wanted"
 
 
 @example(start={}, ends={0: 1, 1: 262_145, 2: 765_505}, limit=984_018)
