@@ -1,14 +1,12 @@
 """The shipped streams on a Spark cluster whose machines have nothing of the project, equal to the truth.
 
-Executors read, judge and write each batch (`stream.path = "executor"`). Tables are in a folder that all machines have,
-or on an S3 server.
+Executors read, judge and write each batch (`stream.path = "executor"`). Tables are in a folder that all machines have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +29,6 @@ from tests.support.standalone import StandaloneCluster, standalone
 SHARE = 0.05
 """Of the flights: 16,838, of which the last ten days' windows stay open."""
 FLIGHTS = "streaming_jobs.examples.flights.streams"
-PLACES = ("folders", "store")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
@@ -41,15 +38,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
         yield cluster
 
 
-@pytest.fixture(params=PLACES)
-def placed(request: pytest.FixtureRequest) -> Mapping[str, Any]:
-    """Settings for the place of the tables."""
-    return {} if request.param == "folders" else request.getfixturevalue("tables_on_a_store")
-
-
 @pytest.fixture
-def home(settings: SettingsFactory, broker: Broker, placed: Mapping[str, Any]) -> Settings:
-    return settings({"kafka.bootstrap_servers": broker.start(), **placed})
+def home(settings: SettingsFactory, broker: Broker) -> Settings:
+    return settings({"kafka.bootstrap_servers": broker.start()})
 
 
 def feed(made: Settings) -> None:
@@ -58,26 +49,22 @@ def feed(made: Settings) -> None:
     assert feeder.feed(made, rate=None, share=SHARE).records
 
 
-def test_the_flights_are_equal_to_the_truth(
-    home: Settings, placed: Mapping[str, Any], cluster: StandaloneCluster
-) -> None:
+def test_the_flights_are_equal_to_the_truth(home: Settings, cluster: StandaloneCluster) -> None:
     feed(home)
-    environment = {**_variables(placed), **cluster.environment(records=6000)}
-    _run(home, ("--streams", ",".join(KEYS)), FLIGHTS, environment)
+    _run(home, ("--streams", ",".join(KEYS)), FLIGHTS, cluster.environment(records=6000))
     checks = compare(home, STREAMS, SHARE)
     assert len(checks) == len(STREAMS) and all(check.ok and check.found_rows for check in checks), checks
 
 
 def test_what_the_shop_can_deliver_follows_from_the_orders_through_two_topics(
-    home: Settings, placed: Mapping[str, Any], cluster: StandaloneCluster
+    home: Settings, cluster: StandaloneCluster
 ) -> None:
     made = orders(3000)
     _created(home, shop.TOPICS)
     assert home.kafka.bootstrap_servers is not None
     produce(home.kafka.bootstrap_servers, shop.ORDERS.name, ((order.product.encode(), order.value) for order in made))
     for name in ("stock_changes", "stock", "availability"):
-        environment = {**_variables(placed), **cluster.environment(records=1500)}
-        _run(home, ("--streams", name), shop.__name__, environment)
+        _run(home, ("--streams", name), shop.__name__, cluster.environment(records=1500))
     found = table_rows.rows(home.tables / "availability").select(["product", "pieces", "available"])
     assert found.sort_by("product").to_pylist() == true_availability(made)
 
@@ -122,8 +109,3 @@ def _run(made: Settings, arguments: Sequence[str], flows: str, environment: Mapp
     statuses = [read_status(made, name) for name in streams_with_status(made)]
     assert statuses and all(status is not None and not status.restarts for status in statuses), output
     return output
-
-
-def _variables(values: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as variables of a driver's environment."""
-    return {f"RECOURSE_{key.upper().replace('.', '__')}": str(value) for key, value in values.items()}

@@ -107,7 +107,6 @@ class StandaloneCluster:
             "JAVA_HOME": str(self.java.parents[1]),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.folder / f"{name}-local"),
-            **{key: value for key, value in os.environ.items() if key.startswith("AWS_")},  # executors inherit them
         }
         jvm = [str(self.java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{home / 'jars'}/*", *command]
         with log.open("wb") as output:
