@@ -2,6 +2,7 @@
 
     python -m benchmarks object_store --batches 20 --ms 20
     python -m benchmarks object_store --sessions           also of whole sessions: checkpoint, ledger, lease, status
+    python -m benchmarks object_store --files 8,32,128     also of the driver's part where executors write many files
 
 Tables are on an S3 server in memory, which counts requests and waits before it answers. `append, files` is a batch of
 which executors have written the files: the driver reads their footers. Times are those of the wait: the server is on
@@ -16,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -53,7 +55,9 @@ _PER_BATCH = 1_000
 Write = Callable[[DeltaSink, int], object]
 
 
-def run(report: Report, *, batches: int = 20, ms: int = 20, sessions: bool = False) -> None:
+def run(
+    report: Report, *, batches: int = 20, ms: int = 20, sessions: bool = False, files: tuple[int, ...] = ()
+) -> None:
     from tests.support.store_server import Fault, store_server
 
     os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
@@ -64,16 +68,7 @@ def run(report: Report, *, batches: int = 20, ms: int = 20, sessions: bool = Fal
             ("append, files", DeltaTable("files"), _append_files),
             ("upsert", DeltaTable("upserted", keys=["k"]), _upsert),
         ):
-            settings = Settings.load(
-                {
-                    "home": Path(home),
-                    "tables_dir": f"{server.url}/tables",
-                    "storage.endpoint": server.endpoint,
-                    "storage.region": "us-east-1",
-                    "storage.allow_http": True,
-                }
-            )
-            sink = ensure_sink(settings, declared, "s", COLUMNS, generation=1)
+            sink = _sink(server, home, declared)
             write(sink, 0)
             counted = []
             for batch in range(1, batches + 1):
@@ -86,9 +81,51 @@ def run(report: Report, *, batches: int = 20, ms: int = 20, sessions: bool = Fal
             took = [1000 * seconds_of(partial(write, sink, n)) for n in range(batches + 1, batches + 6)]
             rows.append(_row(name, counted, f"ms at {ms} ms a request", median(took)))
         report.table("requests", rows)
+        if files:
+            report.table(
+                "files", [_many_files(_sink(server, home, DeltaTable(f"of_{n}")), server, n, ms) for n in files]
+            )
         if sessions:
             server.clear()
             report.table("sessions", [_session(server, work, batches) for work in SESSIONS])
+
+
+def _sink(server: StoreServer, home: str, declared: DeltaTable) -> DeltaSink:
+    settings = Settings.load(
+        {
+            "home": Path(home),
+            "tables_dir": f"{server.url}/tables",
+            "storage.endpoint": server.endpoint,
+            "storage.region": "us-east-1",
+            "storage.allow_http": True,
+        }
+    )
+    return ensure_sink(settings, declared, "s", COLUMNS, generation=1)
+
+
+def _many_files(sink: DeltaSink, server: StoreServer, files: int, ms: int) -> Row:
+    """What the driver does once executors have written so many files: footers, then the commit."""
+    from tests.support.store_server import Fault
+
+    _append_files(sink, 0)
+    written = [_written(sink, 1, number) for number in range(files)]
+    server.clear()
+    for method in ("PUT", "GET", "HEAD"):
+        server.inject(Fault("slow", method, times=1_000_000, seconds=ms / 1000))
+    cpu = time.process_time()
+    began = time.perf_counter()
+    actions, count = add_actions(sink.path, written, [], sink.bounded)
+    footers, spent = time.perf_counter() - began, time.process_time() - cpu
+    took = seconds_of(partial(ParquetAppend(sink, actions, count).commit, _entry(sink, 1)))
+    requests = len(server.requests())
+    server.clear()
+    return {
+        "files": files,
+        "requests": requests,
+        f"footers, ms at {ms} ms a request": round(1000 * footers),
+        "CPU of the footers, ms": round(1000 * spent),
+        "commit, ms": round(1000 * took),
+    }
 
 
 def _session(server: StoreServer, work: Work, batches: int) -> Row:
@@ -142,10 +179,16 @@ def _append(sink: DeltaSink, batch: int) -> object:
     return ArrowAppend(sink, _rows(batch)).commit(_entry(sink, batch))
 
 
-def _append_files(sink: DeltaSink, batch: int) -> object:
-    files = Files(sink.path, sink.path / "g0001" / f"b{batch:09d}-a")
+def _written(sink: DeltaSink, batch: int, task: int) -> str:
+    """The file of a task, as an executor writes it."""
+    files = Files(sink.path, sink.path / "g0001" / f"b{batch:09d}-{task:08x}")
     files.add("", _rows(batch))
-    actions, count = add_actions(sink.path, files.close(), [], sink.bounded)
+    [path] = files.close()
+    return path
+
+
+def _append_files(sink: DeltaSink, batch: int) -> object:
+    actions, count = add_actions(sink.path, [_written(sink, batch, 0)], [], sink.bounded)
     return ParquetAppend(sink, actions, count).commit(_entry(sink, batch))
 
 

@@ -31,12 +31,21 @@ if TYPE_CHECKING:
 # The number of records of a stream's next batch, so that a batch takes about as long as the settings want.
 #
 # The first batch is small, so that it is in the tables at once; each following one is as large as the time of those
-# before says, and at most four times as large as the one before.
+# before says, and at most four times as large as the one before. A part of that time is the same for any number of
+# records (plan, tasks, commit: seconds on a cluster that has just started, or on a store). Two batches of different
+# size show it. Where it is longer than the time that is wanted, smaller batches would not be quicker: then records get
+# as much time as that part, and twice as many are tried where two batches of one size have shown nothing.
 
 FIRST = 10_000
 """Records of the first batch; a batch is not limited to fewer, unless its bytes or the settings do so."""
 
 _GROWTH = 4.0
+_APART = 2.0
+"""How many times larger one of two batches has to be, so that their times show the part that does not grow."""
+_MOST_FIXED = 0.8
+"""The largest share of a batch's time that is taken for fixed: times vary."""
+_REMAINS = 0.95
+"""What remains of the fixed part after a batch of about the size of the one before: a warm JVM is faster."""
 
 
 @dataclass
@@ -49,6 +58,10 @@ class BatchSize:
     first: int = FIRST
     record_bytes: float = 0.0
     _limit: float = field(init=False)
+    _before: tuple[int, float] | None = field(default=None, init=False)
+    """Records and seconds of the last batch that was as large as its bound."""
+    _fixed: float | None = field(default=None, init=False)
+    """Seconds of a batch that do not depend on its records; None: no two batches have shown them."""
 
     def __post_init__(self) -> None:
         self._limit = self.first
@@ -65,8 +78,22 @@ class BatchSize:
         """Learn from a batch: a smaller one than the bound says nothing about large ones."""
         if records < self.limit:
             return
-        fits = records / max(seconds, 1e-3) * self.seconds
+        seconds, before = max(seconds, 1e-3), self._before
+        self._before = records, seconds
+        if before is not None:
+            self._learn_fixed(before, records, seconds)
+        fixed = min(self._fixed or 0.0, _MOST_FIXED * seconds)
+        fits = max(self.seconds - fixed, fixed) * records / (seconds - fixed)
+        if before is not None and self._fixed is None and fits <= records:
+            fits = records * _APART
         self._limit = max(self.first, min(fits, self._limit * _GROWTH))
+
+    def _learn_fixed(self, before: tuple[int, float], records: int, seconds: float) -> None:
+        if max(records, before[0]) >= _APART * min(records, before[0]):
+            per_record = (seconds - before[1]) / (records - before[0])
+            self._fixed = min(max(seconds - per_record * records, 0.0), _MOST_FIXED * seconds)
+        elif self._fixed is not None:
+            self._fixed *= _REMAINS
 
 
 def lag(start: Mapping[int, int], end: Mapping[int, int]) -> int:

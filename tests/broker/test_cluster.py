@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 
@@ -44,23 +43,13 @@ def things(settings: SettingsFactory, broker: Broker, cluster: StandaloneCluster
     return made, bootstrap
 
 
-def on(cluster: StandaloneCluster, cores: int = 2) -> dict[str, str]:
-    return {
-        "RECOURSE_SPARK__MASTER": cluster.url,
-        "RECOURSE_SPARK__DRIVER_HOST": "127.0.0.1",
-        "RECOURSE_SPARK__EXTRA": json.dumps({"spark.executor.memory": "512m", "spark.cores.max": str(cores)}),
-        "RECOURSE_STREAM__PATH": "executor",
-        "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "1000",
-    }
-
-
 @pytest.mark.parametrize("streams", ["plain", pytest.param("plain,totals", marks=pytest.mark.long)])
 def test_executors_write_every_record_once_although_one_machine_is_lost(
     things: tuple[Settings, str], cluster: StandaloneCluster, streams: str
 ) -> None:
     made, bootstrap = things
     arguments = ("--streams", streams, "--trigger", "available-now")
-    process = driver(made, bootstrap, *arguments, environment=on(cluster))
+    process = driver(made, bootstrap, *arguments, environment=cluster.environment())
     until(lambda: ledger(made, "plain") if (made.tables / "plain").exists() else None, 120, "a first batch")
     cluster.kill_worker(0)
     code, output = finished(process)
@@ -88,7 +77,7 @@ def test_the_next_driver_repeats_the_batch_whose_files_executors_had_written(
     things: tuple[Settings, str], cluster: StandaloneCluster
 ) -> None:
     made, bootstrap = things
-    arguments, environment = ("--streams", "plain", "--trigger", "available-now"), on(cluster)
+    arguments, environment = ("--streams", "plain", "--trigger", "available-now"), cluster.environment()
     code, output = finished(driver(made, bootstrap, *arguments, environment={**environment, CRASH: "plain:staged:1"}))
     assert code == -signal.SIGKILL, output
     written = {*(made.tables / "plain" / "g0001").glob("b000000001-*/**/*.parquet")}
@@ -105,7 +94,7 @@ def test_a_driver_that_wakes_after_another_one_took_over_commits_nothing(
 ) -> None:
     """As after a pause in which the file server has given the paused machine's locks away."""
     made, bootstrap = things
-    arguments, environment = ("--streams", "plain", "--trigger", "available-now"), on(cluster, cores=1)
+    arguments, environment = ("--streams", "plain", "--trigger", "available-now"), cluster.environment(cores=1)
     paused = driver(made, bootstrap, *arguments, environment={**environment, CRASH: "plain:staged:1:stop"})
     python = psutil.Process(paused.pid)
     try:

@@ -6,6 +6,7 @@ packages that a cluster's image would have, and shares every other folder with t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -62,6 +63,16 @@ class StandaloneCluster:
             [*command, "--work-dir", str(work), self.url],
             prefix=["unshare", *_rights(), "--mount", "sh", "-c", f'{hide} && cd / && exec "$@"', "sh"],
         )
+
+    def environment(self, cores: int = 2, records: int = 1000) -> dict[str, str]:
+        """The environment of a driver whose batches, of so many records at most, executors read, judge and write."""
+        return {
+            "RECOURSE_SPARK__MASTER": self.url,
+            "RECOURSE_SPARK__DRIVER_HOST": "127.0.0.1",
+            "RECOURSE_SPARK__EXTRA": json.dumps({"spark.executor.memory": "512m", "spark.cores.max": str(cores)}),
+            "RECOURSE_STREAM__PATH": "executor",
+            "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": str(records),
+        }
 
     def executors(self) -> list[psutil.Process]:
         """The JVMs of executors, oldest first."""

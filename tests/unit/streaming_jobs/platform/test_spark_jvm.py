@@ -252,5 +252,25 @@ def test_a_heap_of_ones_own_is_left_alone(settings: SettingsFactory, own: str) -
     assert [o for o in options if o.startswith(("-Xm", "-XX:M", "-XX:I"))] == [own]
 
 
+@pytest.mark.parametrize(
+    ("extra", "options"),
+    [
+        ({}, "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"),
+        ({"spark.executor.memory": "1536m"}, "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"),
+        ({"spark.executor.memory": "4g"}, "-XX:TieredStopAtLevel=1"),
+        (
+            {"spark.executor.extraJavaOptions": "-XX:+UseG1GC -XX:TieredStopAtLevel=4"},
+            "-XX:TieredStopAtLevel=1 -XX:+UseG1GC -XX:TieredStopAtLevel=4",
+        ),
+    ],
+)
+def test_executors_compile_quickly_and_the_users_options_come_last(
+    settings: SettingsFactory, extra: dict[str, str], options: str
+) -> None:
+    there = {"spark.master": "spark://127.0.0.1:7077", "spark.extra": extra}
+    assert profile(settings(there))["spark.executor.extraJavaOptions"] == options
+    assert "spark.executor.extraJavaOptions" not in profile(settings({"spark.extra": {"spark.x": "y"}}))
+
+
 def test_a_query_that_does_not_stop_holds_the_session_up_for_seconds_only(settings: SettingsFactory) -> None:
     assert profile(settings())["spark.sql.streaming.stopTimeout"] == "5s"

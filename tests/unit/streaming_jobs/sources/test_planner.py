@@ -367,7 +367,7 @@ def test_batches_of_a_backlog_grow_to_their_time_within_the_bounds_and_a_slow_fi
     for _ in range(6):
         limits.append(size.limit)
         size.took(size.limit, 0.2 + size.limit / 100_000)  # a fixed part, and a rate
-    assert limits[:4] == [FIRST, 40_000, 133_333, 173_912]
+    assert limits[:4] == [FIRST, 40_000, 160_000, 180_000]
     assert 150_000 < limits[-1] < 200_000
     size = BatchSize(seconds=2.0, most=10**6, most_bytes=10**9)
     size.took(FIRST, 60.0)
@@ -381,6 +381,32 @@ def test_batches_of_a_backlog_grow_to_their_time_within_the_bounds_and_a_slow_fi
     assert size.limit == 3
     size.record_bytes = 10**9
     assert size.limit == 1, "a record that is larger than the bound is read alone"
+
+
+def limits_after(batches: int, fixed: float, rate: float, seconds: float = 3.0) -> list[int]:
+    """The bounds on the batches of a backlog whose batches take `fixed` seconds, and one for each `rate` records."""
+    size, limits = BatchSize(seconds, most=300_000, most_bytes=10**9), list[int]()
+    for _ in range(batches):
+        limits.append(size.limit)
+        size.took(size.limit, fixed + size.limit / rate)
+    return limits
+
+
+def test_batches_grow_where_their_time_does_not_depend_on_their_records() -> None:
+    limits = limits_after(8, fixed=4.0, rate=50_000)
+    assert limits[:4] == [FIRST, FIRST, 2 * FIRST, 8 * FIRST], "twice as many are tried, and took hardly longer"
+    assert min(limits[5:]) > 150_000, "records get as much time as the fixed part, not less"
+
+
+def test_batches_of_records_that_are_slow_themselves_stay_small() -> None:
+    assert limits_after(8, fixed=0.1, rate=1_000)[3:] == [FIRST] * 5, "tried once"
+
+
+def test_a_fixed_part_that_has_gone_is_forgotten_also_at_the_largest_batch_that_the_settings_allow() -> None:
+    size = BatchSize(3.0, most=300_000, most_bytes=10**9)
+    for fixed in [4.0] * 8 + [0.2] * 40:
+        size.took(size.limit, fixed + size.limit / 40_000)
+    assert 90_000 < size.limit < 140_000, "a batch takes about the time that is wanted"
 
 
 @example(start={}, ends={0: 1, 1: 262_145, 2: 765_505}, limit=984_018)
