@@ -90,8 +90,8 @@ def _on_this_machine(value: Any) -> Any:
     return value
 
 
-SCHEMES = ("s3", "gs", "abfss")
-"""The schemes of stores that tables can be on: S3, Google Cloud Storage, Azure."""
+_STORES = {"s3": "aws", "gs": "google", "abfss": "azure"}
+"""The schemes of stores that tables can be on (S3, Google Cloud Storage, Azure), with the prefix of their options."""
 
 
 _NO_CREDENTIALS = (
@@ -107,10 +107,10 @@ def _folder_or_url(value: Any) -> Any:
     scheme, _, rest = str(value).partition("://")
     host = rest.partition("/")[0]
     # In the place of a user, abfss has the container. A secret may have a slash, after which its `@` is in the path.
-    if ":" in host or ("@" in host and scheme != "abfss") or ("@" in rest and scheme not in SCHEMES):
+    if ":" in host or ("@" in host and scheme != "abfss") or ("@" in rest and scheme not in _STORES):
         raise ValueError(_NO_CREDENTIALS)
-    if scheme not in SCHEMES or not rest or rest.startswith("/"):
-        raise ValueError(f"'{value}' is on no store that is supported: {', '.join(f'{s}://...' for s in SCHEMES)}")
+    if scheme not in _STORES or not rest or rest.startswith("/"):
+        raise ValueError(f"'{value}' is on no store that is supported: {', '.join(f'{s}://...' for s in _STORES)}")
     return str(value).rstrip("/")
 
 
@@ -509,10 +509,6 @@ class SavepointSettings(_Section):
         2, ge=0, description="number of checkpoints of earlier generations that are kept, the newest first"
     )
     max_mb: int = Field(10_240, ge=0, description="most MB of files that only a stream's savepoints hold; 0: no bound")
-
-
-_STORES = {"s3": "aws", "s3a": "aws", "gs": "google", "az": "azure", "abfs": "azure", "abfss": "azure"}
-"""The schemes of object stores, with the prefix of their options."""
 
 
 class StorageSettings(_Section):

@@ -13,11 +13,12 @@ from streaming_jobs.errors import LeaseBusy, LeaseLost
 from streaming_jobs.state import lease as lease_module
 from streaming_jobs.state.lease import FileLeases, Lease, Leases, leases_of
 from streaming_jobs.state.store_lease import StoreLeases
-from streaming_jobs.storage.object_files import MemoryFiles
 from streaming_jobs.testing import MemoryLeases
 from tests.conftest import SettingsFactory
+from tests.support.memory_files import MemoryFiles
 
 STREAM = "orders"
+TTL = 20.0
 
 
 @pytest.fixture(params=["flock", "memory", "expiring", "expiring in memory"])
@@ -27,7 +28,7 @@ def leases(request: pytest.FixtureRequest, settings: SettingsFactory, monkeypatc
         "flock": lambda: FileLeases(settings()),
         "memory": MemoryLeases,
         "expiring": lambda: leases_of(settings({"lease.kind": "expiring"})),
-        "expiring in memory": lambda: StoreLeases(MemoryFiles()),
+        "expiring in memory": lambda: StoreLeases(MemoryFiles(), TTL),
     }
     return kinds[request.param]()
 

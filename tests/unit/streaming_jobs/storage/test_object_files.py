@@ -17,8 +17,9 @@ import pytest
 from streaming_jobs.errors import ConfigurationError, TransientError, UsageError
 from streaming_jobs.settings import StorageSettings
 from streaming_jobs.storage import object_store
-from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, LocalFiles, MemoryFiles, ObjectFiles
+from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, LocalFiles, ObjectFiles
 from streaming_jobs.storage.object_store import PolledFiles, StoreFiles, open_store, polled
+from tests.support.memory_files import MemoryFiles
 from tests.support.power import Power
 from tests.support.store_server import Fault, StoreServer, store_server
 
@@ -349,7 +350,7 @@ def test_storage_options_of_each_store() -> None:
     assert plain.options("s3://a/b") == {"timeout": "30000ms", "aws_virtual_hosted_style_request": "false"}
     assert plain.options("gs://a/b") == {"timeout": "30000ms"}
     own = StorageSettings(endpoint="https://store/", region="r", addressing="virtual")
-    assert own.options("s3a://a/b") == {
+    assert own.options("s3://a/b") == {
         "timeout": "30000ms",
         "aws_endpoint": "https://store",
         "aws_region": "r",
