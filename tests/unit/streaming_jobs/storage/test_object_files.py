@@ -1,4 +1,4 @@
-"""The contract of `ObjectFiles`, kept by a folder, by memory and by an S3 server."""
+"""The contract of `ObjectFiles`, kept by a folder, by memory and by two S3 servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -21,26 +21,27 @@ from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, Lo
 from streaming_jobs.storage.object_store import PolledFiles, StoreFiles, open_store, polled
 from tests.support.memory_files import MemoryFiles
 from tests.support.power import Power
-from tests.support.store_server import Fault, StoreServer, store_server
+from tests.support.store_server import Fault, StoreServer
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[StoreServer]:
-    with store_server() as server:
-        yield server
+@pytest.fixture
+def server(object_store: StoreServer) -> StoreServer:
+    return object_store
 
 
 @pytest.fixture
 def store(server: StoreServer) -> StoreFiles:
-    server.clear()
     return open_store(f"{server.url}/{uuid.uuid4().hex}", server.options)
 
 
-@pytest.fixture(params=["folder", "memory", "store"])
+@pytest.fixture(params=["folder", "memory", "moto", pytest.param("versity", marks=pytest.mark.long)])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectFiles:
     if request.param == "folder":
         return LocalFiles(tmp_path / "root")
-    return MemoryFiles() if request.param == "memory" else request.getfixturevalue("store")
+    if request.param == "memory":
+        return MemoryFiles()
+    server = request.getfixturevalue(request.param)
+    return open_store(f"{server.url}/{uuid.uuid4().hex}", server.options)
 
 
 def _data(files: ObjectFiles, name: str) -> bytes | None:
