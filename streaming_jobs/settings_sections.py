@@ -310,7 +310,7 @@ class SparkSettings(_Section):
     master: Annotated[str, AfterValidator(_checked_master)] = Field(
         "local[*]",
         description="local[N], local-cluster[...], spark://host:port, k8s://https://host:port or yarn; its executors "
-        "share the driver's folders of tables and state (docs/cluster.md)",
+        "share tables and state with the driver (docs/cluster.md)",
     )
     driver_host: str = Field(
         "", description="name or address by which executors reach the driver; empty: 127.0.0.1 with a local master"
