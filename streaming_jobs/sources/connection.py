@@ -22,7 +22,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from confluent_kafka import KafkaError
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, RecourseError, TransientError
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import KafkaSettings, Settings
     from streaming_jobs.sources.base import TopicInfo, TopicReader
 
-
-log = structlog.get_logger()
 
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
 _DISCONNECTED = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
@@ -235,7 +232,11 @@ def remove_client_file(place: Location) -> None:
         for file in place.parent.glob(f"{place.stem}*"):
             file.unlink(missing_ok=True)
     except RecourseError as error:
-        log.warning("the Kafka client's properties stay in the store", file=str(place), reason=error.found)
+        import structlog  # not in executors' Python, which start often
+
+        structlog.get_logger().warning(
+            "the Kafka client's properties stay in the store", file=str(place), reason=error.found
+        )
 
 
 # The topics of a session whose streams read none, where no broker runs.
