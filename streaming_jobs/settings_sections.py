@@ -100,8 +100,8 @@ def _on_this_machine(value: Any) -> Any:
     return value
 
 
-SCHEMES = ("s3", "gs", "abfss")
-"""The schemes of stores that tables can be on: S3, Google Cloud Storage, Azure."""
+_STORES = {"s3": "aws", "gs": "google", "abfss": "azure"}
+"""The schemes of stores that tables can be on (S3, Google Cloud Storage, Azure), with the prefix of their options."""
 
 
 _NO_CREDENTIALS = (
@@ -117,10 +117,10 @@ def _folder_or_url(value: Any) -> Any:
     scheme, _, rest = str(value).partition("://")
     host = rest.partition("/")[0]
     # In the place of a user, abfss has the container. A secret may have a slash, after which its `@` is in the path.
-    if ":" in host or ("@" in host and scheme != "abfss") or ("@" in rest and scheme not in SCHEMES):
+    if ":" in host or ("@" in host and scheme != "abfss") or ("@" in rest and scheme not in _STORES):
         raise ValueError(_NO_CREDENTIALS)
-    if scheme not in SCHEMES or not rest or rest.startswith("/"):
-        raise ValueError(f"'{value}' is on no store that is supported: {', '.join(f'{s}://...' for s in SCHEMES)}")
+    if scheme not in _STORES or not rest or rest.startswith("/"):
+        raise ValueError(f"'{value}' is on no store that is supported: {', '.join(f'{s}://...' for s in _STORES)}")
     return str(value).rstrip("/")
 
 
@@ -320,7 +320,7 @@ class SparkSettings(_Section):
     master: Annotated[str, AfterValidator(_checked_master)] = Field(
         "local[*]",
         description="local[N], local-cluster[...], spark://host:port, k8s://https://host:port or yarn; its executors "
-        "share the driver's folders of tables and state (docs/cluster.md)",
+        "share tables and state with the driver (docs/cluster.md)",
     )
     driver_host: str = Field(
         "", description="name or address by which executors reach the driver; empty: 127.0.0.1 with a local master"
@@ -536,10 +536,6 @@ def _checked_services(urls: list[SecretStr]) -> list[SecretStr]:
 
 Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_as_list), AfterValidator(_checked_services)]
 """URLs of services, never shown: they hold tokens."""
-
-
-_STORES = {"s3": "aws", "s3a": "aws", "gs": "google", "az": "azure", "abfs": "azure", "abfss": "azure"}
-"""The schemes of object stores, with the prefix of their options."""
 
 
 class StorageSettings(_Section):

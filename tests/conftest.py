@@ -16,6 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from tests.support.store_server import StoreServer, store_server
+from tests.support.versity_server import versity_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,16 +71,31 @@ def settings(tmp_path: Path) -> SettingsFactory:
 
 
 @pytest.fixture(scope="session")
-def _object_store() -> Iterator[StoreServer]:
+def moto() -> Iterator[StoreServer]:
+    """The S3 server of this test run."""
     with store_server() as server:
         yield server
 
 
+@pytest.fixture(scope="session")
+def versity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    """An S3 server that keeps its conditions without our help."""
+    with versity_server(tmp_path_factory.mktemp("versity")) as server:
+        yield server
+
+
 @pytest.fixture
-def object_store(_object_store: StoreServer) -> StoreServer:
-    """The S3 server of this test run."""
-    _object_store.clear()
-    return _object_store
+def object_store(request: pytest.FixtureRequest) -> StoreServer:
+    """The S3 server `moto`, or the one that a test names by `ON_BOTH_SERVERS`."""
+    server: StoreServer = request.getfixturevalue(getattr(request, "param", "moto"))
+    server.clear()
+    return server
+
+
+ON_BOTH_SERVERS = pytest.mark.parametrize(
+    "object_store", ["moto", pytest.param("versity", marks=pytest.mark.long)], indirect=True
+)
+"""Marks a test that runs on moto always and, in its long form, on VersityGW."""
 
 
 @pytest.fixture

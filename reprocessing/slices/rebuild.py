@@ -39,7 +39,7 @@ from streaming_jobs.sinks.sliced import Rebuilt, StagedSlice, sliced
 from streaming_jobs.sinks.stored import StoredTable, newest
 from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.connection import client_file
+from streaming_jobs.sources.connection import client_file, remove_client_file
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
@@ -458,7 +458,7 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
         except PySparkException as error:
             raise classify(error) from error
     finally:
-        client.unlink(missing_ok=True)
+        remove_client_file(client)
 
 
 def _lit(at: datetime) -> Column:

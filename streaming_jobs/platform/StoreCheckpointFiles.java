@@ -35,6 +35,7 @@ public class StoreCheckpointFiles implements CheckpointFileManager {
 
     private final Path root;
     private final FileSystem files;
+    private volatile Path newest = null;
 
     public StoreCheckpointFiles(Path root, Configuration hadoop) throws IOException {
         this.root = root;
@@ -50,7 +51,7 @@ public class StoreCheckpointFiles implements CheckpointFileManager {
             create.must(ONLY_NEW, true);
             create.must("fs.s3a.create.header." + WRITER, writer);
         }
-        return new Upload((FSDataOutputStream) create.build(), files, path, overwrite ? null : writer);
+        return new Upload((FSDataOutputStream) create.build(), this, path, overwrite ? null : writer);
     }
 
     public FSDataInputStream open(Path path) throws IOException {
@@ -70,12 +71,34 @@ public class StoreCheckpointFiles implements CheckpointFileManager {
     public void mkdirs(Path path) {
     }
 
+    /**
+     * Spark asks for offsets/N and commits/N only before it writes them. After offsets/N - 1 by this very query the
+     * answer is no without a request: the write itself is refused if another driver was first.
+     */
     public boolean exists(Path path) throws IOException {
+        if (followsNewest(path)) {
+            return false;
+        }
         String folder = path.getParent() == null ? "" : path.getParent().getName();
         if (folder.equals("offsets") || folder.equals("commits")) {
             return files.isFile(path);  // one request; a folder would take a second one to find
         }
         return files.exists(path);
+    }
+
+    private boolean followsNewest(Path path) {
+        Path before = newest;
+        return before != null && path.getParent().equals(before.getParent())
+            && number(before) >= 0 && number(path) == number(before) + 1;
+    }
+
+    /** The batch of a file of offsets or commits, -1 for any other name. */
+    private static long number(Path path) {
+        try {
+            return Long.parseLong(path.getName());
+        } catch (NumberFormatException other) {
+            return -1;
+        }
     }
 
     /** Delete a file; Spark deletes folders only of temporary checkpoints, which are never here. */
@@ -101,16 +124,16 @@ public class StoreCheckpointFiles implements CheckpointFileManager {
     /** An object that is there once it is closed, and never if it is cancelled before. */
     static class Upload extends CheckpointFileManager.CancellableFSDataOutputStream {
         private final FSDataOutputStream stream;
-        private final FileSystem files;
+        private final StoreCheckpointFiles manager;
         private final Path path;
         private final String writer;
         private boolean ended = false;
 
         /** `writer` tells this write of a new object from any other; null for a write that replaces. */
-        Upload(FSDataOutputStream stream, FileSystem files, Path path, String writer) {
+        Upload(FSDataOutputStream stream, StoreCheckpointFiles manager, Path path, String writer) {
             super(stream);
             this.stream = stream;
-            this.files = files;
+            this.manager = manager;
             this.path = path;
             this.writer = writer;
         }
@@ -129,6 +152,9 @@ public class StoreCheckpointFiles implements CheckpointFileManager {
                         : error;
                 }
             }
+            if (writer != null) {
+                manager.newest = path;
+            }
         }
 
         public synchronized void cancel() {
@@ -141,7 +167,7 @@ public class StoreCheckpointFiles implements CheckpointFileManager {
         /** The store may have lost the answer to our write, and then refuses its repetition. */
         private boolean isOurs() throws IOException {
             try {
-                byte[] found = files.getXAttr(path, "header." + WRITER);
+                byte[] found = manager.files.getXAttr(path, "header." + WRITER);
                 return found != null && new String(found, "UTF-8").equals(writer);
             } catch (FileNotFoundException nothing) {
                 return false;

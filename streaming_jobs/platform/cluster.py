@@ -4,8 +4,8 @@
     check       each executor's Python and packages, and that it shares the folders of tables and state with the driver
     failure     an application that the master has ended, or one without an executor
 
-Delta's jars go along as `spark.jars` (`spark.py`). The properties of Kafka's client, with the credentials, go nowhere:
-they lie in the shared folder of state, readable by their owner alone (`sources/connection.py`).
+Delta's jars go along as `spark.jars` (`spark.py`), and with state on S3 those of its checkpoint. The properties of
+Kafka's client, with the credentials, go nowhere: executors read them where state is (`sources/connection.py`).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def state_store(state: Location) -> StorePath | None:
     if not isinstance(state, StorePath):
         return None
     scheme = state.url.partition("://")[0]
-    if scheme not in ("s3", "s3a"):
+    if scheme != "s3":
         needs = _CONNECTORS.get(scheme, "a Hadoop file system with conditional writes")
         raise ConfigurationError(
             f"Spark's checkpoint cannot be at {state}: that needs {needs}, which Recourse does not bring, and a file "

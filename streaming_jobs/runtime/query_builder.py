@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -63,6 +62,7 @@ from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_tak
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.source import TableSource
@@ -140,7 +140,7 @@ def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> Da
 
 
 def sources_of(
-    stream: Stream, stream_settings: StreamSettings, client: Path, archives: Archives, topic_ids: Mapping[str, str]
+    stream: Stream, stream_settings: StreamSettings, client: Location, archives: Archives, topic_ids: Mapping[str, str]
 ) -> list[KafkaSource | TableSource]:
     """The sources in the order of their declaration; `client` is the file with the properties of Kafka's client.
 

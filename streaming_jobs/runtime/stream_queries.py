@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -30,9 +29,10 @@ from streaming_jobs.runtime.lag import EndOffsets, Ends, position_in
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.connection import Connection, NoBroker, client_config, client_file
+from streaming_jobs.sources.connection import Connection, NoBroker, client_config, client_file, remove_client_file
 from streaming_jobs.sources.topics import UNKNOWN_FOR, Topics
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.topics import SourceEnds, end_names
@@ -174,7 +174,7 @@ class SparkQueries:
     topic_sinks: TopicSinks | None = None
     shown: GroupOffsets | None = None
     _ends: EndOffsets | None = field(default=None, init=False)
-    _client: Path | None = field(default=None, init=False)
+    _client: Location | None = field(default=None, init=False)
 
     def open(self, streams: Iterable[Stream]) -> None:
         """Find the cluster, and look at the ends of the streams' topics from now on."""
@@ -272,8 +272,7 @@ class SparkQueries:
         if self._ends is not None:
             self._ends.close()
         if self._client is not None:
-            for file in self._client.parent.glob(f"{self._client.stem}*"):  # beside it, the columns in use
-                file.unlink(missing_ok=True)
+            remove_client_file(self._client)
             self._client = self.connection = None
 
     @property

@@ -11,20 +11,22 @@ import json
 import logging
 import os
 import re
-import shutil
 import socket
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
-from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
-from streaming_jobs.storage.files import private_folder, scratch
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, RecourseError, TransientError
+from streaming_jobs.storage.files import scratch
+from streaming_jobs.storage.locations import Location, StorePath, made_folder, remove_tree
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration, milliseconds
 
@@ -144,53 +146,97 @@ class Failures:
 #
 # Credentials are neither in options nor in plans nor in what is pickled: those name the file only. It can be read
 # by its owner alone, and lies in a scratch folder of the session (`streaming_jobs/storage/files.py`); if executors
-# are on other machines, in the folder of state, which they share with the driver. A file of a driver that was killed
-# is removed by the next session of its home.
+# are on other machines, where state is, which they share with the driver. On a store the file is an object, and
+# whoever may read below `state_dir` can read it. The next session of a home removes the file of a killed driver.
 
 _TIMEOUT = "recourse.timeout.seconds"
 _SHARED = "_clients"
+_LOOK_EVERY = 60.0
 
 
-def client_file(settings: Settings, bootstrap: str) -> Path:
+def client_file(settings: Settings, bootstrap: str) -> Location:
     """A new file for the cluster at `bootstrap`, for this process and the executors of its session."""
     values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
     values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
-    folder = scratch(settings.home, "kafka").folder
+    folder: Location = scratch(settings.home, "kafka").folder
     if settings.spark.has_executors:
-        folder = _shared(settings, folder)
+        folder = _shared(settings, folder.name)
+    if isinstance(folder, StorePath):
+        place = folder / f"client-{uuid.uuid4().hex}.json"
+        place.write_bytes(json.dumps(values).encode())
+        return place
     descriptor, name = tempfile.mkstemp(dir=folder, prefix="client-", suffix=".json")  # for its owner alone
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(values, file)
     return Path(name)
 
 
-def _shared(settings: Settings, own: Path) -> Path:
-    """A folder in that of state for the process with the scratch folder `own`; removes those of ended processes."""
-    if not isinstance(settings.state, Path):
-        raise ConfigurationError(
-            "executors read the Kafka client's properties in a folder that they share with the driver, and state is at "
-            f"{settings.state}",
-            "set state_dir to a folder that all machines have, or spark.master to local[*]",
-        )
+def _shared(settings: Settings, own: str) -> Location:
+    """A folder where state is for the process with the scratch folder `own`; removes those of ended processes."""
     home = hashlib.sha256(f"{socket.gethostname()} {settings.home.absolute()}".encode()).hexdigest()[:16]
-    folders = private_folder(settings.state / _SHARED / home)
+    folders = made_folder(settings.state / _SHARED / home)
+    scratch_folders = scratch(settings.home, "kafka").folder.parent
     for old in folders.iterdir():
-        if not own.with_name(old.name).exists():
-            shutil.rmtree(old, ignore_errors=True)
-    return private_folder(folders / own.name)
+        if not (scratch_folders / old.name).exists():
+            remove_tree(old)
+    return made_folder(folders / own)
 
 
-def read_client_file(path: Path) -> tuple[dict[str, Any], timedelta]:
-    """The properties, and the deadline of a read; raises TransientError if the session that wrote them has ended."""
+def read_client_file(place: Location) -> tuple[dict[str, Any], timedelta]:
+    """The properties, and the deadline of a read; raises TransientError if the session that wrote them has ended.
+
+    An object of a store never changes, so each process reads it once.
+    """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(_read_once(place) if isinstance(place, StorePath) else place.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TransientError(
-            f"the Kafka client's properties are gone: {path}",
-            "the session has ended, or this executor does not share the folder of state with the driver",
+            f"the Kafka client's properties are gone: {place}",
+            "the session has ended, or this executor does not share state with the driver",
         ) from error
     timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
     return {**values, "logger": LIBRDKAFKA}, timeout
+
+
+@cache
+def _read_once(place: StorePath) -> str:
+    return place.read_text()
+
+
+_LOOKED: dict[StorePath, float] = {}
+"""When this process last looked for a session's object; seconds of the monotonic clock."""
+
+
+def is_client_gone(place: Location) -> bool:
+    """True if the file was removed, so that its session has ended; a store is asked once a minute at most."""
+    if not isinstance(place, StorePath):
+        return not place.exists()
+    if time.monotonic() - _LOOKED.setdefault(place, time.monotonic()) < _LOOK_EVERY:
+        return False
+    _LOOKED[place] = time.monotonic()
+    try:
+        gone = not place.is_file()
+    except RecourseError:  # the store does not answer at the moment
+        return False
+    if gone:
+        del _LOOKED[place]
+    return gone
+
+
+def remove_client_file(place: Location) -> None:
+    """Remove a file of `client_file`, and the lists of columns in use beside it.
+
+    What a store that does not answer keeps is removed by the next session of this home.
+    """
+    try:
+        for file in place.parent.glob(f"{place.stem}*"):
+            file.unlink(missing_ok=True)
+    except RecourseError as error:
+        import structlog  # not in executors' Python, which start often
+
+        structlog.get_logger().warning(
+            "the Kafka client's properties stay in the store", file=str(place), reason=error.found
+        )
 
 
 # The topics of a session whose streams read none, where no broker runs.
@@ -232,6 +278,6 @@ class Connection:
     gives up after 2 s.
     """
 
-    client: Path
+    client: Location
     topics: TopicReader
     quick: TopicReader

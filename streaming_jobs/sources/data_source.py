@@ -23,7 +23,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
@@ -38,6 +37,7 @@ from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import RECORD, note_used
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.text.durations import milliseconds
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class FrameSource(ABC):
 
     parameter: str
     declared: KafkaTopic | DeltaSource
-    client: Path
+    client: Location
     lateness: timedelta | None
 
     @property
@@ -271,7 +271,7 @@ class FrameSource(ABC):
         name: str,
         rows: Literal["all", "refused"],
         start: Mapping[int, int],
-        used: Path | None = None,
+        used: Location | None = None,
     ) -> Reading[Any]:
         """A reading from `start` on. `used` is a file that may list the columns in use."""
 
@@ -318,8 +318,8 @@ class FrameSource(ABC):
         reading = self._reading(f"{self.kind}-{rows}-{self.parameter}", rows, start)
         return load(spark, replace(reading, ends=dict(end), workers=_parallel_tasks(spark)))
 
-    def _used(self, owner: str) -> Path:
-        return self.client.with_name(f"{self.client.stem}-{self.reading_name(owner)}.json")
+    def _used(self, owner: str) -> Location:
+        return self.client.parent / f"{self.client.stem}-{self.reading_name(owner)}.json"
 
     def _counted(self) -> list[Column]:
         """The figures that are observed of a batch, in the order of `SourceCounts`."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -19,12 +18,13 @@ from pyspark.sql.datasource import InputPartition
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
 from streaming_jobs.sources.base import Archive, Span
-from streaming_jobs.sources.connection import read_client_file
+from streaming_jobs.sources.connection import is_client_gone, read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
 from streaming_jobs.sources.planner import Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import LARGEST_MS, RecordBlocks, first_reads
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ BLOCK = 10_000
 _LAST = 50
 """Records to inspect at the end of a range: a transaction's marker is an offset without a record."""
 
-_readers: dict[tuple[Path, str, str], RangeReader] = {}
+_readers: dict[tuple[Location, str, str], RangeReader] = {}
 """The readers of this process by client file, source and topic; they stay connected from batch to batch."""
 
 
@@ -55,7 +55,7 @@ class TopicReading(Reading[Planner]):
     """
 
     blocks: RecordBlocks
-    client: Path
+    client: Location
     archive: Archive | None = None
     void: VoidRanges = NO_VOID
 
@@ -112,7 +112,7 @@ class TopicReading(Reading[Planner]):
 
 def _close_old() -> None:
     """Close the readers of sessions that have ended: their client files are gone."""
-    for key in [key for key in _readers if not key[0].exists()]:
+    for key in [key for key in _readers if is_client_gone(key[0])]:
         _readers.pop(key).close()
 
 
@@ -167,7 +167,7 @@ class KafkaSource(FrameSource):
         return offsets.records - self.void.count({p: (offsets.start.get(p, 0), end) for p, end in offsets.end.items()})
 
     def _reading(
-        self, name: str, rows: Literal["all", "refused"], start: Mapping[int, int], used: Path | None = None
+        self, name: str, rows: Literal["all", "refused"], start: Mapping[int, int], used: Location | None = None
     ) -> TopicReading:
         return TopicReading(
             name,

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -36,6 +35,7 @@ from pyspark.sql.types import (
 from streaming_jobs.declare.format import BlockReader, Format, Refusal
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.storage.files import write_json
+from streaming_jobs.storage.locations import Location, StorePath
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class RecordBlocks:
 
     declared: KafkaTopic
     rows: Literal["all", "refused"]
-    used: Path | None = None
+    used: Location | None = None
     recovered: bool = False
 
     @cached_property
@@ -344,12 +344,15 @@ class RecordBlocks:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def note_used(path: Path, columns: Iterable[str]) -> None:
+def note_used(path: Location, columns: Iterable[str]) -> None:
     """Write the columns in use."""
-    write_json(path, sorted(columns), durable=False)
+    if isinstance(path, StorePath):
+        path.write_bytes(json.dumps(sorted(columns)).encode())
+    else:
+        write_json(path, sorted(columns), durable=False)
 
 
-def read_used(path: Path | None) -> frozenset[str] | None:
+def read_used(path: Location | None) -> frozenset[str] | None:
     """The columns in the file; None without a file."""
     if path is None:
         return None

@@ -38,7 +38,6 @@ from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, Ob
 
 log = structlog.get_logger()
 
-TTL = 20.0
 _BEATS, _PATIENCE, _MISSED = 4, 1.25, 0.5
 """Renewals per ttl; how many ttl without a renewal end a lease; after what part of a ttl a taker waits for its end."""
 _POLL = 0.5
@@ -91,7 +90,7 @@ class StoreLeases:
     """The leases below `files`; `clock` and `sleep` are in seconds of this process."""
 
     files: ObjectFiles
-    ttl: float = TTL
+    ttl: float
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     settle: float = 0.0

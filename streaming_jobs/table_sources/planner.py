@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,7 +25,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import BatchLimits, BatchSize
 from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, nullable, read_used
-from streaming_jobs.storage.locations import opened_for_reading
+from streaming_jobs.storage.locations import Location, opened_for_reading
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
 from streaming_jobs.text import commands
 
@@ -62,7 +61,7 @@ class RowBlocks:
     declared: DeltaSource
     versions: TableVersions
     rows: Literal["all", "refused"]
-    used: Path | None = None
+    used: Location | None = None
 
     @cached_property
     def spark_schema(self) -> StructType:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.table_sources.planner import FileToRead, RowBlocks, TablePlanner, is_small, tasks
 from streaming_jobs.table_sources.versions import TableVersions
 
@@ -81,7 +81,7 @@ class TableSource(FrameSource):
         return sum(version.rows for version in self.versions.between(start, end))
 
     def _reading(
-        self, name: str, rows: Literal["all", "refused"], start: Mapping[int, int], used: Path | None = None
+        self, name: str, rows: Literal["all", "refused"], start: Mapping[int, int], used: Location | None = None
     ) -> TableReading:
         blocks = RowBlocks(self.declared, self.versions, rows, used)
         return TableReading(name, {0: start.get(0, 0)}, blocks=blocks)

@@ -36,7 +36,7 @@ from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import prepare_write
-from streaming_jobs.sources.connection import client_file
+from streaming_jobs.sources.connection import client_file, remove_client_file
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.text.spelling import counted
@@ -97,7 +97,7 @@ def recompute(
         made = [_table(settings, stream, name, frame, verdict, written) for name, frame in tables.items()]
         return made or each("not compared", "it says where the batches lie in the topics that the stream writes")
     finally:
-        client.unlink(missing_ok=True)
+        remove_client_file(client)
 
 
 @dataclass(frozen=True)

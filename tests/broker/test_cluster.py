@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import read_status
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.locations import files_below
 from tests.conftest import SettingsFactory
 from tests.support.driver import CRASH, assert_chained, driver, finished, ledger, produce, rows, until
 from tests.support.standalone import StandaloneCluster, standalone
@@ -31,10 +33,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
 
 
 @pytest.fixture
-def things(settings: SettingsFactory, broker: Broker, cluster: StandaloneCluster) -> tuple[Settings, str]:
+def places(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Settings of where tables and state are: in the home, or with the parameter `store` on the S3 server."""
+    if getattr(request, "param", "folder") == "folder":
+        return {}
+    on_a_store: dict[str, Any] = request.getfixturevalue("tables_on_a_store")
+    return {**on_a_store, "state_dir": f"{on_a_store['tables_dir']}-state"}
+
+
+@pytest.fixture
+def things(
+    settings: SettingsFactory, broker: Broker, cluster: StandaloneCluster, places: dict[str, Any]
+) -> tuple[Settings, str]:
     """The topic `things`, and settings of a driver on that cluster."""
     bootstrap = broker.start()
-    made = settings({"kafka.bootstrap_servers": bootstrap, "spark.master": cluster.url})
+    made = settings({"kafka.bootstrap_servers": bootstrap, "spark.master": cluster.url, **places})
     topics = Topics.of(made.kafka, bootstrap)
     if topics.describe("things"):
         topics.delete("things")
@@ -43,14 +56,28 @@ def things(settings: SettingsFactory, broker: Broker, cluster: StandaloneCluster
     return made, bootstrap
 
 
-@pytest.mark.parametrize("streams", ["plain", pytest.param("plain,totals", marks=pytest.mark.long)])
+def variables(places: Mapping[str, Any]) -> dict[str, str]:
+    return {f"RECOURSE_{key.upper().replace('.', '__')}": str(value) for key, value in places.items()}
+
+
+@pytest.mark.parametrize(
+    ("streams", "places"),
+    [
+        ("plain", "folder"),
+        ("plain", "store"),
+        pytest.param("plain,totals", "folder", marks=pytest.mark.long),
+        pytest.param("plain,totals", "store", marks=pytest.mark.long),
+    ],
+    indirect=["places"],
+)
 def test_executors_write_every_record_once_although_one_machine_is_lost(
-    things: tuple[Settings, str], cluster: StandaloneCluster, streams: str
+    things: tuple[Settings, str], cluster: StandaloneCluster, streams: str, places: dict[str, Any]
 ) -> None:
+    """On a store, machines share nothing else: executors find the Kafka client's properties there."""
     made, bootstrap = things
     arguments = ("--streams", streams, "--trigger", "available-now")
-    process = driver(made, bootstrap, *arguments, environment=cluster.environment())
-    until(lambda: ledger(made, "plain") if (made.tables / "plain").exists() else None, 120, "a first batch")
+    process = driver(made, bootstrap, *arguments, environment={**cluster.environment(), **variables(places)})
+    until(lambda: ledger(made, "plain") if (made.tables / "plain").exists() else None, 240, "a first batch")
     cluster.kill_worker(0)
     code, output = finished(process)
     assert code == 0, output
@@ -59,6 +86,7 @@ def test_executors_write_every_record_once_although_one_machine_is_lost(
         totals = {row["k"]: (row["c"], row["s"]) for row in rows(made, "totals")}
         assert totals == expected_totals(range(COUNT))
     assert_once(made, bootstrap)
+    assert list(files_below(made.state / "_clients")) == [], "the client's properties are gone with the session"
     cluster.add_worker()
 
 

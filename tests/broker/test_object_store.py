@@ -25,7 +25,13 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(
-    ("path", "state"), [("executor", "folder"), pytest.param("auto", "store", marks=pytest.mark.long)]
+    ("path", "state", "object_store"),
+    [
+        ("executor", "folder", "moto"),
+        pytest.param("auto", "store", "moto", marks=pytest.mark.long),
+        pytest.param("executor", "store", "versity", marks=pytest.mark.long),
+    ],
+    indirect=["object_store"],
 )
 def test_another_machine_goes_on_after_the_drivers_was_lost_and_every_record_is_there_once(
     settings: SettingsFactory,
@@ -65,7 +71,8 @@ def test_another_machine_goes_on_after_the_drivers_was_lost_and_every_record_is_
     )
     totals = {row["k"]: (row["c"], row["s"]) for row in rows_of(second.tables / "totals").to_pylist()}
     assert totals == expected_totals(range(COUNT))
-    assert object_store.unconditional_writes(r"_delta_log/\d+\.json|/(offsets|commits)/\d+$|/lease$") == []
+    if object_store.recorded:
+        assert object_store.unconditional_writes(r"_delta_log/\d+\.json|/(offsets|commits)/\d+$|/lease$") == []
 
 
 @pytest.mark.long

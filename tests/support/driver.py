@@ -15,7 +15,6 @@ from typing import Any
 
 import structlog
 from confluent_kafka import Producer
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -29,6 +28,7 @@ from streaming_jobs.sources.connection import Connection, client_config, client_
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status
+from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.stream import Stream
 from tests.conftest import QUICK_START
 from tests.support import ROOT
@@ -85,7 +85,7 @@ def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, by
 
 def rows(settings: Settings, table: str) -> list[dict[str, Any]]:
     """All rows of a table."""
-    return list(DeltaTable(settings.tables / table).to_pyarrow_table().to_pylist())
+    return list(delta_table(settings.tables / table).to_pyarrow_table().to_pylist())
 
 
 def ledger(settings: Settings, table: str) -> list[LedgerEntry]:

@@ -33,7 +33,10 @@ _START = 60.0
 
 @dataclass
 class StandaloneCluster:
-    """`url` is the master's; each worker has one core, and by default one executor of 512 MB at most."""
+    """`url` is the master's; each worker has one core, and by default one executor of 512 MB at most.
+
+    Workers, and so executors, have the environment's credentials of a store.
+    """
 
     folder: Path
     java: Path
@@ -107,6 +110,7 @@ class StandaloneCluster:
             "JAVA_HOME": str(self.java.parents[1]),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.folder / f"{name}-local"),
+            **{key: value for key, value in os.environ.items() if key.startswith("AWS_")},
         }
         jvm = [str(self.java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{home / 'jars'}/*", *command]
         with log.open("wb") as output:

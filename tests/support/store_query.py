@@ -141,14 +141,14 @@ def _tried(session: SparkSession, server: StoreServer) -> dict[str, str]:
     jvm: Any = session._jvm
     root, hadoop = f"{_ROOT}/tried", session._jsparkSession.sessionState().newHadoopConf()
     package = jvm.org.apache.spark.sql.execution.streaming.checkpointing
-    files = package.CheckpointFileManager.create(jvm.org.apache.hadoop.fs.Path(root), hadoop)
+    files, rival = (package.CheckpointFileManager.create(jvm.org.apache.hadoop.fs.Path(root), hadoop) for _ in "12")
     outcomes = {}
 
     def path(name: str) -> Any:
         return jvm.org.apache.hadoop.fs.Path(f"{root}/{name}")
 
-    def opened(name: str, content: str, *, overwrite: bool = False) -> Any:
-        stream = files.createAtomic(path(name), overwrite)
+    def opened(name: str, content: str, *, overwrite: bool = False, by: Any = files) -> Any:
+        stream = by.createAtomic(path(name), overwrite)
         stream.write(content.encode())
         return stream
 
@@ -191,6 +191,13 @@ def _tried(session: SparkSession, server: StoreServer) -> dict[str, str]:
     tried("deleted", lambda: read("offsets/7"))
     files.mkdirs(path("none"))
     tried("names in no folder", lambda: len(files.list(path("none"))))
+    opened("commits/1", "ours").close()
+    opened("commits/2", "a rival's", by=rival).close()
+    before = len(server.requests())
+    tried("next exists", lambda: files.exists(path("commits/2")))
+    tried("asked for it", lambda: len(server.requests()) - before)
+    tried("next of a rival", opened("commits/2", "ours").close)
+    tried("rival looks back", lambda: rival.exists(path("commits/1")))
     return outcomes
 
 

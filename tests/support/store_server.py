@@ -65,11 +65,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class StoreServer:
-    """The running server, with one bucket. Options give `open_store` and deltalake access to it."""
+    """The running server, with one bucket. Options give `open_store` and deltalake access to it.
+
+    One that is not `recorded` knows neither its requests nor faults.
+    """
 
     endpoint: str
     url: str = f"s3://{BUCKET}"
     options: Mapping[str, str] = field(default_factory=dict)
+    recorded: bool = True
 
     def requests(self) -> list[Request]:
         """The requests since the last `clear`, oldest first."""
@@ -77,7 +81,8 @@ class StoreServer:
 
     def clear(self) -> None:
         """Forget requests and faults."""
-        self._ask("clear", {})
+        if self.recorded:
+            self._ask("clear", {})
 
     def inject(self, fault: Fault) -> None:
         self._ask("fault", asdict(fault))
@@ -99,27 +104,35 @@ class StoreServer:
 @contextmanager
 def store_server() -> Iterator[StoreServer]:
     """Start the server at a free port of 127.0.0.1; it ends with the block, or with this process."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     child = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=without_credentials()
     )
     try:
         assert child.stdout is not None
-        endpoint = f"http://127.0.0.1:{int(child.stdout.readline())}"
-        yield StoreServer(
-            endpoint,
-            options={
-                "aws_endpoint": endpoint,
-                "aws_region": "us-east-1",
-                "aws_access_key_id": "test",
-                "aws_secret_access_key": "test",
-                "allow_http": "true",
-                "timeout": "5s",
-            },
-        )
+        yield server_at(f"http://127.0.0.1:{int(child.stdout.readline())}")
     finally:
         child.kill()
         child.wait()
+
+
+def server_at(endpoint: str) -> StoreServer:
+    """The server at an address, with the credentials of tests."""
+    return StoreServer(
+        endpoint,
+        options={
+            "aws_endpoint": endpoint,
+            "aws_region": "us-east-1",
+            "aws_access_key_id": "test",
+            "aws_secret_access_key": "test",
+            "allow_http": "true",
+            "timeout": "5s",
+        },
+    )
+
+
+def without_credentials() -> dict[str, str]:
+    """The environment of a server: it is no client of a store."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
 
 
 class _Recorder:

@@ -26,6 +26,7 @@ from streaming_jobs.sinks.kafka.rows import KEY
 from streaming_jobs.sinks.kafka.shards import COUNTED, WRITTEN, ShardTask, ShardWriter
 from streaming_jobs.sinks.kafka.writer import TransactionWriter
 from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.storage.locations import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,7 +41,7 @@ class ShardedWriter(TransactionWriter):
 
     shards: int = 0
     """As declared; 0: none."""
-    client: Path = Path()
+    client: Location = Path()
     code: CodeVersion = NO_CODE
     """The code that computes the rows."""
     begun: Txn | None = field(default=None, init=False)

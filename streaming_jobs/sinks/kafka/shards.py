@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowBlock,
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
 from streaming_jobs.sources.connection import read_client_file
 from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.storage.locations import Location
 
 log = structlog.get_logger()
 
@@ -139,7 +139,7 @@ class ShardTask:
     settings: TopicSinkSettings
     info: TopicInfo | None
     fixed: tuple[Header, ...]
-    client: Path
+    client: Location
     owner: str
     shards: int
 

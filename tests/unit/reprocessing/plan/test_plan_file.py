@@ -24,8 +24,9 @@ from reprocessing.plan.plan_file import folder, load, names, names_of, next_id, 
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.settings import Settings
-from streaming_jobs.storage.object_files import Found, LocalFiles, MemoryFiles, ObjectHandle
+from streaming_jobs.storage.object_files import Found, LocalFiles, ObjectHandle
 from tests.support.life import Life
+from tests.support.memory_files import MemoryFiles
 from tests.support.objects import path_of
 from tests.support.rewind import planned as planned_stream
 

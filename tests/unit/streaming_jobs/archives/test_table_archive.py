@@ -23,11 +23,12 @@ from streaming_jobs.sources.record_blocks import HEADERS_ARROW
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
-from streaming_jobs.storage.object_files import MemoryFiles, ObjectHandle
+from streaming_jobs.storage.object_files import ObjectHandle
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, stream
 from streaming_jobs.table_sources.archives import Archives, ReadableTopics
 from streaming_jobs.table_sources.table_archive import TableArchive
+from tests.support.memory_files import MemoryFiles
 from tests.support.stream_on_disk import StreamOnDisk, append
 
 TOPIC, TOPIC_ID = "archived-create", "topic-1"

@@ -10,7 +10,7 @@ from streaming_jobs.errors import PermanentError
 from streaming_jobs.preflight.doctor import check_store
 from streaming_jobs.storage.locations import StorePath, files_below
 from streaming_jobs.storage.object_store import refuse_broken_promises
-from tests.conftest import SettingsFactory
+from tests.conftest import ON_BOTH_SERVERS, SettingsFactory
 from tests.support.store_server import Fault, StoreServer
 
 
@@ -21,6 +21,7 @@ def tables(settings: SettingsFactory, tables_on_a_store: dict[str, Any]) -> Stor
     return place
 
 
+@ON_BOTH_SERVERS
 def test_a_store_with_conditional_writes_is_right_and_keeps_nothing_of_the_probe(tables: StorePath) -> None:
     assert check_store("tables", tables).ok
     refuse_broken_promises(tables.url, dict(tables.options))

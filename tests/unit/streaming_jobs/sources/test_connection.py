@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import stat
+import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Producer
@@ -12,11 +15,21 @@ from pydantic import SecretStr
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
 from streaming_jobs.ledger.positions import OffsetBounds
-from streaming_jobs.settings import KafkaSettings
+from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources import connection
-from streaming_jobs.sources.connection import Failures, client_config, client_file, read_client_file
+from streaming_jobs.sources.connection import (
+    Failures,
+    client_config,
+    client_file,
+    is_client_gone,
+    read_client_file,
+    remove_client_file,
+)
+from streaming_jobs.sources.record_blocks import note_used
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.storage.locations import StorePath, files_below
 from tests.conftest import SettingsFactory
+from tests.support.store_server import Fault, StoreServer
 
 SCRAM = KafkaSettings(security_protocol="SASL_SSL", sasl_username="jo", sasl_password=SecretStr('p"a\\ss'))
 
@@ -125,6 +138,64 @@ def test_executors_of_other_machines_find_the_clients_properties_in_the_folder_o
     again = client_file(made, "h:1")
     assert again.parent == path.parent and path.exists(), "this process lives"
     assert not killed.exists() and elsewhere.exists(), "only drivers of this home are known to have ended"
+
+
+@pytest.fixture
+def on_a_store(settings: SettingsFactory, tables_on_a_store: dict[str, Any]) -> Settings:
+    """Settings of a session with executors on other machines and its state on a store."""
+    state = f"{tables_on_a_store['tables_dir']}-state"
+    made = settings({**tables_on_a_store, "state_dir": state, "spark.master": "spark://there:7077"})
+    return made.model_copy(update={"kafka": SCRAM})
+
+
+def test_with_state_on_a_store_executors_find_the_clients_properties_there_and_nothing_names_a_secret(
+    on_a_store: Settings, object_store: StoreServer
+) -> None:
+    place = client_file(on_a_store, "h:1")
+    assert isinstance(place, StorePath) and place.url.startswith(f"{on_a_store.state}/_clients/")
+    packed = pickle.dumps(place)
+    assert b'p"a' not in packed and 'p"a' not in repr(place)
+    object_store.clear()
+    for _ in range(3):
+        config, _ = read_client_file(pickle.loads(packed))
+        assert config == client_config(on_a_store.kafka, "h:1")
+    assert len(object_store.requests()) == 1, "each process reads it once"
+    note_used(place.parent / f"{place.stem}-kafka-s-value.json", ["_bad"])
+    remove_client_file(place)
+    assert list(files_below(on_a_store.state)) == []
+    connection._read_once.cache_clear()  # as in another process
+    with pytest.raises(TransientError, match="properties are gone"):
+        read_client_file(place)
+
+
+def test_the_next_session_of_a_home_removes_the_object_of_a_killed_one(on_a_store: Settings) -> None:
+    place = client_file(on_a_store, "h:1")
+    assert isinstance(place, StorePath)
+    killed = place.parent.parent / "kafka-of-a-driver-that-was-killed" / "client-1.json"
+    elsewhere = place.parent.parent.parent / "another-home" / "kafka-of-its-driver" / "client-1.json"
+    for each in (killed, elsewhere):
+        each.write_bytes(b"{}")
+    client_file(on_a_store, "h:1")
+    assert place.is_file() and elsewhere.is_file() and not killed.is_file()
+
+
+def test_a_store_that_does_not_answer_keeps_neither_a_session_from_its_end_nor_a_task_from_reading(
+    on_a_store: Settings, object_store: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = client_file(on_a_store, "h:1")
+    now = time.monotonic()
+    monkeypatch.setattr(connection.time, "monotonic", lambda: now)
+    object_store.clear()
+    assert not is_client_gone(place) and object_store.requests() == []
+    now += 61
+    object_store.inject(Fault("denied", "HEAD"))
+    object_store.inject(Fault("denied", "GET"))  # of the list
+    assert not is_client_gone(place)
+    remove_client_file(place)
+    assert place.is_file()
+    now += 61
+    remove_client_file(place)
+    assert is_client_gone(place)
 
 
 def test_nobody_at_the_port_is_told_within_the_deadline() -> None:

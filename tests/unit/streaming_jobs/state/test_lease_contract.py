@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -13,23 +16,36 @@ from streaming_jobs.errors import LeaseBusy, LeaseLost
 from streaming_jobs.state import lease as lease_module
 from streaming_jobs.state.lease import FileLeases, Lease, Leases, leases_of
 from streaming_jobs.state.store_lease import StoreLeases
-from streaming_jobs.storage.object_files import MemoryFiles
+from streaming_jobs.storage.object_store import StoreFiles, open_store
 from streaming_jobs.testing import MemoryLeases
 from tests.conftest import SettingsFactory
+from tests.support.memory_files import MemoryFiles
+from tests.support.store_server import StoreServer
 
 STREAM = "orders"
+TTL = 20.0
 
 
-@pytest.fixture(params=["flock", "memory", "expiring", "expiring in memory"])
+@pytest.fixture(
+    params=[
+        *("flock", "memory", "expiring", "expiring in memory"),
+        pytest.param("expiring on a store", marks=pytest.mark.long),
+    ]
+)
 def leases(request: pytest.FixtureRequest, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> Leases:
     monkeypatch.setattr(lease_module, "SETTLE", 0.0)  # the lock of this folder excludes all takers
     kinds: dict[str, Callable[[], Leases]] = {
         "flock": lambda: FileLeases(settings()),
         "memory": MemoryLeases,
         "expiring": lambda: leases_of(settings({"lease.kind": "expiring"})),
-        "expiring in memory": lambda: StoreLeases(MemoryFiles()),
+        "expiring in memory": lambda: StoreLeases(MemoryFiles(), TTL),
+        "expiring on a store": lambda: StoreLeases(_store(request.getfixturevalue("versity")), TTL),
     }
     return kinds[request.param]()
+
+
+def _store(server: StoreServer) -> StoreFiles:
+    return open_store(f"{server.url}/{uuid.uuid4().hex}", server.options)
 
 
 @pytest.fixture
@@ -68,6 +84,21 @@ def test_a_stream_has_one_holder_and_any_other_stream_is_free(leases: Leases) ->
     assert not refused(leases, "prices")
     lease.release()
     assert leases.holder(STREAM) is None and not refused(leases)
+
+
+def test_of_takers_at_the_same_time_one_gets_the_lease(leases: Leases) -> None:
+    def take(number: int) -> Lease | None:
+        with suppress(LeaseBusy):
+            return leases.acquire(f"s{number // 4}", purpose="session", wait=0)
+        return None
+
+    with ThreadPoolExecutor(4) as threads:
+        taken = list(threads.map(take, range(40)))
+    assert [sum(lease is not None for lease in taken[4 * n : 4 * n + 4]) for n in range(10)] == [1] * 10
+    for lease in taken:
+        if lease is not None:
+            lease.check()
+            lease.release()
 
 
 def test_a_taker_waits_for_the_holder(leases: Leases) -> None:

@@ -29,10 +29,11 @@ from streaming_jobs.state.stream_folder import StreamFolder, state_files
 from streaming_jobs.state.topic_records import VoidRange, declare_void, under_way_of
 from streaming_jobs.state.topic_records import load as topic_record
 from streaming_jobs.storage.locations import Location, files_below
-from streaming_jobs.storage.object_files import Found, MemoryFiles
+from streaming_jobs.storage.object_files import Found
 from streaming_jobs.storage.object_store import POLLED_EVERY, PolledFiles, StoreFiles
 from streaming_jobs.verification.state_evidence import StateEvidence
 from tests.conftest import SettingsFactory
+from tests.support.memory_files import MemoryFiles
 from tests.support.store_server import Fault, StoreServer
 
 

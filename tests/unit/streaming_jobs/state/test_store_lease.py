@@ -24,12 +24,13 @@ from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.state import lease as lease_module
 from streaming_jobs.state.lease import FileLeases, Owner, leases_of
 from streaming_jobs.state.store_lease import StoreLease, StoreLeases
-from streaming_jobs.storage.object_files import Changed, LocalFiles, MemoryFiles, ObjectFiles
+from streaming_jobs.storage.object_files import Changed, LocalFiles, ObjectFiles
 from streaming_jobs.storage.object_store import open_store
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
 from tests.support.delta_table import ROWS
+from tests.support.memory_files import MemoryFiles
 from tests.support.store_server import Fault, StoreServer, store_server
 from tests.support.worlds import OUTPUT, STREAM, append, entry
 
@@ -399,7 +400,7 @@ def test_a_driver_that_is_stopped_in_the_middle_of_its_commit_and_woken_after_a_
 
 @pytest.mark.slow
 def test_a_driver_that_was_killed_on_this_machine_is_not_waited_for(home: Settings) -> None:
-    leases = StoreLeases(LocalFiles(home.state))
+    leases = StoreLeases(LocalFiles(home.state), ttl=20.0)
     with driver(home) as killed:
         with pytest.raises(LeaseBusy):
             taken(leases)

@@ -1,4 +1,4 @@
-"""The contract of `ObjectFiles`, kept by a folder, by memory and by an S3 server."""
+"""The contract of `ObjectFiles`, kept by a folder, by memory and by two S3 servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -17,29 +17,31 @@ import pytest
 from streaming_jobs.errors import ConfigurationError, TransientError, UsageError
 from streaming_jobs.settings import StorageSettings
 from streaming_jobs.storage import object_store
-from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, LocalFiles, MemoryFiles, ObjectFiles
+from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, LocalFiles, ObjectFiles
 from streaming_jobs.storage.object_store import PolledFiles, StoreFiles, open_store, polled
+from tests.support.memory_files import MemoryFiles
 from tests.support.power import Power
-from tests.support.store_server import Fault, StoreServer, store_server
+from tests.support.store_server import Fault, StoreServer
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[StoreServer]:
-    with store_server() as server:
-        yield server
+@pytest.fixture
+def server(object_store: StoreServer) -> StoreServer:
+    return object_store
 
 
 @pytest.fixture
 def store(server: StoreServer) -> StoreFiles:
-    server.clear()
     return open_store(f"{server.url}/{uuid.uuid4().hex}", server.options)
 
 
-@pytest.fixture(params=["folder", "memory", "store"])
+@pytest.fixture(params=["folder", "memory", "moto", pytest.param("versity", marks=pytest.mark.long)])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectFiles:
     if request.param == "folder":
         return LocalFiles(tmp_path / "root")
-    return MemoryFiles() if request.param == "memory" else request.getfixturevalue("store")
+    if request.param == "memory":
+        return MemoryFiles()
+    server = request.getfixturevalue(request.param)
+    return open_store(f"{server.url}/{uuid.uuid4().hex}", server.options)
 
 
 def _data(files: ObjectFiles, name: str) -> bytes | None:
@@ -349,7 +351,7 @@ def test_storage_options_of_each_store() -> None:
     assert plain.options("s3://a/b") == {"timeout": "30000ms", "aws_virtual_hosted_style_request": "false"}
     assert plain.options("gs://a/b") == {"timeout": "30000ms"}
     own = StorageSettings(endpoint="https://store/", region="r", addressing="virtual")
-    assert own.options("s3a://a/b") == {
+    assert own.options("s3://a/b") == {
         "timeout": "30000ms",
         "aws_endpoint": "https://store",
         "aws_region": "r",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pytest
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.errors import CommitImpossible, ConfigurationError, Fenced, PreflightRefused, TransientError
@@ -31,7 +33,7 @@ from streaming_jobs.sinks.stored import SavedAs
 from streaming_jobs.storage import locations
 from streaming_jobs.storage.locations import StorePath, files_below
 from streaming_jobs.stream import DeltaTable
-from tests.conftest import SettingsFactory
+from tests.conftest import ON_BOTH_SERVERS, SettingsFactory
 from tests.support.store_server import Fault, StoreServer
 
 COLUMNS = StructType([StructField("id", LongType()), StructField("place", StringType())])
@@ -81,6 +83,7 @@ def test_a_commit_whose_answer_is_lost_was_made_once(sink: DeltaSink, object_sto
     assert (ids(sink), sink.position) == ([0], Txn(1, 0))
 
 
+@ON_BOTH_SERVERS
 def test_of_two_drivers_one_commits_a_batch(stored: Settings, sink: DeltaSink) -> None:
     other = open_sink(stored, PLAIN, "s")
     assert other is not None
@@ -89,6 +92,38 @@ def test_of_two_drivers_one_commits_a_batch(stored: Settings, sink: DeltaSink) -
             done = [threads.submit(ArrowAppend(each, made(batch)).commit, entry(batch)) for each in (sink, other)]
             assert sorted(d.result() is None for d in done) == [False, True]
     assert ids(sink) == list(range(8))
+
+
+def _commits(url: str, options: dict[str, str], writer: int, count: int) -> int:
+    """Append `count` rows, a commit each, by deltalake alone; returns how many commits were refused and made again."""
+    refused = 0
+    for n in range(count):
+        while True:
+            table = deltalake.DeltaTable(url, storage_options=options)
+            try:
+                deltalake.write_deltalake(
+                    table,
+                    made(writer * count + n),
+                    mode="append",
+                    commit_properties=deltalake.CommitProperties(max_commit_retries=0),
+                )
+            except CommitFailedError:
+                refused += 1
+                continue
+            break
+    return refused
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("object_store", ["versity"], indirect=True)
+def test_of_400_commits_of_two_processes_that_race_none_is_lost(sink: DeltaSink, object_store: StoreServer) -> None:
+    """On a server that holds races itself; moto's are held by our recorder."""
+    arguments = [(str(sink.path), dict(object_store.options), writer, 200) for writer in range(2)]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        refused = [each.result() for each in [processes.submit(_commits, *each) for each in arguments]]
+    assert min(refused) > 0, "they raced"
+    assert deltalake.DeltaTable(str(sink.path), storage_options=dict(object_store.options)).version() == 400
+    assert ids(sink) == list(range(400))
 
 
 def test_a_table_that_is_made_anew_meanwhile_gets_no_commit_of_before(stored: Settings, sink: DeltaSink) -> None:
