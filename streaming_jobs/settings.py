@@ -408,6 +408,16 @@ def _shown(path: Path) -> Path:
 
 def _from_file(path: Path) -> dict[str, Any]:
     """The file's values. Relative paths in a file that was found upwards belong to its folder."""
+    values = written(path)
+    if path.parent == project_folder():
+        for key in _PATHS:
+            if isinstance(value := values.get(key), str) and value and not is_remote(value):
+                values[key] = str(path.parent / Path(value).expanduser())
+    return values
+
+
+def written(path: Path) -> dict[str, Any]:
+    """The values in a file as they are written, of a pyproject.toml its table; raises ConfigurationError."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # also a text that is not UTF-8
@@ -418,10 +428,6 @@ def _from_file(path: Path) -> dict[str, Any]:
         values = values["tool"]["recourse"]
         if not isinstance(values, dict):
             raise ConfigurationError(f"tool.recourse in {_shown(path)} is no table", "write [tool.recourse]")
-    if path.parent == project_folder():
-        for key in _PATHS:
-            if isinstance(value := values.get(key), str) and value and not is_remote(value):
-                values[key] = str(path.parent / Path(value).expanduser())
     return values
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +56,7 @@ def beside(file: Path, values: Mapping[str, object]) -> Configuration:
     environment does not change: two projects can be loaded by one process. Raises ConfigurationError.
     """
     from orchestration.bundle.job_yaml import FILE_NAME, OWN_NAME
-    from streaming_jobs.settings import HOME
+    from streaming_jobs.settings import HOME, written
     from streaming_jobs.settings_sections import is_remote
 
     file = file.expanduser().absolute()
@@ -68,8 +67,8 @@ def beside(file: Path, values: Mapping[str, object]) -> Configuration:
     paths: dict[str, object] = {"home": str(folder / HOME)}
     if jobs := next((folder / name for name in (OWN_NAME, FILE_NAME) if (folder / name).is_file()), None):
         paths["jobs"] = str(jobs)
-    written = tomllib.loads(file.read_text(encoding="utf-8"))  # a loaded setting is absolute: of the working directory
-    paths |= {key: written[key] for key in _PATHS if key in written} | {k: v for k, v in values.items() if k in _PATHS}
+    own = written(file)  # a loaded setting is absolute: of the working directory
+    paths |= {key: own[key] for key in _PATHS if key in own} | {k: v for k, v in values.items() if k in _PATHS}
     places = {k: v if is_remote(v) else str(folder / Path(str(v)).expanduser()) for k, v in paths.items()}
     return Configuration(file, {**values, **places})
 
