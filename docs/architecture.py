@@ -28,6 +28,7 @@ _OF_THE_ROOT = {
     "streaming_jobs.errors": "streaming_jobs.errors",
     "streaming_jobs.settings": "streaming_jobs.settings",
     "streaming_jobs.settings_sections": "streaming_jobs.settings",
+    "streaming_jobs.settings_services": "streaming_jobs.settings",
 }
 """The rooms of the modules at the root of streaming_jobs; all other modules there are in the room `streaming_jobs`."""
 

@@ -44,16 +44,11 @@ from pydantic_settings import (
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings_sections import (
     BrokerSettings,
-    DagsterSettings,
     FolderOrUrl,
     KafkaSettings,
     LeaseSettings,
-    LineageSettings,
     LocalPath,
-    McpSettings,
-    MetricsSettings,
     Names,
-    QualitySettings,
     SavepointSettings,
     SparkSettings,
     StorageSettings,
@@ -62,6 +57,13 @@ from streaming_jobs.settings_sections import (
     TopicSinkSettings,
     checked_trigger,
     is_remote,
+)
+from streaming_jobs.settings_services import (
+    DagsterSettings,
+    LineageSettings,
+    McpSettings,
+    MetricsSettings,
+    QualitySettings,
 )
 from streaming_jobs.storage.locations import Location, at
 from streaming_jobs.text import commands

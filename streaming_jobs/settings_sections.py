@@ -68,25 +68,15 @@ def _as_transaction(value: timedelta) -> timedelta:
 TransactionTimeout = Annotated[Span, AfterValidator(_as_transaction)]
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = value.strip()
     return json.loads(text) if text.startswith("[") else [text] if text else []
 
 
-Names = Annotated[list[str], NoDecode, BeforeValidator(_as_list)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(as_list)]
 """A list; a text is a JSON list, or, without brackets, its only item."""
-
-
-def _of_names(parts: list[str]) -> list[str]:
-    for part in parts:
-        if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", part):
-            raise ValueError(f"{part!r} is not a letter, then letters, digits and _")
-    return parts
-
-
-KeyPrefix = Annotated[Names, AfterValidator(_of_names)]
 
 
 def is_remote(path: Any) -> bool:
@@ -170,7 +160,7 @@ _COMMIT_INTERVAL: dict[Pace, timedelta] = {
 }
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
@@ -244,7 +234,7 @@ def _free_for_the_user(extra: dict[str, str]) -> dict[str, str]:
     return extra
 
 
-class KafkaSettings(_Section):
+class KafkaSettings(Section):
     """The connection of Spark and confluent-kafka to the cluster. Empty servers mean the embedded broker."""
 
     bootstrap_servers: str = Field("", description="host:port,...; empty: the embedded broker")
@@ -298,7 +288,7 @@ class KafkaSettings(_Section):
         return self
 
 
-class BrokerSettings(_Section):
+class BrokerSettings(Section):
     """The embedded broker."""
 
     port: int = Field(0, ge=0, le=65535, description="the broker's port; 0: a free port, kept between runs")
@@ -314,7 +304,7 @@ _DEPLOY_MODE = "spark.submit.deployMode"
 _IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
 
 
-class SparkSettings(_Section):
+class SparkSettings(Section):
     """The session's JVM."""
 
     master: Annotated[str, AfterValidator(_checked_master)] = Field(
@@ -366,7 +356,7 @@ class SparkSettings(_Section):
         return not in_this_process(self.master)
 
 
-class StreamSettings(_Section):
+class StreamSettings(Section):
     """How a stream runs. The section `stream` has the defaults, `streams.<name>` one stream's own values."""
 
     start: Start = Field("earliest", description="earliest, latest, or an ISO time with zone; first start only")
@@ -426,7 +416,7 @@ class StreamSettings(_Section):
         return _MAX_PAUSE[self.pace] if self.max_pause is None else self.max_pause
 
 
-class TableSettings(_Section):
+class TableSettings(Section):
     """Maintenance of every table that Recourse creates. docs/disk.md shows the disk space that each value bounds."""
 
     log_retention: Duration = Field(
@@ -455,7 +445,7 @@ class TableSettings(_Section):
     ledger_retention: Duration = Field(timedelta(days=14), description="retention of the ledger file beside the state")
 
 
-class TopicSinkSettings(_Section):
+class TopicSinkSettings(Section):
     """Topics that streams write (docs/kafka_sink.md)."""
 
     prefix: str = Field(
@@ -484,7 +474,7 @@ class TopicSinkSettings(_Section):
     )
 
 
-class LeaseSettings(_Section):
+class LeaseSettings(Section):
     """The lease by which a stream has one driver at a time (docs/fencing.md). Stop all streams before a change."""
 
     kind: Literal["file", "expiring"] = Field(
@@ -498,7 +488,7 @@ class LeaseSettings(_Section):
     )
 
 
-class SavepointSettings(_Section):
+class SavepointSettings(Section):
     """Savepoints that a stream's driver takes periodically. Those of a person or a recovery stay until dropped."""
 
     every: Duration = Field(
@@ -521,24 +511,7 @@ class SavepointSettings(_Section):
     max_mb: int = Field(10_240, ge=0, description="most MB of files that only a stream's savepoints hold; 0: no bound")
 
 
-def _checked_endpoint(url: str) -> str:
-    if url and not re.match(r"https?://[^/\s@]+(/|$)", url):
-        raise ValueError("is no http or https URL without a user; OTEL_EXPORTER_OTLP_HEADERS has what logs in")
-    return url
-
-
-def _checked_services(urls: list[SecretStr]) -> list[SecretStr]:
-    for number, url in enumerate(urls, 1):
-        if not re.match(r"[A-Za-z0-9_]+://\S", url.get_secret_value()):
-            raise ValueError(f"item {number} is no URL of apprise, such as slack://TOKEN/#alerts")
-    return urls
-
-
-Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_as_list), AfterValidator(_checked_services)]
-"""URLs of services, never shown: they hold tokens."""
-
-
-class StorageSettings(_Section):
+class StorageSettings(Section):
     """The object store of URLs such as `s3://bucket/state`: how it is reached. Credentials are no settings: they come
     from the environment (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...), a
     web identity, or the machine's role.
@@ -581,132 +554,3 @@ class StorageSettings(_Section):
             if self.region:
                 options["aws_region"] = self.region
         return options
-
-
-class DagsterSettings(_Section):
-    """The Dagster processes that `recourse up` starts, and how sessions report to them."""
-
-    host: str = Field("127.0.0.1", description="address that the UI listens on; the UI asks for no password")
-    port: int = Field(3000, ge=0, le=65535, description="port of the UI; 0: a free port")
-    observe_every: Duration = Field(
-        timedelta(seconds=60), description="time between two reports on a table that its stream writes"
-    )
-    materialize_every: Duration = Field(
-        timedelta(minutes=1), description="time between two materialisations of a table"
-    )
-    stale_after: Span = Field(
-        timedelta(seconds=60), description="age of the last heartbeat at which a session counts as dead"
-    )
-    max_session: Span = Field(
-        timedelta(hours=24), description="age at which a continuous session ends and the next begins"
-    )
-    keep_runs: Span = Field(timedelta(days=7), description="retention of finished runs and of tables' figures")
-    own_instance: bool = Field(
-        False,
-        description=(
-            "the Dagster instance has no other code location: Recourse deletes old events of tables from its storage; "
-            f"`{commands.up()}` sets it"
-        ),
-    )
-    keepalive: bool = Field(True, description="start continuous jobs automatically, and restart them after a failure")
-    key_prefix: KeyPrefix = Field(
-        [],
-        description="first parts of the key of every asset, and of every name of a job, sensor or schedule in Dagster",
-    )
-
-
-class MetricsSettings(_Section):
-    """Figures of the streams for Prometheus and for OpenTelemetry (`recourse metrics`)."""
-
-    host: str = Field("127.0.0.1", description="address that the endpoint listens on; it asks for no password")
-    port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description=f"port of the endpoint; 0: `{commands.up()}` has none, and `{commands.metrics()}` takes 9464",
-    )
-    otlp_endpoint: Annotated[str, AfterValidator(_checked_endpoint)] = Field(
-        "", description="http or https URL that also receives the figures by OTLP, such as http://host:4318/v1/metrics"
-    )
-    otlp_every: Span = Field(timedelta(seconds=30), description="time between two deliveries by OTLP")
-
-
-class McpSettings(_Section):
-    """What an assistant may do through `recourse mcp`."""
-
-    allow: Annotated[list[Literal["read", "plan", "apply"]], NoDecode, BeforeValidator(_as_list)] = Field(
-        ["read", "plan"],
-        description="tools that are offered: read; plan (and preview: no table changes); apply (and undo)",
-    )
-
-
-class LineageSettings(_Section):
-    """OpenLineage events of streams, for a catalog such as Marquez or DataHub."""
-
-    url: str = Field("", description="address of the receiver, to which Dagster's sensor posts; empty: none")
-    api_key: SecretStr = Field(SecretStr(""), description="key for the receiver, sent as a bearer token")
-    namespace: str = Field("recourse", description="namespace of the jobs, which are the streams")
-    every: Duration = Field(timedelta(minutes=1), description="time between two looks, each of which sends new events")
-
-
-class QualitySettings(_Section):
-    """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
-
-    suites: Names = Field([], description="packages or modules that declare suites, besides those of `flows`")
-    pandas_rows: int = Field(
-        500_000, ge=0, description="most rows of a slice that pandas evaluates; Spark evaluates larger slices"
-    )
-    docs_kept: int = Field(20, ge=1, description="Data Docs pages kept for each suite")
-    history_days: int = Field(90, ge=1, description="age in days at which validations leave the history")
-    every: Duration = Field(timedelta(minutes=5), description="time between two runs of a suite by Dagster's schedule")
-    show_rows: bool = Field(
-        True, description="show failing rows in Dagster; false: only in the history, Data Docs and the terminal"
-    )
-    webhook: SecretStr = Field(
-        SecretStr(""), description="URL that receives alerts of checks that turn red or green; empty: none"
-    )
-    webhook_severity: Literal["warning", "critical"] = Field(
-        "warning", description="lowest severity that is sent to the webhook: warning (yellow) or critical (red)"
-    )
-    services: Secrets = Field(
-        [], description="URLs of apprise that receive alerts: Slack, Teams, PagerDuty, Opsgenie, ...; never shown"
-    )
-    services_severity: Literal["warning", "critical"] = Field(
-        "warning", description="lowest severity that is sent to these services"
-    )
-    email_to: Names = Field([], description="addresses that receive alerts by e-mail; empty: none")
-    email_severity: Literal["warning", "critical"] = Field(
-        "critical", description="lowest severity that is sent by e-mail"
-    )
-    email_from: str = Field("recourse@localhost", description="sender of the e-mails")
-    smtp_host: str = Field("127.0.0.1", description="mail server that accepts the e-mails")
-    smtp_port: int = Field(25, ge=1, le=65535, description="port of the mail server")
-    smtp_security: Literal["none", "starttls", "tls"] = Field(
-        "none", description="encryption of the connection to the mail server"
-    )
-    smtp_user: str = Field("", description="user for the mail server; empty: no log-in")
-    smtp_password: SecretStr = Field(SecretStr(""), description="password of that user")
-    alert_after: Duration = Field(
-        timedelta(minutes=1),
-        description="an alert is sent if a check has been worse for this time; 0: at once",
-    )
-    remind_every: Duration = Field(
-        timedelta(hours=4), description="time between reminders of a check that stays bad; 0: no reminders"
-    )
-    fresh_share: float = Field(
-        0.99, ge=0, lt=1, description="share of the time in which tables are to be as fresh as their `fresh_within`"
-    )
-    free_disk_mb: int = Field(
-        2048, ge=0, description="free space of home, state and tables, MB; less is yellow, a fourth of it red; 0: any"
-    )
-    ui_url: str = Field("", description="address of Dagster's UI, to which alerts link; empty: no links")
-    heartbeat_url: SecretStr = Field(
-        SecretStr(""),
-        description="URL that Dagster's daemon calls every 30 seconds; its service reports missing calls; empty: none",
-    )
-
-    @model_validator(mode="after")
-    def _log_in_is_encrypted(self) -> Self:
-        if self.smtp_user and self.smtp_security == "none":
-            raise ValueError("smtp_user goes with smtp_security: starttls or tls, since the password would be readable")
-        return self

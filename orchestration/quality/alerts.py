@@ -59,7 +59,7 @@ from orchestration.sessions.names import named, table_key, table_of
 from orchestration.sessions.ownership import QUALITY_KIND, job_tags
 from orchestration.sessions.verdicts import RUN
 from streaming_jobs.settings import Settings
-from streaming_jobs.settings_sections import QualitySettings
+from streaming_jobs.settings_services import QualitySettings
 from streaming_jobs.state.health import disk_space
 from streaming_jobs.text import commands
 

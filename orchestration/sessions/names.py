@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from streaming_jobs.settings_sections import DagsterSettings
+from streaming_jobs.settings_services import DagsterSettings
 
 TOPICS = "kafka"
 

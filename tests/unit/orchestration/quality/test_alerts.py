@@ -27,7 +27,7 @@ from orchestration.sessions.health import CheckVerdict
 from orchestration.sessions.ownership import WORKER_TAG, identity
 from orchestration.sessions.runs import end_lost
 from streaming_jobs.settings import Settings
-from streaming_jobs.settings_sections import QualitySettings
+from streaming_jobs.settings_services import QualitySettings
 from tests.support.dagster_homes import planned
 from tests.support.receivers import Webhook, mail_server, webhook
 
