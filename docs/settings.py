@@ -19,7 +19,7 @@ PAGE = Path(__file__).with_suffix(".md")
 FIRST = "0.1"
 _OPENING = """# Settings
 
-<!-- Written by docs/settings.py. Change streaming_jobs/settings_sections.py or settings_services.py, then run: python docs/settings.py -->
+<!-- Written by docs/settings.py. Change streaming_jobs/settings_*.py, then run: python docs/settings.py -->
 
 Every setting, with its allowed values. The last of these sources that sets a value wins:
 

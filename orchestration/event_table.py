@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from quality.history import PastOutcome, history
+from quality.history import history, newest_before
 from reprocessing.timeline.marks import Mark, marks_of
 from streaming_jobs.platform.append_table import AppendTable
 from streaming_jobs.settings import Settings
@@ -113,9 +113,10 @@ def _of_mark(stream: str, mark: Mark) -> Event:
 
 
 def _checks(settings: Settings, since: datetime) -> Iterator[Event]:
-    """The outcomes of suites that differ from the one before; the first since that time has none."""
-    before: dict[tuple[str, str], PastOutcome] = {}
-    for outcome in reversed(history(settings, since=since)):
+    """The outcomes of suites that differ from the one before, which may be older than that time."""
+    recent = history(settings, since=since)
+    before = newest_before(settings, since) if recent else {}
+    for outcome in reversed(recent):
         key = (outcome.suite, outcome.expectation)
         last, before[key] = before.get(key), outcome
         if last is not None and last.word != outcome.word:

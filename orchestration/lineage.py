@@ -9,8 +9,9 @@ batches made. The facet `recourse_batches` of a run has offsets, versions and th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
@@ -19,6 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attr
+import structlog
 from openlineage.client import OpenLineageClient, event_v2
 from openlineage.client.facet_v2 import (
     RunFacet,
@@ -42,10 +44,16 @@ from streaming_jobs.stream import Stream
 if TYPE_CHECKING:
     from streaming_jobs.storage.locations import Location
 
-PRODUCER = "https://pypi.org/project/recourse-streams/"
+log = structlog.get_logger()
+
+PRODUCER = "https://recourse-streams.invalid/0.1"
 _ENDS_AND_STARTS = ("started", "stopped", "failed")
 MOST = 100
 """Events of one look at a stream; the next look goes on."""
+LOOK_TAKES = 30.0
+"""Seconds after which a look sends no further event: Dagster gives a tick a minute."""
+_PASSING = (401, 403, 404, 408, 425, 429)
+"""Answers that are about the receiver or the key, not about the event."""
 
 
 @attr.define(kw_only=True)
@@ -77,6 +85,8 @@ class Lineage:
 
     settings: Settings
     stream: Stream
+    _columns: dict[str, list[tuple[str, str]]] = field(default_factory=dict, repr=False)
+    """Of the tables, as this look found them."""
 
     def beginning(self) -> Position:
         """The position before the newest session, where a first look begins."""
@@ -196,7 +206,9 @@ class Lineage:
     def _table(self, name: str, rows: dict[str, int], versions: dict[str, int]) -> event_v2.OutputDataset:
         location = self.settings.tables / name
         facets: dict[str, Any] = {}
-        if columns := _columns(location):
+        if name not in self._columns:
+            self._columns[name] = _columns(location)
+        if columns := self._columns[name]:
             facets["schema"] = _schema(columns)
         if name in versions:
             number = str(versions[name])
@@ -219,25 +231,47 @@ def client(settings: Settings) -> OpenLineageClient:
     return OpenLineageClient(config={"transport": transport})
 
 
+@dataclass
+class Sent:
+    """What a look sent; `refused` by the receiver, and why it ended before all was sent."""
+
+    events: int = 0
+    refused: int = 0
+    ended: str = ""
+
+
 def send(
     settings: Settings,
     streams: Iterable[Stream],
     taken: dict[str, Position],
     emit: Callable[[event_v2.RunEvent], object],
-) -> int:
-    """Send the events after the positions in `taken`, and move these behind each that was sent; the number of events.
+    seconds: float = LOOK_TAKES,
+) -> Sent:
+    """Send the events after the positions in `taken`, and move these behind each that was taken or refused.
 
-    An error of `emit` ends it; the next call begins with the event that was not sent.
+    An event that the receiver calls wrong (HTTP 4xx) is logged and passed over: repeated, it would hold up all others.
+    Any other failure, and the end of `seconds`, ends the look; the next one begins with the event that was not sent.
     """
-    count = 0
+    sent, deadline = Sent(), time.monotonic() + seconds
     for stream in streams:
         lineage = Lineage(settings, stream)
         at = taken.setdefault(stream.name, lineage.beginning())
         for event, position in islice(lineage.since(at), MOST):
-            emit(event)
+            if time.monotonic() > deadline:
+                sent.ended = "the time of a look is over"
+                return sent
+            try:
+                emit(event)
+                sent.events += 1
+            except OSError as error:  # all that the HTTP library raises; its texts may quote the address
+                status = getattr(getattr(error, "response", None), "status_code", 0)
+                if not 400 <= status < 500 or status in _PASSING:
+                    sent.ended = f"the receiver took no more: {type(error).__name__} {status or ''}".rstrip()
+                    return sent
+                log.warning("a lineage event was refused", stream=stream.name, status=status)
+                sent.refused += 1
             taken[stream.name] = position
-            count += 1
-    return count
+    return sent
 
 
 def _groups(batches: Sequence[BatchPoint]) -> Iterator[list[BatchPoint]]:

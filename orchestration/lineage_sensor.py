@@ -28,11 +28,8 @@ def definitions(topology: Topology, settings: Settings) -> dg.Definitions:
         from orchestration.lineage import Position, client, send
 
         taken = {name: Position(**at) for name, at in json.loads(context.cursor or "{}").items()}
-        words = ""
-        try:
-            words = f"{send(settings, topology.streams.values(), taken, client(settings).emit)} events sent"
-        except OSError as error:  # all that the HTTP library raises; its texts may quote the address
-            words = f"the receiver took no more: {type(error).__name__}"
+        sent = send(settings, topology.streams.values(), taken, client(settings).emit)
+        words = f"{sent.events} events sent, {sent.refused} refused{f'; {sent.ended}' if sent.ended else ''}"
         cursor = json.dumps({name: asdict(at) for name, at in taken.items()})
         return dg.SensorResult(skip_reason=words, cursor=cursor)
 

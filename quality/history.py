@@ -100,6 +100,20 @@ def history(
     return [_past(row) for row in rows.drop_columns(["place"]).to_pylist()]
 
 
+def newest_before(settings: Settings, at: datetime) -> dict[tuple[str, str], PastOutcome]:
+    """The newest outcome before a time (with zone) of each expectation, by suite and expectation."""
+    import pyarrow.dataset as ds
+
+    table = _table(settings).read(ds.field("started_at") < at, ["suite", "expectation", "validation", "started_at"])
+    if table is None or not table.num_rows:
+        return {}
+    newest = table.group_by(["suite", "expectation"]).aggregate([("started_at", "max")])
+    rows = _table(settings).read(ds.field("started_at").isin(newest["started_at_max"].unique()))
+    found = [] if rows is None else [_past(row) for row in rows.drop_columns(["place"]).to_pylist()]
+    times = {(row["suite"], row["expectation"]): row["started_at_max"] for row in newest.to_pylist()}
+    return {key: each for each in found if times.get(key := (each.suite, each.expectation)) == each.started_at}
+
+
 @dataclass(frozen=True)
 class SuiteHistory:
     """The history of one suite, as its table checks ask for it."""

@@ -55,26 +55,25 @@ def fleet(
 class Freshness:
     """A table beside its objective, in seconds: the age of its newest rows, and the budget of the last seven days.
 
-    `used` and `window` count from the first known batch in that time; None where a table has none.
+    `used` and `window` count from the first known batch on, if that was later. The batches are those that brought rows
+    to the stream's primary table: of another table the ledger file has no rows.
     """
 
     table: str
     within: float
     age: float
-    used: float | None
-    window: float | None
+    used: float
+    window: float
     share: float
 
     @property
-    def budget(self) -> float | None:
-        return None if self.window is None else self.window * (1 - self.share)
+    def budget(self) -> float:
+        return self.window * (1 - self.share)
 
     @property
-    def left(self) -> float | None:
+    def left(self) -> float:
         """The share of the budget that is left; negative if more was used."""
-        if not self.budget or self.used is None:
-            return None
-        return 1 - self.used / self.budget
+        return 1 - self.used / self.budget if self.budget else 1.0
 
 
 @dataclass(frozen=True)
@@ -126,22 +125,24 @@ def _stream(settings: Settings, seen: ObservedStream) -> FleetStream:
         return FleetStream(seen, (), tuple(runs))
     from reprocessing.timeline.timeline import read_batches
 
-    read = read_batches(settings, seen.stream, seen.at - WINDOW)
+    begin = seen.at - WINDOW
+    read = read_batches(settings, seen.stream, begin - WINDOW)  # also the newest rows before the window
     times = [batch.at for batch in read.batches if batch.rows and not batch.replay]
     share = settings.quality.fresh_share
     found = []
     for name, table in sorted(aims.items()):
         within = table.fresh_within_s or 0.0
-        used = stale_seconds(times, within, seen.at) if times else None
-        window = seen.at - times[0] if times else None
+        known = times or [table.rows_at or table.since]
+        window = min(seen.at - known[0], WINDOW)
+        used = stale_seconds(known, within, begin, seen.at)
         found.append(Freshness(name, within, table.seconds(seen.at), used, window, share))
     return FleetStream(seen, tuple(found), tuple(runs))
 
 
-def stale_seconds(times: Sequence[float], within: float, now: float) -> float:
-    """Of the time from the first of these commits of rows until now, the seconds in which the newest was too old."""
+def stale_seconds(times: Sequence[float], within: float, begin: float, now: float) -> float:
+    """The seconds from `begin`, or the first of these commits of rows, until now in which the newest was too old."""
     ends = [*times[1:], now]
-    return sum(max(end - begin - within, 0.0) for begin, end in zip(times, ends, strict=True))
+    return sum(max(end - max(at + within, begin), 0.0) for at, end in zip(times, ends, strict=True))
 
 
 def session_runs(events: Iterable[SessionEvent], *, live: bool) -> list[SessionRun]:
@@ -164,19 +165,13 @@ def row(stream: FleetStream) -> list[str]:
     """The cells of `COLUMNS`; a stream with several objectives shows the one with the least budget left."""
     seen = stream.observed
     behind = seen.status.lag_s if seen.status else None
-    least = min(stream.freshness, key=_left, default=None)
+    least = min(stream.freshness, key=lambda each: each.left, default=None)
     fresh = ["-", "-", "-"] if least is None else [ago(least.age), ago(least.within), _budget(least)]
     runs = ", ".join(_run(run, seen.at) for run in reversed(stream.runs)) or "-"
     return [seen.stream, seen.state, seen.verdict, "-" if behind is None else ago(behind), *fresh, runs]
 
 
-def _left(freshness: Freshness) -> float:
-    return 1.0 if freshness.left is None else freshness.left
-
-
 def _budget(freshness: Freshness) -> str:
-    if freshness.left is None or freshness.used is None or freshness.budget is None:
-        return "-"
     return f"{freshness.left:.0%} ({ago(freshness.used)} of {ago(freshness.budget)} used)"
 
 

@@ -6,9 +6,10 @@ import keyword
 import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated
 
@@ -69,9 +70,9 @@ def checked(name: str) -> str:
 
 
 def _installed(package: str) -> bool:
-    """True if an import finds such a package outside of the working directory."""
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None and not Path(spec.origin).is_relative_to(Path.cwd())
+    """True if a package of that name is installed in this environment."""
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return PathFinder.find_spec(package, [*folders]) is not None
 
 
 def project_files(name: str) -> Mapping[Path, str]:

@@ -99,6 +99,7 @@ _LOST = re.compile(
 _PERMANENT = re.compile(
     r"STATE_STORE_(VALUE|KEY)_SCHEMA_NOT_COMPATIBLE|STREAMING_STATEFUL_OPERATOR_NOT_MATCH|CANNOT_READ_STREAMING_STATE"
     r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|CONCURRENT_STREAM_LOG_UPDATE|batch -?\d+ doesn't exist"
+    r"|Multiple streaming queries are concurrently using"
     r"|Python worker.*different version|PYTHON_VERSION_MISMATCH|TOPIC_AUTHORIZATION_FAILED|TopicAuthorization"
 )
 _FULL = re.compile(

@@ -10,6 +10,7 @@ has, and its archive does, is in a backlog until it is where Kafka begins.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,20 +33,57 @@ if TYPE_CHECKING:
 #
 # The first batch is small, so that it is in the tables at once; each following one is as large as the time of those
 # before says, and at most four times as large as the one before. A part of that time is the same for any number of
-# records (plan, tasks, commit: seconds on a cluster that has just started, or on a store). Two batches of different
-# size show it. Where it is longer than the time that is wanted, smaller batches would not be quicker: then records get
-# as much time as that part, and twice as many are tried where two batches of one size have shown nothing.
+# records (plan, tasks, commit: seconds on a cluster that has just started, or on a store). A line through the sizes and
+# times of the last batches shows it, older ones counting less. Where it is longer than half of the time that is wanted,
+# smaller batches would hardly be quicker: then records get as much time as that part. Batches of one size show nothing:
+# if they take too long, another size is tried now and then, twice the smallest one, or half of a larger one.
 
 FIRST = 10_000
 """Records of the first batch; a batch is not limited to fewer, unless its bytes or the settings do so."""
 
 _GROWTH = 4.0
-_APART = 2.0
-"""How many times larger one of two batches has to be, so that their times show the part that does not grow."""
+_CAREFUL = 2.0
+"""The same where the part that does not grow decides: what is known of it varies with each batch."""
+_TRY = 2.0
+_TRIES_EVERY = 25
+"""Batches between two tries of another size."""
+_APART = 0.25
+"""How far sizes have to be apart for a line: their standard deviation, as a share of their mean."""
 _MOST_FIXED = 0.8
 """The largest share of a batch's time that is taken for fixed: times vary."""
-_REMAINS = 0.95
-"""What remains of the fixed part after a batch of about the size of the one before: a warm JVM is faster."""
+_LAST = 8
+_WEIGHT = 0.85
+"""The weight of a batch beside the next one."""
+
+
+@dataclass
+class _Line:
+    """A line through records and seconds of batches, by least squares; each batch weighs less than the next one."""
+
+    weight: float = 0.0
+    records: float = 0.0
+    seconds: float = 0.0
+    squares: float = 0.0
+    products: float = 0.0
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
+    """Their seconds: none was quicker than the part that does not grow."""
+
+    def add(self, records: int, seconds: float) -> None:
+        self.weight = self.weight * _WEIGHT + 1
+        self.records = self.records * _WEIGHT + records
+        self.seconds = self.seconds * _WEIGHT + seconds
+        self.squares = self.squares * _WEIGHT + records * records
+        self.products = self.products * _WEIGHT + records * seconds
+        self.last.append(seconds)
+
+    def at_zero(self) -> float | None:
+        """The seconds of a batch without records, at most those of a quick one; None if sizes are too near."""
+        records, seconds = self.records / self.weight, self.seconds / self.weight
+        variance = self.squares / self.weight - records * records
+        if variance <= (_APART * records) ** 2:
+            return None
+        slope = (self.products / self.weight - records * seconds) / variance
+        return min(max(seconds - slope * records, 0.0), *self.last)
 
 
 @dataclass
@@ -58,10 +96,10 @@ class BatchSize:
     first: int = FIRST
     record_bytes: float = 0.0
     _limit: float = field(init=False)
-    _before: tuple[int, float] | None = field(default=None, init=False)
-    """Records and seconds of the last batch that was as large as its bound."""
-    _fixed: float | None = field(default=None, init=False)
-    """Seconds of a batch that do not depend on its records; None: no two batches have shown them."""
+    _seen: _Line = field(default_factory=_Line, init=False)
+    _fixed: float = field(default=0.0, init=False)
+    """Seconds of a batch that do not depend on its records, as far as batches of different sizes have shown."""
+    _until_try: int = field(default=2, init=False)
 
     def __post_init__(self) -> None:
         self._limit = self.first
@@ -78,22 +116,19 @@ class BatchSize:
         """Learn from a batch: a smaller one than the bound says nothing about large ones."""
         if records < self.limit:
             return
-        seconds, before = max(seconds, 1e-3), self._before
-        self._before = records, seconds
-        if before is not None:
-            self._learn_fixed(before, records, seconds)
-        fixed = min(self._fixed or 0.0, _MOST_FIXED * seconds)
+        seconds = max(seconds, 1e-3)
+        self._seen.add(records, seconds)
+        if (found := self._seen.at_zero()) is not None:
+            self._fixed = found
+        fixed = min(self._fixed, _MOST_FIXED * seconds)
+        growth = _GROWTH if self.seconds - fixed >= fixed else _CAREFUL
         fits = max(self.seconds - fixed, fixed) * records / (seconds - fixed)
-        if before is not None and self._fixed is None and fits <= records:
-            fits = records * _APART
-        self._limit = max(self.first, min(fits, self._limit * _GROWTH))
-
-    def _learn_fixed(self, before: tuple[int, float], records: int, seconds: float) -> None:
-        if max(records, before[0]) >= _APART * min(records, before[0]):
-            per_record = (seconds - before[1]) / (records - before[0])
-            self._fixed = min(max(seconds - per_record * records, 0.0), _MOST_FIXED * seconds)
-        elif self._fixed is not None:
-            self._fixed *= _REMAINS
+        self._until_try -= 1
+        if self._until_try <= 0 and found is None and seconds > self.seconds:
+            fits = records * _TRY if self._limit <= self.first else records / _TRY
+            self._until_try, self._seen = _TRIES_EVERY, _Line()
+            self._seen.add(records, seconds)
+        self._limit = max(self.first, min(fits, self._limit * growth))
 
 
 def lag(start: Mapping[int, int], end: Mapping[int, int]) -> int:

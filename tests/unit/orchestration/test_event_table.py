@@ -91,6 +91,16 @@ def test_a_check_is_an_event_when_its_result_changes(home: Settings) -> None:
     assert "ok -> failed" in first.text
 
 
+def test_a_check_that_runs_once_a_week_is_an_event_too(home: Settings) -> None:
+    for number, passed in enumerate((True, False, False)):
+        outcome = CheckOutcome("id_not_null", "not_null", passed=passed, severity="critical")
+        at = NOW - (2 - number) * 7 * 86_400
+        history.record(home, replace(validations.validation(outcome), id=f"v{number}", started_at=at))
+        lay_sessions(home, (at, "started"))
+        synchronise(home, [STREAM])
+    assert [event.what for event in rows(home, since=ALWAYS) if event.kind == "check"] == ["failed"]
+
+
 def test_a_slice_is_an_event(home: Settings) -> None:
     note_slice(home, STREAM, 1, "slice 2013-03-01 of table hours rebuilt as version 7: 24 rows before, 25 after")
     synchronise(home, [STREAM])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from openlineage.client.serde import Serde
+from requests import HTTPError, Response
 
 from orchestration.lineage import Lineage, Position, client, send
 from streaming_jobs.settings import Settings
@@ -79,13 +80,19 @@ def test_each_look_goes_on_behind_the_last_one_and_a_look_again_has_the_same_run
     lay_ledger(home, [ledger_line(n, THEN + 10 + n) for n in range(3)])
     taken: dict[str, Position] = {}
     first: list[Any] = []
-    assert send(home, [parity], taken, first.append) == 2
-    assert send(home, [parity], taken, first.append) == 0
+    assert send(home, [parity], taken, first.append).events == 2
+    assert send(home, [parity], taken, first.append).events == 0
     lay_ledger(home, [ledger_line(n, THEN + 10 + n) for n in range(6)])
     again: list[Any] = []
-    assert send(home, [parity], taken, again.append) == 1
+    assert send(home, [parity], taken, again.append).events == 1
     assert again[0].run.facets["recourse_batches"].first == 3
     assert again[0].run.runId == first[0].run.runId
+
+
+def refusal(status: int) -> HTTPError:
+    answer = Response()
+    answer.status_code = status
+    return HTTPError(response=answer)
 
 
 def test_an_event_that_was_not_taken_is_sent_again_and_those_before_it_are_not(home: Settings) -> None:
@@ -96,13 +103,33 @@ def test_an_event_that_was_not_taken_is_sent_again_and_those_before_it_are_not(h
 
     def failing(event: Any) -> None:
         if got:
-            raise ConnectionError("down")
+            raise refusal(503)
         got.append(event.eventType.value)
 
-    with pytest.raises(ConnectionError):
-        send(home, [parity], taken, failing)
+    first = send(home, [parity], taken, failing)
+    assert (first.events, first.ended) == (1, "the receiver took no more: HTTPError 503")
     send(home, [parity], taken, lambda event: got.append(event.eventType.value))
     assert got == ["START", "RUNNING"]
+
+
+def test_an_event_that_the_receiver_calls_wrong_holds_nothing_up(home: Settings) -> None:
+    lay_sessions(home, (THEN, "started"), (THEN + 5, "stopped"))
+    got: list[str] = []
+
+    def refusing(event: Any) -> None:
+        if event.eventType.value == "START":
+            raise refusal(422)
+        got.append(event.eventType.value)
+
+    sent = send(home, [parity], {}, refusing)
+    assert (sent.events, sent.refused, sent.ended, got) == (1, 1, "", ["COMPLETE"])
+
+
+def test_a_look_ends_when_its_time_is_over(home: Settings) -> None:
+    lay_sessions(home, (THEN, "started"), (THEN + 5, "stopped"))
+    taken: dict[str, Position] = {}
+    assert send(home, [parity], taken, lambda _: None, seconds=-1).ended == "the time of a look is over"
+    assert send(home, [parity], taken, lambda _: None).events == 2
 
 
 @pytest.fixture
@@ -130,6 +157,6 @@ def test_the_receiver_gets_them_with_the_key(settings: SettingsFactory, receiver
     url, came = receiver
     home = settings({"lineage.url": url, "lineage.api_key": "hidden"})
     note_session_event(home, Status(STREAM), "started")
-    assert send(home, [parity], {}, client(home).emit) == 1
+    assert send(home, [parity], {}, client(home).emit).events == 1
     ((path, key, event),) = came
     assert path == "/api/v1/lineage" and key == "Bearer hidden" and event["eventType"] == "START"

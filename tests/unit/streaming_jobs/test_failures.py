@@ -32,6 +32,7 @@ PERMANENT = (
     "[CANNOT_LOAD_STATE_STORE] x [CANNOT_READ_STREAMING_STATE_FILE] Error reading streaming state file",
     "[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] Checkpoint location x must have a metadata file",
     "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 3",
+    "Multiple streaming queries are concurrently using s3a://lake/state/orders/g1/offsets",
     "batch 6 doesn't exist",
     "[PYTHON_VERSION_MISMATCH] Python in worker has different version",
     "TopicAuthorizationException: Not authorized to access topics: [things]",

@@ -45,14 +45,19 @@ def test_runs_are_what_their_events_tell(events: list[Any], live: bool, runs: li
     [([100.0], 0.0), ([0.0], 40.0), ([0.0, 50.0], 0.0), ([0.0, 80.0], 20.0), ([0.0, 10.0, 100.0], 30.0)],
 )
 def test_a_second_is_stale_when_the_newest_rows_are_older_than_the_objective(times: list[float], stale: float) -> None:
-    assert stale_seconds(times, 60.0, 100.0) == stale
+    assert stale_seconds(times, 60.0, 0.0, 100.0) == stale
+
+
+def test_an_outage_that_began_before_the_window_counts_in_all_of_it() -> None:
+    assert stale_seconds([0.0], 60.0, 1000.0, 1500.0) == 500.0
+    assert stale_seconds([0.0, 1400.0], 60.0, 1000.0, 1500.0) == 400.0 + 40.0
 
 
 def test_a_budget_that_is_used_up_is_below_zero() -> None:
     kept = Freshness("t", 60.0, 5.0, used=1.0, window=1000.0, share=0.99)
     assert kept.budget == pytest.approx(10.0) and kept.left == pytest.approx(0.9)
     assert Freshness("t", 60.0, 5.0, used=25.0, window=1000.0, share=0.99).left == pytest.approx(-1.5)
-    assert Freshness("t", 60.0, 5.0, used=None, window=None, share=0.99).left is None
+    assert Freshness("t", 60.0, 5.0, used=0.0, window=0.0, share=0.99).left == 1.0
 
 
 def laid(home: Settings) -> None:

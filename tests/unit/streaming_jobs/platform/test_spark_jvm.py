@@ -252,19 +252,22 @@ def test_a_heap_of_ones_own_is_left_alone(settings: SettingsFactory, own: str) -
     assert [o for o in options if o.startswith(("-Xm", "-XX:M", "-XX:I"))] == [own]
 
 
+ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+
+
 @pytest.mark.parametrize(
     ("extra", "options"),
     [
-        ({}, "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"),
-        ({"spark.executor.memory": "1536m"}, "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"),
-        ({"spark.executor.memory": "4g"}, "-XX:TieredStopAtLevel=1"),
+        ({}, f"-XX:+UseSerialGC {ONE_COMPILER}"),
+        ({"spark.executor.memory": "1536m"}, f"-XX:+UseSerialGC {ONE_COMPILER}"),
+        ({"spark.executor.memory": "4g"}, ""),
         (
             {"spark.executor.extraJavaOptions": "-XX:+UseG1GC -XX:TieredStopAtLevel=4"},
-            "-XX:TieredStopAtLevel=1 -XX:+UseG1GC -XX:TieredStopAtLevel=4",
+            f"{ONE_COMPILER} -XX:+UseG1GC -XX:TieredStopAtLevel=4",
         ),
     ],
 )
-def test_executors_compile_quickly_and_the_users_options_come_last(
+def test_small_executors_compile_quickly_and_the_users_options_come_last(
     settings: SettingsFactory, extra: dict[str, str], options: str
 ) -> None:
     there = {"spark.master": "spark://127.0.0.1:7077", "spark.extra": extra}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -367,7 +368,7 @@ def test_batches_of_a_backlog_grow_to_their_time_within_the_bounds_and_a_slow_fi
     for _ in range(6):
         limits.append(size.limit)
         size.took(size.limit, 0.2 + size.limit / 100_000)  # a fixed part, and a rate
-    assert limits[:4] == [FIRST, 40_000, 160_000, 180_000]
+    assert limits[:4] == [FIRST, 40_000, 160_000, 179_999]
     assert 150_000 < limits[-1] < 200_000
     size = BatchSize(seconds=2.0, most=10**6, most_bytes=10**9)
     size.took(FIRST, 60.0)
@@ -393,13 +394,29 @@ def limits_after(batches: int, fixed: float, rate: float, seconds: float = 3.0) 
 
 
 def test_batches_grow_where_their_time_does_not_depend_on_their_records() -> None:
-    limits = limits_after(8, fixed=4.0, rate=50_000)
-    assert limits[:4] == [FIRST, FIRST, 2 * FIRST, 8 * FIRST], "twice as many are tried, and took hardly longer"
-    assert min(limits[5:]) > 150_000, "records get as much time as the fixed part, not less"
+    limits = limits_after(200, fixed=4.0, rate=50_000)
+    assert limits[:4] == [FIRST, FIRST, 2 * FIRST, 4 * FIRST], "twice as many are tried, and took hardly longer"
+    assert min(limits[7:]) > 90_000, "records get as much time as the fixed part, not less"
+    assert sum(180_000 < limit <= 200_000 for limit in limits) > 150
 
 
 def test_batches_of_records_that_are_slow_themselves_stay_small() -> None:
-    assert limits_after(8, fixed=0.1, rate=1_000)[3:] == [FIRST] * 5, "tried once"
+    limits = limits_after(100, fixed=0.1, rate=1_000)
+    assert set(limits) == {FIRST, 2 * FIRST} and limits.count(2 * FIRST) <= 4, "a larger size is tried now and then"
+
+
+@pytest.mark.parametrize(("fixed", "rate"), [(1.0, 10_000), (0.2, 100_000), (4.0, 50_000)])
+def test_batches_of_a_machine_that_pauses_now_and_then_stay_bounded(fixed: float, rate: float) -> None:
+    """A pause, or a batch that was quicker than a smaller one, must not make the next one many times too long."""
+    for seed in range(20):
+        chance, size, seconds = random.Random(seed), BatchSize(3.0, most=10**7, most_bytes=10**12), list[float]()
+        for _ in range(200):
+            pause = 3 if chance.random() < 0.05 else 1
+            seconds.append((fixed + size.limit / rate) * chance.uniform(0.8, 1.2) * pause)
+            size.took(size.limit, seconds[-1])
+        aim = max(3.0, 2 * fixed)
+        assert max(seconds) < 3 * (3 * 1.2 * aim), "three times what a pause alone makes"
+        assert sorted(seconds)[100] < 1.3 * aim
 
 
 def test_a_fixed_part_that_has_gone_is_forgotten_also_at_the_largest_batch_that_the_settings_allow() -> None:
