@@ -20,8 +20,9 @@ def lineage(
     The setting lineage.url names a receiver, to which Dagster sends the same events as they come.
     """
     from streaming_jobs.platform.extras import require
+    from streaming_jobs.text import commands
 
-    require("lineage", "recourse lineage")
+    require("lineage", commands.lineage())
     from openlineage.client.serde import Serde
 
     from orchestration.lineage import Lineage, Position

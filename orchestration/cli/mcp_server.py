@@ -16,6 +16,7 @@ import typer
 
 from orchestration.cli.options import invocation
 from streaming_jobs.platform.extras import require
+from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -45,7 +46,7 @@ def mcp(context: typer.Context) -> None:
 
 def server(allow: Sequence[str]) -> MCPServer:
     """The server with the tools that `allow` names; raises MissingExtra without the package `mcp`."""
-    require("mcp", "recourse mcp")
+    require("mcp", commands.mcp())
     from mcp.server import MCPServer
     from mcp.types import ToolAnnotations
 

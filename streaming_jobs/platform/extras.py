@@ -13,6 +13,7 @@ EXTRAS = {
     "metrics": ("prometheus_client",),
     "otlp": ("opentelemetry",),
     "alerts": ("apprise",),
+    "postgres": ("dagster_postgres",),
     "mcp": ("mcp", "anyio"),
     "lineage": ("openlineage", "attr"),
 }

@@ -43,6 +43,14 @@ def metrics() -> str:
     return _command("metrics")
 
 
+def mcp() -> str:
+    return _command("mcp")
+
+
+def lineage() -> str:
+    return _command("lineage")
+
+
 def verify(**options: object) -> str:
     return _command("verify", **options)
 

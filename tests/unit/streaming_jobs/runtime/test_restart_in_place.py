@@ -156,15 +156,14 @@ def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
     """Also one outside the packages that declare streams, and one that only Python's workers import."""
     monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
     package, helper = flow.parent / "watched_flow", flow.parent / "helper_of_watched.py"
-    (package / "deep").mkdir(parents=True)
-    (package / "deep" / "__init__.py").write_text("")
+    package.mkdir()
     helper.write_text("FACTOR = 1")
-    lazy = package / "deep" / "lazy.py"
+    lazy = flow.parent / "lazy_of_watched.py"
     outside = flow.parent / "only_workers_import_this.py"
     outside.write_text("RATE = 1")
     lazy.write_text("def rate():\n    from only_workers_import_this import RATE\n    return RATE\n")
     flow.unlink()
-    whole = FLOW.replace('return t.select("n")', "from watched_flow.deep import lazy", 1)
+    whole = FLOW.replace('return t.select("n")', "import lazy_of_watched", 1)
     whole = whole.replace('sink=DeltaTable("watched")', 'sink=DeltaTable("watched"), files=["rates.sql"]')
     rates = package / "rates.sql"
     rates.write_text("SELECT 1")
@@ -172,7 +171,7 @@ def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
     config = flow.parent / "recourse.toml"
     home = settings()
     watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), config)
-    assert "watched_flow.deep.lazy" not in sys.modules
+    assert "lazy_of_watched" not in sys.modules
     for file in (helper, lazy, outside, rates, package / "__init__.py"):
         before, stat = file.read_text(), file.stat()
         assert watch.untouched()
@@ -183,8 +182,7 @@ def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     config.write_text("")
     assert not watch.untouched()
-    for name in ("helper_of_watched", "watched_flow.deep"):
-        sys.modules.pop(name)
+    sys.modules.pop("helper_of_watched")
 
 
 @pytest.mark.timeout(300)
