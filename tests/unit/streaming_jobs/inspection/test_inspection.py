@@ -114,6 +114,31 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_judged(plain_job: M
         assert any(part in each for each in words), (part, words)
 
 
+@pytest.mark.parametrize("text", ["", "v1", "v1\n{}", "v3\n{}\n{}"])
+def test_an_entry_that_was_cut_off_is_damaged(plain_job: MakeJob, text: str) -> None:
+    job = plain_job("append")
+    job.run(4)
+    (job.checkpoint / "offsets" / "3").write_text(text)
+    found = look(job)
+    assert "offsets/3 cannot be read" in only(found, "checkpoint").words
+    assert not found.alarming
+
+
+@pytest.mark.parametrize("kind", ["sink", "append"])
+def test_a_line_of_a_source_that_was_cut_off_is_damage_and_neither_loss_nor_double(
+    plain_job: MakeJob, kind: JobKind
+) -> None:
+    job = plain_job(kind)
+    job.run(6)
+    path = job.checkpoint / "offsets" / "3"
+    path.write_text(path.read_text()[:-4])
+    found = look(job)
+    assert "offsets/3: the line of source 0 is no JSON" in only(found, "checkpoint").words
+    history = found.checkpoints[0]
+    assert 3 not in history.batches and history.batches[4].start is None and history.sources == ("kafka",)
+    assert not found.alarming, reasons(found)
+
+
 def test_a_gap_in_the_log_is_damage_and_no_loss(plain_job: MakeJob) -> None:
     job = plain_job()
     job.run(6)
