@@ -81,6 +81,11 @@ class CheckpointHistory:
         return self.folder.rstrip("/").rpartition("/")[2]
 
     @property
+    def topics(self) -> list[str]:
+        """The topics of its newest batch."""
+        return sorted(self.in_order[-1].end) if self.batches else []
+
+    @property
     def first(self) -> int | None:
         return min(self.batches, default=None)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, is_checkpoint, read_checkpoint
-from streaming_jobs.inspection.findings import MEANINGS, InspectionFinding
-from streaming_jobs.inspection.judgement import JudgedTable, judge
+from streaming_jobs.inspection.findings import MEANINGS, InspectionFinding, numbers_words
+from streaming_jobs.inspection.judgement import JudgedTable, judge_all, without_a_commit
 from streaming_jobs.inspection.table_history import is_table, read_table
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.platform.delta_log import versions_in_log
@@ -56,6 +56,7 @@ class Inspection:
     def findings(self) -> list[InspectionFinding]:
         """All findings, the gravest first."""
         found = [finding for table in self.tables for finding in table.findings]
+        found += _without_a_commit(self)
         found += _of_topics(self.topics)
         return sorted(
             found, key=lambda f: (not f.alarming, _ORDER[f.kind], _CERTAINTIES.index(f.certainty), f.versions)
@@ -120,10 +121,7 @@ def inspect(
             raise UsageError(f"{place} is not a Delta table: it has no folder _delta_log", "name the table's folder")
     settled = [max(versions_in_log(place), default=0) for place in tables]  # the job may run meanwhile
     histories = tuple(map(read_checkpoint, checkpoints))
-    judged = [
-        judge(read_table(place), histories, alone=len(tables) == 1, settled=newest)
-        for place, newest in zip(tables, settled, strict=True)
-    ]
+    judged = judge_all([read_table(place) for place in tables], histories, settled)
     if columns is not None:
         from streaming_jobs.inspection.counted_offsets import confirmed
 
@@ -152,6 +150,21 @@ def beside_topics(inspection: Inspection, bounds: Mapping[str, OffsetBounds | No
 
 def _bounds(bounds: OffsetBounds | None, partition: int) -> tuple[int | None, int | None]:
     return (None, None) if bounds is None else (bounds.earliest.get(partition), bounds.latest.get(partition))
+
+
+def _without_a_commit(inspection: Inspection) -> Iterator[InspectionFinding]:
+    """Checkpoints whose records are in none of the tables, by the logs: other tables may have them."""
+    names = [each.history.name for each in inspection.tables]
+    for each in without_a_commit(inspection.checkpoints, [table.attribution for table in inspection.tables]):
+        committed = [batch for batch in each.in_order if batch.committed]
+        if any(batch.start is None or batch.spans for batch in committed):
+            words = (
+                f"checkpoint {each.name} has committed {numbers_words([b.number for b in committed], 'batch')}, and no "
+                f"commit of it is in the log of {', '.join(names)}"
+            )
+            step = "inspect each checkpoint with the tables that it writes"
+            table = names[0] if len(names) == 1 else ""
+            yield InspectionFinding("unknown", "certain", "no_commit", table, words, step, checkpoint=each.folder)
 
 
 def _of_topics(topics: Sequence[TopicNow]) -> list[InspectionFinding]:

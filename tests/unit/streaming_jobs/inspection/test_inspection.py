@@ -34,7 +34,7 @@ def plain_job(tmp_path: Path) -> MakeJob:
 
     def make(kind: JobKind = "sink", name: str = "job") -> PlainJob:
         (tmp_path / name).mkdir()
-        return PlainJob(tmp_path / name, random.Random(7), kind)
+        return PlainJob(tmp_path / name, random.Random(7 if name == "job" else name), kind)
 
     return make
 
@@ -168,6 +168,52 @@ def test_jobs_of_two_tables_do_not_count_as_losses_of_each_other(plain_job: Make
     other.run(3)
     found = inspect([*one.checkpoints, *other.checkpoints], [one.table, other.table])
     assert not found.alarming, reasons(found)
+
+
+@pytest.mark.parametrize("kind", ["sink", "append", "append-once", "merge"])
+def test_a_checkpoint_that_is_in_no_table_is_named_and_counts_for_the_table_of_the_one_before_it(
+    plain_job: MakeJob, kind: JobKind
+) -> None:
+    job, other = plain_job(kind), plain_job("sink", "other")
+    other.clock += 5_000
+    other.run(2)
+    job.run(4)
+    version = job.version
+    job.new_checkpoint(job.position)
+    job.run(3)
+    job.put_back_table(version)
+    found = inspect([*job.checkpoints, *other.checkpoints], [job.table, other.table])
+    missing = [each for each in found.findings if each.kind == "missing"]
+    lost = {(s.partition, offset) for each in missing for s in each.spans for offset in range(s.start, s.end)}
+    assert lost == {(p, o) for _, p, o in job.missing} and {each.table for each in missing} == {job.table.name}
+    assert found.alarming and {each.checkpoint for each in missing} == {str(job.checkpoint)}
+    if kind != "append-once":  # there, commits of the first checkpoint have the transactions of the second
+        assert only(found, "no_commit").checkpoint == str(job.checkpoint)
+
+
+def test_a_checkpoint_and_the_table_of_another_job_are_no_proof_that_nothing_is_lost(plain_job: MakeJob) -> None:
+    one, other = plain_job("sink", "one"), plain_job("append", "other")
+    other.clock += 5_000
+    one.run(3)
+    other.run(3)
+    for tables in ([other.table], [other.table, other.table]):
+        found = inspect(one.checkpoints, tables)
+        assert ("unknown", "certain", "no_commit") in reasons(found) and not found.alarming
+        assert "as far as checkpoint and log still tell" in found.verdict
+
+
+def test_a_second_checkpoint_of_a_job_that_filters_may_have_written_nothing(plain_job: MakeJob) -> None:
+    job = plain_job("append")
+    job.run(4)
+    for number in range(4):
+        path = job.table / "_delta_log" / f"{number:020d}.json"
+        path.write_text(path.read_text().replace('"numOutputRows":"6"', '"numOutputRows":"5"'))
+    version = job.version
+    job.new_checkpoint(job.position)
+    job.run(1)
+    job.put_back_table(version)
+    found = look(job)
+    assert ("missing", "unclear", "not_written") in reasons(found) and not found.alarming
 
 
 def test_rows_that_a_job_has_filtered_are_unclear_and_no_loss(plain_job: MakeJob) -> None:
