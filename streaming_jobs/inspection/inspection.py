@@ -26,11 +26,15 @@ _CERTAINTIES = ("certain", "likely", "unclear")
 
 @dataclass(frozen=True)
 class TopicNow:
-    """A partition as the broker has it, beside the position of the newest checkpoint."""
+    """A partition as the broker has it, beside the position of the newest checkpoint.
+
+    `position` is the first offset whose rows the next start has to write, `planned` the end of the last planned batch.
+    """
 
     topic: str
     partition: int
     position: int
+    planned: int
     earliest: int | None
     latest: int | None
 
@@ -140,12 +144,22 @@ def beside_topics(inspection: Inspection, bounds: Mapping[str, OffsetBounds | No
     )
     if newest is None:
         return inspection
+    last = newest.in_order[-1]
+    done = last.committed or _has_rows(inspection, newest, last.number)
+    begin = last.end if done or last.start is None else last.start
     now = [
-        TopicNow(topic, partition, position, *_bounds(bounds.get(topic), partition))
-        for topic, each in sorted(newest.in_order[-1].end.items())
-        for partition, position in sorted(each.items())
+        TopicNow(topic, p, begin.get(topic, {}).get(p, 0), planned, *_bounds(bounds.get(topic), p))
+        for topic, each in sorted(last.end.items())
+        for p, planned in sorted(each.items())
     ]
     return replace(inspection, topics=tuple(now))
+
+
+def _has_rows(inspection: Inspection, checkpoint: CheckpointHistory, number: int) -> bool:
+    """True if the rows of a batch are in each table that its checkpoint writes."""
+    tables = [each for each in inspection.tables if each.attribution.how(checkpoint) is not None]
+    writes = [(each.history, each.attribution.of(checkpoint).get(number, [])) for each in tables]
+    return bool(writes) and all(any(all(map(h.alive, w.versions)) for w in made) for h, made in writes)
 
 
 def _bounds(bounds: OffsetBounds | None, partition: int) -> tuple[int | None, int | None]:
@@ -174,8 +188,8 @@ def _of_topics(topics: Sequence[TopicNow]) -> list[InspectionFinding]:
         if each.latest is None:
             words = f"{place} does not exist any more; the job has read it up to offset {each.position}"
             found.append(InspectionFinding("unknown", "certain", "topic_gone", each.topic, words))
-        elif each.position > each.latest:
-            words = f"{place} ends at offset {each.latest}, the job is at {each.position}: the topic was created again"
+        elif each.planned > each.latest:
+            words = f"{place} ends at offset {each.latest}, the job is at {each.planned}: the topic was created again"
             found.append(InspectionFinding("will_lose", "certain", "topic_recreated", each.topic, words))
         elif each.lost:
             words = (

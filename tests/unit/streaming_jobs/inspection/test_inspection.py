@@ -7,11 +7,15 @@ import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection import inspection
@@ -22,7 +26,7 @@ from streaming_jobs.inspection.inspection import Inspection, beside_topics, insp
 from streaming_jobs.inspection.page import page
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
-from tests.support.plain_histories import TOPIC, JobKind, PlainJob
+from tests.support.plain_histories import TOPIC, JobKind, PlainJob, Record
 
 COLUMNS = OffsetColumns("partition", "offset")
 MakeJob = Callable[..., PlainJob]
@@ -230,6 +234,83 @@ def test_rows_that_a_job_has_filtered_are_unclear_and_no_loss(plain_job: MakeJob
     assert [(span.partition, span.start, span.end) for span in counted.spans] == [(gone[1], gone[2], gone[2] + 1)]
 
 
+def filtered(job: PlainJob, batches: int, empty: int, keep: Callable[[Record], bool]) -> None:
+    """Run a job of appends that writes some of its records, and none of one batch."""
+    append = job.commit
+
+    def commit(*arguments: Any, add: list[list[Record]], **options: Any) -> None:
+        if len(job.batches) - 1 != empty:
+            append(*arguments, add=[[record for record in records if keep(record)] for records in add], **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "commit", commit)
+        job.run(batches)
+
+
+def test_a_batch_without_rows_of_a_job_that_filters_stays_unclear_when_the_rows_are_counted(plain_job: MakeJob) -> None:
+    job = plain_job("append")
+    filtered(job, 7, 4, lambda record: record[2] % 2 == 0)
+    found = inspect(job.checkpoints, [job.table], COLUMNS)
+    missing = only(found, "not_written")
+    assert (missing.certainty, missing.counted, missing.batches) == ("unclear", False, (4,)) and not found.alarming
+    assert ("unknown", "unclear", "counted") in reasons(found)
+
+
+def test_many_single_offsets_that_no_row_has_are_counted_in_a_few_seconds(plain_job: MakeJob) -> None:
+    job = plain_job()
+    job.run(2)
+    job.run(1, size=16_000)
+    job.restore(job.version - 1)
+    job.commit("WRITE", {"mode": "Append"}, add=[[record for record in sorted(job.missing) if record[2] % 2]])
+    started = time.monotonic()
+    found = inspect(job.checkpoints, [job.table], COLUMNS)
+    assert time.monotonic() - started < 10
+    assert only(found, "restored").records == len(job.missing) > 7_000
+
+
+def test_rows_of_two_topics_are_counted_by_the_column_of_the_topic(plain_job: MakeJob) -> None:
+    job = plain_job("sink")
+    job.run(2)
+    for number in range(2):
+        path = job.checkpoint / "offsets" / str(number)
+        path.write_text(path.read_text() + '\n{"returns":{"0":3}}')
+    (job.checkpoint / "sources" / "1").mkdir()
+    (job.checkpoint / "sources" / "1" / "0").write_text('\0v1\n{"returns":{"0":0}}')
+    names = [TOPIC] * sum(job.position) + ["returns"] * 2 + [None]
+    records = sorted(job.rows())
+    table = pa.table(
+        {
+            "topic": names,
+            "partition": pa.array([*(p for _, p, _ in records), 0, 0, 0], pa.int32()),
+            "offset": pa.array([*(o for _, _, o in records), 0, 2, 1], pa.int64()),
+        }
+    )
+    rows = job.root / "rows"
+    write_deltalake(rows, table)
+    for path in job.table.glob("*.parquet"):
+        path.unlink()
+    shutil.copytree(rows, job.table, dirs_exist_ok=True)
+    (job.table / "_delta_log" / f"{1:020d}.json").unlink()
+    found = inspect(job.checkpoints, [job.table], OffsetColumns("partition", "offset", "topic"))
+    lacking = [span for each in found.findings for span in each.spans if each.kind in ("missing", "unknown")]
+    assert [(s.partition, s.start, s.end) for s in lacking if s.topic == "returns"] == [(0, 1, 2)]
+
+
+@pytest.mark.parametrize("scheme", ["file:", "file://", "dbfs:", "s3://", ""])
+def test_files_of_a_shallow_clone_are_looked_for_where_they_are(plain_job: MakeJob, scheme: str) -> None:
+    job = plain_job()
+    job.run(3)
+    path = next(iter(job.live))
+    elsewhere = job.root / "else where"
+    elsewhere.mkdir()
+    shutil.move(job.table / path, elsewhere / path)
+    for log in (job.table / "_delta_log").glob("*.json"):
+        log.write_text(log.read_text().replace(f'"path":"{path}"', f'"path":"{scheme}{quote(str(elsewhere / path))}"'))
+    assert reasons(look(job)) == []
+    (elsewhere / path).unlink()
+    assert ("missing", "certain", "lost_file") in reasons(look(job)) or not scheme.startswith("file")
+
+
 def test_losses_that_somebody_has_read_again_are_none_by_the_rows(plain_job: MakeJob) -> None:
     job = plain_job("sink")
     job.run(5)
@@ -291,6 +372,22 @@ def test_topics_are_compared_with_the_position(
     assert [each.position for each in found.topics] == job.position
     gone = beside_topics(look(job), {TOPIC: None})
     assert [each.reason for each in gone.findings] == ["topic_gone"] * 2 and not gone.alarming
+
+
+@pytest.mark.parametrize("kill", ["planned", "written"])
+def test_records_of_a_batch_that_was_not_written_are_lost_once_kafka_has_deleted_them(
+    plain_job: MakeJob, kill: Literal["planned", "written"]
+) -> None:
+    job = plain_job()
+    job.run(4, kill=kill)
+    start, end = job.batches[3].start, job.batches[3].end
+    bounds = OffsetBounds(dict(enumerate(end)), {p: offset + 9 for p, offset in enumerate(end)})
+    found = beside_topics(look(job), {TOPIC: bounds})
+    lost = {} if kill == "written" else {p: end[p] - start[p] for p in range(2) if end[p] > start[p]}
+    assert {each.partition: each.lost for each in found.topics if each.lost} == lost
+    assert [each.reason for each in found.findings if each.kind == "will_lose"] == ["past_retention"] * len(lost)
+    shorter = beside_topics(look(job), {TOPIC: OffsetBounds({0: 0, 1: 0}, dict(enumerate(start)))})
+    assert "topic_recreated" in {each.reason for each in shorter.findings}, "an end before that of the planned batch"
 
 
 def test_the_page_has_the_verdict_the_findings_and_a_picture_and_escapes_names(plain_job: MakeJob) -> None:
