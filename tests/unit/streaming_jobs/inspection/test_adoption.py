@@ -14,7 +14,7 @@ from streaming_jobs.errors import CommitRefused, UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.inspection import adoption, inspection
 from streaming_jobs.inspection.adoption import AdoptionPlan, adopt, plan_adoption
-from streaming_jobs.ledger.entry import Txn, app_id
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
@@ -24,7 +24,7 @@ from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from tests.support.plain_histories import TOPIC, JobKind, PlainJob
-from tests.unit.streaming_jobs.inspection.test_inspection import state_of
+from tests.unit.streaming_jobs.inspection.test_inspection import note_entry, read, state_of
 
 COLUMNS = {"id": "string", "partition": "int", "offset": "bigint"}
 
@@ -250,6 +250,17 @@ def test_a_table_that_may_end_after_the_last_batch_is_adopted_only_despite_the_f
         assert "--despite-findings" in refused.value.next_step
     shown = plan(home, job, despite_findings=words is not None)
     assert shown.starts == {TOPIC: dict(enumerate(job.position))}
+
+
+def test_a_table_that_recourse_wrote_after_the_job_is_adopted_only_despite_the_findings(
+    home: Settings, make_job: MakeJob
+) -> None:
+    job = make_job("sink")
+    job.run(3)
+    job.commit("WRITE", {"mode": "Append"}, add=[[(-1, -1, 1)]])
+    note_entry(job, 3, LedgerEntry("batch", "another", "orders", 1, 7, (read(job, 0, 2),)))
+    with pytest.raises(UsageError, match="Recourse wrote version 3"):
+        plan(home, job)
 
 
 def test_a_batch_that_delta_would_skip_is_kept_only_despite_the_findings(home: Settings, make_job: MakeJob) -> None:
