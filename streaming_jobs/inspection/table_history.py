@@ -20,6 +20,7 @@ from streaming_jobs.storage.locations import Location, files_below
 
 _URI = re.compile("[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """A path of the log that begins with a scheme: `s3://...`, and `file:/...` or `dbfs:/...` too."""
+_ON_DISK = re.compile("file:(//)?(?=/(?!/))")
 _STREAMING, _RESTORE = "STREAMING UPDATE", "RESTORE"
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError)
 
@@ -295,9 +296,9 @@ def _missing(table: Location, rows: _FollowedRows) -> Iterator[MissingFile]:
     """
     there = None if isinstance(table, Path) else {name for name, _ in files_below(table)}
     for path, bits in rows.live.items():
-        elsewhere = path.startswith("/") or _URI.match(path) is not None
-        if elsewhere and not (path.startswith("file:") and isinstance(table, Path)):
+        on_disk = _ON_DISK.match(path) if isinstance(table, Path) else None
+        if on_disk is None and (path.startswith("/") or _URI.match(path)):
             continue
-        names = names_on_disk(re.sub("^file:/+", "/", path) if elsewhere else path)
+        names = names_on_disk(path if on_disk is None else path[on_disk.end() :])
         if not any(name in there if there is not None else (table / name).exists() for name in names):
             yield MissingFile(path, Versions(rows.first, bits), rows.rows.get(path))
