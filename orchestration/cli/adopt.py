@@ -24,6 +24,9 @@ def adopt(
     after_batch: Annotated[
         int | None, typer.Option(help="Go on after this batch, if the job's last one was planned and not committed.")
     ] = None,
+    despite_findings: Annotated[
+        bool, typer.Option("--despite-findings", help="Also where findings say that the table may end elsewhere.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Adopt without asking.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
@@ -39,7 +42,14 @@ def adopt(
     call = invocation(context)
     selected = call.topology[stream]
     topics = Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
-    plan = plan_adoption(call.settings, selected, location(call, checkpoint), topics, after=after_batch)
+    plan = plan_adoption(
+        call.settings,
+        selected,
+        location(call, checkpoint),
+        topics,
+        after=after_batch,
+        despite_findings=despite_findings,
+    )
     if output is Output.text:
         _print(call.settings, plan)
     if not yes:
@@ -62,6 +72,8 @@ def _print(settings: Settings, plan: AdoptionPlan) -> None:
     print(f"  where query {plan.query_id} has stopped, after its batch {plan.batch}: {plan.inspection.verdict}")
     for topic, each in sorted(plan.starts.items()):
         print(f"  begins at {topic} " + " ".join(f"{partition}:{offset}" for partition, offset in sorted(each.items())))
+    for finding in plan.inspection.findings:
+        print(f"  {finding.kind.replace('_', ' ')} ({finding.certainty}): {finding.words}")
     print("writes")
     record = StreamFolder.of(settings, plan.stream).path / "stream.json"
     there = " (is there, by an adoption that was interrupted)" if plan.recorded else ""
@@ -69,6 +81,10 @@ def _print(settings: Settings, plan: AdoptionPlan) -> None:
     print(f"  {plan.location}/_delta_log: one commit without rows, by which the table belongs to the stream")
     print("does not write")
     print(f"  {plan.checkpoint}: the job can go on from it until the stream has written a batch")
+    print("does not see")
+    print(
+        "  a topic that was created again, and has grown beyond these offsets since: its first records would be passed"
+    )
     print("does not take over")
     print(
         "  rows from before in the ledger: a recovery can go back to the stream's savepoints, not to before the first"

@@ -7,27 +7,33 @@ Two writes, in this order; either can be killed and done again:
 
 Between them preflight refuses each start, because the table is not the stream's. The job's checkpoint is only read, so
 the job itself can go on from it as long as the stream has written no batch.
+
+The stream begins at the end of the job's last batch. So a plan is refused if checkpoint or log say that the table ends
+elsewhere, and an adoption if the job has moved either of the two since.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from streaming_jobs.errors import CommitImpossible, CommitRefused, UsageError
+from streaming_jobs.inspection.findings import numbers_words
 from streaming_jobs.inspection.inspection import Inspection, inspect
 from streaming_jobs.inspection.judgement import JudgedTable
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets
+from streaming_jobs.platform.delta_log import versions_in_log
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import ADOPTED, Accepted, BoundTopic, Generation, StreamRecord
@@ -35,25 +41,32 @@ from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import DeltaTable, Stream
 
 _BEFORE_BATCH_0 = Txn(1, -1)
+_DOUBTS_SHOWN = 3
+_ONLY_CHANGES_ROWS = ("delete", "update", "restore")
+"""Operations of other programs that add no records, as reasons of findings."""
+NewestEntries = tuple[int | None, int | None]
+"""The last planned and the last committed batch of a checkpoint, by the names of its files."""
 
 
 @dataclass(frozen=True)
 class AdoptionPlan:
     """What an adoption writes: where the stream begins, and the versions of the table that it accepts.
 
-    `batch` is the job's last one, after which the stream goes on. `recorded`: the record is there, by an adoption that
-    was killed. `inspection` is that of the job.
+    `batch` is the job's last one, after which the stream goes on. `version` and `newest` are those of table and
+    checkpoint when they were read. `recorded`: the record is there, by an adoption that was killed. `inspection` is
+    that of the job.
     """
 
     stream: str
     table: str
     location: str
-    checkpoint: str
+    checkpoint: Location
     query_id: str
     batch: int
     starts: TopicOffsets
     topic_ids: Mapping[str, str]
     version: int
+    newest: NewestEntries
     accepted: tuple[int, ...]
     inspection: Inspection
     recorded: bool = False
@@ -64,28 +77,50 @@ class AdoptionPlan:
         return f"{ADOPTED} {self.query_id} after batch {self.batch}"
 
     def as_json(self) -> dict[str, Any]:
-        names = ("stream", "table", "location", "checkpoint", "query_id", "batch", "starts", "version", "recorded")
+        names = ("stream", "table", "location", "query_id", "batch", "starts", "version", "recorded")
         return {
             **{name: getattr(self, name) for name in names},
+            "checkpoint": str(self.checkpoint),
             "accepted": list(self.accepted),
             "inspection": self.inspection.as_json(),
         }
 
 
 def plan_adoption(
-    settings: Settings, stream: Stream, checkpoint: Location, topics: TopicReader, *, after: int | None = None
+    settings: Settings,
+    stream: Stream,
+    checkpoint: Location,
+    topics: TopicReader,
+    *,
+    after: int | None = None,
+    despite_findings: bool = False,
 ) -> AdoptionPlan:
     """Plan the adoption of the job with this checkpoint; writes nothing.
 
     `after` is the batch after which the stream goes on, for a job whose last batch was planned and not committed.
-    Raises UsageError for a job or a stream that does not fit.
+    `despite_findings`: also where the findings put in doubt that the table ends there. Raises UsageError for a job or a
+    stream that does not fit.
     """
     declared = _only_table(stream)
     location = settings.tables / declared.name
+    version = max(versions_in_log(location), default=0)  # before the checkpoint: the job may still run
     found = inspect([checkpoint], [location])
+    newest = _newest(checkpoint)
     history, judged = found.checkpoints[0], found.tables[0]
-    if history.query_id is None or not history.batches:
+    sink = _owned(settings, declared, stream.name)
+    if newest != (history.last_planned, history.last_committed):
+        raise UsageError(
+            f"the newest entries of {checkpoint} cannot be used: "
+            + ("; ".join(history.trouble) or "they changed while they were read"),
+            "stop the job, or put a damaged checkpoint back from its newest copy; then plan the adoption again",
+        )
+    if not history.batches:
         raise UsageError(f"{checkpoint} has no batch", "declare a new stream: there is nothing to take over")
+    if history.query_id is None:
+        raise UsageError(
+            f"{checkpoint} has no query id: {'; '.join(history.trouble)}",
+            "put the file metadata back from a copy of the checkpoint",
+        )
     if history.stateful:
         raise UsageError(
             f"the job of {checkpoint} keeps state, and state of another job does not fit a stream of Recourse",
@@ -101,21 +136,37 @@ def plan_adoption(
         )
     batch = _last_batch(judged, after)
     starts = {topic: dict(each) for topic, each in history.batches[batch].end.items()}
+    if max(judged.history.commits) != version:
+        raise UsageError(
+            f"table {declared.name} was at version {version} before the checkpoint was read, and is at "
+            f"{max(judged.history.commits)}: the job still runs",
+            "stop the job, then plan the adoption again",
+        )
     changed = tuple(commit.version for commit in judged.history.commits.values() if commit.changes_data)
     plan = AdoptionPlan(
         stream=stream.name,
         table=declared.name,
         location=str(location),
-        checkpoint=str(checkpoint),
+        checkpoint=checkpoint,
         query_id=history.query_id,
         batch=batch,
         starts=starts,
         topic_ids=_topic_ids(topics, starts),
-        version=max(judged.history.commits),
+        version=version,
+        newest=newest,
         accepted=changed,
         inspection=found,
     )
-    return replace(plan, recorded=_is_of(_earlier(settings, plan), plan))
+    plan = replace(plan, recorded=_is_of(_earlier(settings, plan), plan))
+    done = plan.recorded and sink.owner == stream.name
+    if not done and not despite_findings and (doubts := list(_doubts(judged, batch))):
+        more = f"; and {len(doubts) - _DOUBTS_SHOWN} more" if len(doubts) > _DOUBTS_SHOWN else ""
+        raise UsageError(
+            f"table {declared.name} may not end where batch {batch} does: {'; '.join(doubts[:_DOUBTS_SHOWN])}{more}",
+            "inspect the job, and repair table or checkpoint; or say --despite-findings, if the offsets after batch "
+            f"{batch} are the right ones all the same",
+        )
+    return plan
 
 
 def adopt(settings: Settings, stream: Stream, plan: AdoptionPlan) -> bool:
@@ -126,9 +177,7 @@ def adopt(settings: Settings, stream: Stream, plan: AdoptionPlan) -> bool:
     with take(settings, stream.name, purpose="adopt", wait=2.0):
         earlier = _earlier(settings, plan)
         recorded = _is_of(earlier, plan)
-        sink = open_sink(settings, _only_table(stream), stream.name)
-        if sink is None:
-            raise UsageError(f"table {plan.table} is gone", "plan the adoption again")
+        sink = _owned(settings, _only_table(stream), stream.name)
         if recorded and sink.owner == stream.name and sink.position is not None:
             return False
         if sink.version != plan.version:
@@ -136,7 +185,12 @@ def adopt(settings: Settings, stream: Stream, plan: AdoptionPlan) -> bool:
                 f"table {plan.table} is at version {sink.version} and was at {plan.version}: the job still runs",
                 "stop the job, then plan the adoption again",
             )
-        if not recorded:
+        if _newest(plan.checkpoint) != plan.newest:
+            raise CommitRefused(
+                f"checkpoint {plan.checkpoint} has other newest entries than in the plan: the job still runs",
+                "stop the job, then plan the adoption again",
+            )
+        if earlier is None or not recorded or earlier.accepts(plan.table) != set(plan.accepted):
             StreamFolder.of(settings, stream.name).make()
             stream_record.save(settings, _record(plan, earlier))
         _take_over(sink, plan)
@@ -157,6 +211,46 @@ def _only_table(stream: Stream) -> DeltaTable:
     return tables[0]
 
 
+def _owned(settings: Settings, declared: DeltaTable, stream: str) -> DeltaSink:
+    """The table; raises UsageError if it is another stream's, or gone."""
+    sink = open_sink(settings, declared, stream)
+    if sink is None:
+        raise UsageError(f"table {declared.name} is gone", "plan the adoption again")
+    if sink.owner not in (None, stream):
+        raise UsageError(
+            f"table {declared.name} belongs to stream {sink.owner}", "adopt the table of a job that is none of Recourse"
+        )
+    return sink
+
+
+def _newest(checkpoint: Location) -> NewestEntries:
+    return Checkpoint(checkpoint).last_planned, Checkpoint(checkpoint).last_committed
+
+
+def _doubts(judged: JudgedTable, batch: int) -> Iterator[str]:
+    """What speaks against a table that ends where the batch does; rows that are no longer in the table do not."""
+    [history] = judged.checkpoints
+    attribution, alive = judged.attribution, judged.history.alive
+    if attribution.how(history) is None:
+        yield f"no commit in its log is of checkpoint {history.name}"
+    last = max((v for writes in attribution.of(history).values() for w in writes for v in w.versions), default=-1)
+    for each in judged.findings:
+        if each.reason in ("will_repeat", "will_skip"):  # --after-batch decided about this batch
+            doubted = each.reason == "will_skip" and batch in each.batches
+        elif each.kind == "foreign":
+            doubted = each.reason not in _ONLY_CHANGES_ROWS and each.versions[-1] > last
+            doubted = doubted and any(map(alive, each.versions))
+        elif each.reason in ("ahead", "other_query", "earlier_life"):
+            doubted = any(map(alive, each.versions))
+        else:
+            doubted = each.reason == "checkpoint" or each.kind in ("will_lose", "will_double")
+        if doubted:
+            yield each.words
+    by_recourse = [write for write in attribution.writes if write.checkpoint is not history]
+    if later := [v for write in by_recourse for v in write.versions if v > last and alive(v)]:
+        yield f"Recourse wrote {numbers_words(later, 'version')}"
+
+
 def _last_batch(judged: JudgedTable, after: int | None) -> int:
     """The batch whose end is the first offset that the stream reads."""
     [history] = judged.checkpoints
@@ -164,16 +258,22 @@ def _last_batch(judged: JudgedTable, after: int | None) -> int:
     assert planned is not None
     if after is not None:
         if after not in (planned, committed):
-            raise UsageError(f"batch {after} is not the job's last one", f"name batch {committed} or {planned}")
+            names = planned if committed in (None, planned) else f"{committed} or {planned}"
+            raise UsageError(f"batch {after} is not the job's last one", f"name batch {names}")
         return after
     if committed == planned:
         return planned
     written = any(judged.history.alive(v) for w in judged.attribution.of(history).get(planned, ()) for v in w.versions)
     found = "in the table" if written else "not in the table, by the log"
+    if written:
+        choice = f"or choose: --after-batch {planned}, which keeps these rows"
+    elif committed is not None:
+        choice = f"or choose: --after-batch {committed}, which reads the batch again"
+    else:
+        choice = "or declare a new stream with a table of its own, as the job has written nothing"
     raise UsageError(
         f"batch {planned} of the job was planned and not committed; its rows are {found}",
-        "let the job finish the batch; or choose: --after-batch "
-        + (f"{planned}, which keeps these rows" if written else f"{committed}, which reads the batch again"),
+        f"let the job finish the batch; {choice}",
     )
 
 

@@ -81,6 +81,11 @@ class CheckpointHistory:
         return self.folder.rstrip("/").rpartition("/")[2]
 
     @property
+    def topics(self) -> list[str]:
+        """The topics of its newest batch."""
+        return sorted(self.in_order[-1].end) if self.batches else []
+
+    @property
     def first(self) -> int | None:
         return min(self.batches, default=None)
 
@@ -171,7 +176,10 @@ def _ends(checkpoint: Checkpoint, number: int) -> tuple[tuple[SourceKind, ...], 
     kinds: list[SourceKind] = []
     ends: dict[str, Mapping[int, int]] = {}
     for index, line in enumerate(checkpoint.sources(number)):
-        kind, offsets = _offsets(line if line != "-" else checkpoint.initial(index))
+        try:
+            kind, offsets = _offsets(line if line != "-" else checkpoint.initial(index))
+        except ValueError as error:
+            raise CheckpointDamaged(f"offsets/{number}: the line of source {index} is no JSON") from error
         kinds.append(kind)
         for topic, each in offsets.items():
             ends[topic] = {**ends.get(topic, {}), **each}
@@ -184,16 +192,14 @@ def _initial(checkpoint: Checkpoint, kinds: tuple[SourceKind, ...]) -> TopicOffs
         for index, kind in enumerate(kinds):
             if kind == "kafka":
                 starts.update(_offsets(checkpoint.initial(index))[1])
-    except CheckpointDamaged:
+    except (CheckpointDamaged, ValueError):
         return None
     return starts
 
 
 def _offsets(text: str) -> tuple[SourceKind, TopicOffsets]:
-    try:
-        value: Any = json.loads(text)
-    except ValueError:
-        return "other", {}
+    """The kind of a source and its offsets; raises ValueError for text that is no JSON, which each source writes."""
+    value: Any = json.loads(text)
     if isinstance(value, dict) and "reservoirVersion" in value:
         return "delta", {}
     try:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.inspection.coverage import RECREATED, outside, within_spans
+from streaming_jobs.inspection.coverage import RECREATED
 from streaming_jobs.inspection.findings import InspectionFinding, Kind, finding
 from streaming_jobs.inspection.judgement import JudgedTable
 from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.text.spelling import counted, instead
-from streaming_jobs.verification.offset_ranges import Span, merged, of_spans, packed, total, unpacked
+from streaming_jobs.verification.offset_ranges import Span, cut, merged, of_spans, packed, total, unpacked
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ def confirmed(table: Location, columns: OffsetColumns, judged: JudgedTable) -> t
     """The findings about a table, after its rows were counted.
 
     The rows decide what is missing or doubled: a finding of the log keeps the offsets that they confirm, and is certain
-    then. What the log does not explain becomes a finding of its own. Eight bytes of memory are needed for each offset.
+    then. An unclear loss stays unclear if batches in the table lack offsets too: the job may have filtered all of them.
+    What the log does not explain becomes a finding of its own. The columns are read into memory.
     Raises UsageError for a column that the table lacks, and for a topic column that is needed and was not named.
     """
     name, found = judged.history.name, list(judged.findings)
@@ -49,8 +51,9 @@ def confirmed(table: Location, columns: OffsetColumns, judged: JudgedTable) -> t
     if len(topics) > 1 and columns.topic is None:
         raise UsageError(f"the job reads {len(topics)} topics", "name the column of the topic as the third one")
     absent, doubled = _counted(table, columns, judged, topics)
-    kept, left_absent = _agreeing(found, "missing", absent)
-    kept, left_doubled = _agreeing(kept, "doubled", doubled)
+    rows_for_all = not cut(judged.covered, absent)[0]
+    kept, left_absent = _agreeing(found, "missing", absent, rows_for_all)
+    kept, left_doubled = _agreeing(kept, "doubled", doubled, True)
     if left_absent:
         words = (
             f"the rows lack {counted(total(left_absent), 'offset')} of batches that are in the table: filtered by the "
@@ -74,19 +77,26 @@ def _uncountable(judged: JudgedTable, topics: Sequence[str]) -> str:
 
 
 def _agreeing(
-    found: Sequence[InspectionFinding], kind: Kind, places: Sequence[Span]
+    found: Sequence[InspectionFinding], kind: Kind, places: Sequence[Span], decides: bool
 ) -> tuple[list[InspectionFinding], list[Span]]:
-    """The findings, those of a kind only with the offsets that the rows confirm; and the offsets that are left."""
+    """The findings, those of a kind only with the offsets that the rows confirm; and the offsets that are left.
+
+    `decides`: the rows make an unclear finding certain too.
+    """
     kept: list[InspectionFinding] = []
     left = list(places)
     for each in found:
         if each.kind != kind or not each.spans:
             kept.append(each)
             continue
-        agreed = [part for span in each.spans for part in within_spans(span, places)]
-        if agreed:
+        agreed, _ = cut(each.spans, places)
+        if not agreed:
+            continue
+        _, left = cut(left, agreed)
+        if decides or each.certainty != "unclear":
             kept.append(replace(each, certainty="certain", within=False, spans=tuple(agreed), counted=True))
-            left = [part for span in left for part in outside(span, agreed)]
+        else:
+            kept.append(replace(each, spans=tuple(agreed)))
     return kept, left
 
 
@@ -116,7 +126,6 @@ def _places(table: Location, columns: OffsetColumns, topics: Sequence[str]) -> l
     partitions, offsets = (data.column(name).to_numpy() for name in names[:2])
     if columns.topic is None:
         return [(topics[0] if topics else "", partitions, offsets)]
-    by_topic: dict[str, list[int]] = defaultdict(list)
-    for index, topic in enumerate(data.column(columns.topic).to_pylist()):
-        by_topic[str(topic)].append(index)
-    return [(topic, partitions[by_topic[topic]], offsets[by_topic[topic]]) for topic in topics]
+    of_row = pc.cast(data.column(columns.topic), pa.string())
+    chosen = ((topic, pc.equal(of_row, topic).to_numpy()) for topic in topics)
+    return [(topic, partitions[rows], offsets[rows]) for topic, rows in chosen]

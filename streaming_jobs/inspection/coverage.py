@@ -230,11 +230,6 @@ def outside(span: Span, others: Iterable[Span]) -> list[Span]:
     return without(span, [o for o in others if (o.topic, o.partition) == (span.topic, span.partition)])
 
 
-def within_spans(span: Span, others: Iterable[Span]) -> list[Span]:
-    """The parts of a range that another range of its partition has too."""
-    return [part for part in without(span, outside(span, others)) if part.offsets]
-
-
 def _pieces(part: Span, covers: Sequence[tuple[Span, BatchWrite]]) -> Iterator[tuple[Span, list[BatchWrite]]]:
     """A doubled range in parts that the same writes cover."""
     cuts = {part.start, part.end}

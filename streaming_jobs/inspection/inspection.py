@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, is_checkpoint, read_checkpoint
-from streaming_jobs.inspection.findings import MEANINGS, InspectionFinding
-from streaming_jobs.inspection.judgement import JudgedTable, judge
+from streaming_jobs.inspection.findings import MEANINGS, InspectionFinding, numbers_words
+from streaming_jobs.inspection.judgement import JudgedTable, judge_all, without_a_commit
 from streaming_jobs.inspection.table_history import is_table, read_table
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.platform.delta_log import versions_in_log
@@ -26,11 +26,15 @@ _CERTAINTIES = ("certain", "likely", "unclear")
 
 @dataclass(frozen=True)
 class TopicNow:
-    """A partition as the broker has it, beside the position of the newest checkpoint."""
+    """A partition as the broker has it, beside the position of the newest checkpoint.
+
+    `position` is the first offset whose rows the next start has to write, `planned` the end of the last planned batch.
+    """
 
     topic: str
     partition: int
     position: int
+    planned: int
     earliest: int | None
     latest: int | None
 
@@ -56,6 +60,7 @@ class Inspection:
     def findings(self) -> list[InspectionFinding]:
         """All findings, the gravest first."""
         found = [finding for table in self.tables for finding in table.findings]
+        found += _without_a_commit(self)
         found += _of_topics(self.topics)
         return sorted(
             found, key=lambda f: (not f.alarming, _ORDER[f.kind], _CERTAINTIES.index(f.certainty), f.versions)
@@ -120,10 +125,7 @@ def inspect(
             raise UsageError(f"{place} is not a Delta table: it has no folder _delta_log", "name the table's folder")
     settled = [max(versions_in_log(place), default=0) for place in tables]  # the job may run meanwhile
     histories = tuple(map(read_checkpoint, checkpoints))
-    judged = [
-        judge(read_table(place), histories, alone=len(tables) == 1, settled=newest)
-        for place, newest in zip(tables, settled, strict=True)
-    ]
+    judged = judge_all([read_table(place) for place in tables], histories, settled)
     if columns is not None:
         from streaming_jobs.inspection.counted_offsets import confirmed
 
@@ -142,16 +144,41 @@ def beside_topics(inspection: Inspection, bounds: Mapping[str, OffsetBounds | No
     )
     if newest is None:
         return inspection
+    last = newest.in_order[-1]
+    done = last.committed or _has_rows(inspection, newest, last.number)
+    begin = last.end if done or last.start is None else last.start
     now = [
-        TopicNow(topic, partition, position, *_bounds(bounds.get(topic), partition))
-        for topic, each in sorted(newest.in_order[-1].end.items())
-        for partition, position in sorted(each.items())
+        TopicNow(topic, p, begin.get(topic, {}).get(p, 0), planned, *_bounds(bounds.get(topic), p))
+        for topic, each in sorted(last.end.items())
+        for p, planned in sorted(each.items())
     ]
     return replace(inspection, topics=tuple(now))
 
 
+def _has_rows(inspection: Inspection, checkpoint: CheckpointHistory, number: int) -> bool:
+    """True if the rows of a batch are in each table that its checkpoint writes."""
+    tables = [each for each in inspection.tables if each.attribution.how(checkpoint) is not None]
+    writes = [(each.history, each.attribution.of(checkpoint).get(number, [])) for each in tables]
+    return bool(writes) and all(any(all(map(h.alive, w.versions)) for w in made) for h, made in writes)
+
+
 def _bounds(bounds: OffsetBounds | None, partition: int) -> tuple[int | None, int | None]:
     return (None, None) if bounds is None else (bounds.earliest.get(partition), bounds.latest.get(partition))
+
+
+def _without_a_commit(inspection: Inspection) -> Iterator[InspectionFinding]:
+    """Checkpoints whose records are in none of the tables, by the logs: other tables may have them."""
+    names = [each.history.name for each in inspection.tables]
+    for each in without_a_commit(inspection.checkpoints, [table.attribution for table in inspection.tables]):
+        committed = [batch for batch in each.in_order if batch.committed]
+        if any(batch.start is None or batch.spans for batch in committed):
+            words = (
+                f"checkpoint {each.name} has committed {numbers_words([b.number for b in committed], 'batch')}, and no "
+                f"commit of it is in the log of {', '.join(names)}"
+            )
+            step = "inspect each checkpoint with the tables that it writes"
+            table = names[0] if len(names) == 1 else ""
+            yield InspectionFinding("unknown", "certain", "no_commit", table, words, step, checkpoint=each.folder)
 
 
 def _of_topics(topics: Sequence[TopicNow]) -> list[InspectionFinding]:
@@ -161,8 +188,8 @@ def _of_topics(topics: Sequence[TopicNow]) -> list[InspectionFinding]:
         if each.latest is None:
             words = f"{place} does not exist any more; the job has read it up to offset {each.position}"
             found.append(InspectionFinding("unknown", "certain", "topic_gone", each.topic, words))
-        elif each.position > each.latest:
-            words = f"{place} ends at offset {each.latest}, the job is at {each.position}: the topic was created again"
+        elif each.planned > each.latest:
+            words = f"{place} ends at offset {each.latest}, the job is at {each.planned}: the topic was created again"
             found.append(InspectionFinding("will_lose", "certain", "topic_recreated", each.topic, words))
         elif each.lost:
             words = (

@@ -36,21 +36,53 @@ class JudgedTable:
     findings: tuple[InspectionFinding, ...]
 
 
-def judge(
-    table: TableHistory, checkpoints: Sequence[CheckpointHistory], *, alone: bool, settled: int | None = None
-) -> JudgedTable:
-    """Judge a table; `alone`: no other table is inspected, so a checkpoint without commits in this one counts too.
+def judge_all(
+    tables: Sequence[TableHistory], checkpoints: Sequence[CheckpointHistory], settled: Sequence[int]
+) -> list[JudgedTable]:
+    """Judge the tables of a job; `settled`: the newest version of each from before the checkpoints were read.
 
-    `settled`: its newest version from before the checkpoints were read.
+    A checkpoint without a commit in any table counts for the tables of checkpoints that it may have followed; for the
+    only table in any case.
     """
-    attribution = attribute(table, checkpoints, settled)
-    mine = tuple(
-        sorted(
-            (c for c in checkpoints if attribution.how(c) is not None or (alone and c.batches)),
-            key=lambda checkpoint: checkpoint.begun,
-        )
-    )
-    court = _Batches(table, attribution)
+    attributions = [attribute(table, checkpoints, newest) for table, newest in zip(tables, settled, strict=True)]
+    nowhere = without_a_commit(checkpoints, attributions)
+    judged = []
+    for table, attribution in zip(tables, attributions, strict=True):
+        alone = len(tables) == 1
+        mine = [
+            each
+            for each in checkpoints
+            if attribution.how(each) is not None
+            or (each in nowhere and (alone or _predecessor(each, checkpoints, attribution) is not None))
+        ]
+        mine.sort(key=lambda checkpoint: checkpoint.begun)
+        judged.append(_judge(table, tuple(mine), attribution))
+    return judged
+
+
+def without_a_commit(
+    checkpoints: Sequence[CheckpointHistory], attributions: Sequence[Attribution]
+) -> list[CheckpointHistory]:
+    """The checkpoints with batches of which no table has a commit."""
+    return [each for each in checkpoints if each.batches and all(a.how(each) is None for a in attributions)]
+
+
+def _predecessor(
+    checkpoint: CheckpointHistory, checkpoints: Sequence[CheckpointHistory], attribution: Attribution
+) -> CheckpointHistory | None:
+    """The newest earlier checkpoint that read one of the topics and wrote the table."""
+    earlier = [
+        each
+        for each in checkpoints
+        if each.begun < checkpoint.begun
+        and attribution.how(each) is not None
+        and set(each.topics) & set(checkpoint.topics)
+    ]
+    return max(earlier, key=lambda each: each.begun, default=None)
+
+
+def _judge(table: TableHistory, mine: tuple[CheckpointHistory, ...], attribution: Attribution) -> JudgedTable:
+    court = _Batches(table, attribution, mine)
     found = [each for checkpoint in mine for each in court.judge(checkpoint)]
     court.cover_by_ledger()
     found += court.coverage.findings(mine, attribution)
@@ -62,8 +94,8 @@ def judge(
 class _Batches:
     """What the batches of a checkpoint have left in the table."""
 
-    def __init__(self, table: TableHistory, attribution: Attribution) -> None:
-        self.table, self.attribution = table, attribution
+    def __init__(self, table: TableHistory, attribution: Attribution, checkpoints: Sequence[CheckpointHistory]) -> None:
+        self.table, self.attribution, self.checkpoints = table, attribution, checkpoints
         self.coverage = OffsetCoverage(table.name)
         self._finding = partial(finding, table=table.name)
 
@@ -160,10 +192,11 @@ class _Batches:
             return Cause("skipped", "likely", checkpoint, number, tuple(spans), earlier[-1])
         if how in ("epoch", "ledger"):
             return Cause("not_written", "certain", checkpoint, number, tuple(spans))
-        if how is not None:
-            each = how == "transaction" or self._writes_each(checkpoint)
-            return Cause("not_written", "likely" if each else "unclear", checkpoint, number, tuple(spans))
-        return None
+        like = checkpoint if how is not None else _predecessor(checkpoint, self.checkpoints, self.attribution)
+        if like is None:
+            return None
+        each = self.attribution.how(like) != "time" or self._writes_each(like)
+        return Cause("not_written", "likely" if each else "unclear", checkpoint, number, tuple(spans))
 
     def _writes_each(self, checkpoint: CheckpointHistory) -> bool:
         """True if a job without signatures writes a row for each record, as all of its batches say.

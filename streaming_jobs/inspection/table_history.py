@@ -7,6 +7,7 @@ compactions, upserts and deletion vectors. Versions are bits of a number, as a f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from streaming_jobs.platform.delta_log import CommitActions, changes_rows, names
 from streaming_jobs.state.provenance import rows_of
 from streaming_jobs.storage.locations import Location, files_below
 
+_URI = re.compile("[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+"""A path of the log that begins with a scheme: `s3://...`, and `file:/...` or `dbfs:/...` too."""
+_ON_DISK = re.compile("file:(//)?(?=/(?!/))")
 _STREAMING, _RESTORE = "STREAMING UPDATE", "RESTORE"
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError)
 
@@ -286,11 +290,15 @@ def _number(value: Any) -> int | None:
 
 
 def _missing(table: Location, rows: _FollowedRows) -> Iterator[MissingFile]:
-    """The live files that are not on disk. A file beside the table (of a shallow clone) is not looked for."""
+    """The live files that are not on disk.
+
+    Of files elsewhere (a shallow clone has them), only those of a table on this disk that are on it too are looked for.
+    """
     there = None if isinstance(table, Path) else {name for name, _ in files_below(table)}
     for path, bits in rows.live.items():
-        if "://" in path or path.startswith("/"):
+        on_disk = _ON_DISK.match(path) if isinstance(table, Path) else None
+        if on_disk is None and (path.startswith("/") or _URI.match(path)):
             continue
-        names = names_on_disk(path)
+        names = names_on_disk(path if on_disk is None else path[on_disk.end() :])
         if not any(name in there if there is not None else (table / name).exists() for name in names):
             yield MissingFile(path, Versions(rows.first, bits), rows.rows.get(path))

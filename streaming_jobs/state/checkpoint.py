@@ -106,9 +106,10 @@ class Checkpoint:
     def sources(self, batch: int) -> list[str]:
         """Where a batch ends, as each source wrote it, also in the format of named sources; `-`: nothing yet."""
         path = self.folder / "offsets" / str(batch)
-        version, _, *lines = _text(path).split("\n")
-        if version not in ("v1", "v2") or not lines:
+        version, *rest = _text(path).split("\n")
+        if version not in ("v1", "v2") or len(rest) < 2:
             raise _damaged(path)
+        lines = rest[1:]  # after the metadata
         return [line.partition(":")[2] for line in lines] if version == "v2" else lines
 
     def initial(self, source: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,6 +49,22 @@ def without(whole: Span, holes: Iterable[Span]) -> list[Span]:
             left.append(replace(whole, start=at, end=min(hole.start, whole.end)))
         at = max(at, hole.end)
     return [*left, replace(whole, start=at)] if at < whole.end else left
+
+
+def cut(spans: Iterable[Span], others: Iterable[Span]) -> tuple[list[Span], list[Span]]:
+    """The parts of ranges that other ranges have too, and the parts that they lack; many of both cost little."""
+    holes = list(merged(others))
+    both: list[Span] = []
+    left: list[Span] = []
+    for span in spans:
+        first = bisect_right(
+            holes, (span.topic, span.partition, span.start), key=lambda s: (s.topic, s.partition, s.end)
+        )
+        last = bisect_left(holes, (span.topic, span.partition, span.end), key=lambda s: (s.topic, s.partition, s.start))
+        near = holes[first:last]
+        both += [replace(span, start=max(span.start, s.start), end=min(span.end, s.end)) for s in near]
+        left += without(span, near)
+    return both, left
 
 
 def sweep(spans: Iterable[Span], whole: Span) -> Sweep:

@@ -13,6 +13,7 @@ import random
 import shutil
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -69,7 +70,9 @@ class PlainJob:
     passed: set[Record] = field(default_factory=set)
     """The records that the job has passed, or that lie between its first record and its last."""
     removed: set[Record] = field(default_factory=set)
-    """The records whose rows somebody has deleted on purpose."""
+    """The records whose rows somebody has deleted on purpose, and those that the job has filtered."""
+    keep: Callable[[Record], bool] = lambda record: True
+    """The filter of the job."""
 
     def __post_init__(self) -> None:
         self.table = self.root / "table"
@@ -214,6 +217,8 @@ class PlainJob:
     def _write(self, number: int, planned: Planned) -> None:
         ranges = zip(planned.start, planned.end, strict=True)
         records = [(self.life, p, o) for p, (start, end) in enumerate(ranges) for o in range(start, end)]
+        self.removed |= {record for record in records if not self.keep(record)}
+        records = [record for record in records if self.keep(record)]
         app = {"sink": self.query, "append-once": APP}.get(self.kind)
         if app is not None:
             if self.txns.get(app, -1) >= number:

@@ -69,11 +69,16 @@ def test_an_adoption_shows_what_it_writes_and_asks(
         'flows = ["tests.unit.streaming_jobs.inspection.test_adoption"]\nkafka.bootstrap_servers = "nowhere:9092"\n'
     )
     job.run(1)
+    job.append_by_hand(3)
     (tmp_path / "tables").mkdir()
     shutil.move(job.table, tmp_path / "tables" / "orders")
     places = ("--set", f"tables_dir={tmp_path / 'tables'}", "--set", f"state_dir={tmp_path / 'state'}")
     asked = (*places, "adopt", "orders", "--checkpoint", str(job.checkpoint))
     code, out, err = run(*asked)
+    assert code == 2 and "version 4 (WRITE)" in err and "say --despite-findings" in err
+    asked = (*asked, "--despite-findings")
+    code, out, err = run(*asked)
+    assert "  doubled (likely): batch 2 ran more than once: versions 2 to 3" in out
     assert code == 1 and "one commit without rows, by which the table belongs to the stream" in out
     assert "nobody is here to answer" in err and not (tmp_path / "state").exists()
     code, out, err = run(*asked, "--yes")

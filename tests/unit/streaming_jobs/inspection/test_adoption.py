@@ -12,9 +12,9 @@ from deltalake import DeltaTable as Table
 
 from streaming_jobs.errors import CommitRefused, UsageError
 from streaming_jobs.formats import Json
-from streaming_jobs.inspection import adoption
+from streaming_jobs.inspection import adoption, inspection
 from streaming_jobs.inspection.adoption import AdoptionPlan, adopt, plan_adoption
-from streaming_jobs.ledger.entry import Txn, app_id
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
@@ -24,7 +24,7 @@ from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from tests.support.plain_histories import TOPIC, JobKind, PlainJob
-from tests.unit.streaming_jobs.inspection.test_inspection import state_of
+from tests.unit.streaming_jobs.inspection.test_inspection import note_entry, read, state_of
 
 COLUMNS = {"id": "string", "partition": "int", "offset": "bigint"}
 
@@ -177,6 +177,197 @@ def test_a_batch_that_was_planned_and_not_committed_has_to_be_decided(home: Sett
     assert plan(home, job, after=1).starts == {TOPIC: dict(enumerate(job.batches[1].end))}
     with pytest.raises(UsageError, match="batch 0 is not the job's last one"):
         plan(home, job, after=0)
+
+
+def put_back(job: PlainJob) -> None:
+    job.run(6)
+    job.put_back_checkpoint(3)
+
+
+def put_back_with_the_table(job: PlainJob) -> None:
+    put_back(job)
+    job.restore(job.version - 2)
+
+
+def earlier_life(job: PlainJob) -> None:
+    job.run(4)
+    job.wipe_checkpoint([0, 0])
+    job.run(6)
+
+
+def earlier_query(job: PlainJob) -> None:
+    job.run(4)
+    job.delete_checkpoint([0, 0])
+    job.run(2)
+
+
+def other_program(job: PlainJob) -> None:
+    job.run(3)
+    job.append_by_hand(4)
+
+
+def other_program_before(job: PlainJob) -> None:
+    other_program(job)
+    job.run(1)
+
+
+def deleted_rows(job: PlainJob) -> None:
+    job.run(4)
+    job.delete_rows(0.5)
+
+
+def damaged_in_between(job: PlainJob) -> None:
+    job.run(5)
+    (job.checkpoint / "offsets" / "1").write_text("v1\n{")
+
+
+@pytest.mark.parametrize(
+    ("kind", "story", "words"),
+    [
+        ("sink", put_back, "the checkpoint ends at batch 3"),
+        ("append-once", put_back, "the checkpoint ends at batch 3"),
+        ("append", put_back, "batches from before the checkpoint was put back"),
+        ("merge", put_back, "batches from before the checkpoint was put back"),
+        ("sink", put_back_with_the_table, None),
+        ("append", put_back_with_the_table, None),
+        ("sink", earlier_life, "an earlier checkpoint wrote them"),
+        ("sink", earlier_query, "its checkpoint was not given"),
+        ("sink", other_program, r"version 3 \(WRITE\) .* is of no batch"),
+        ("append", other_program, r"version 3 \(WRITE\) .* is of no batch"),
+        ("append", other_program_before, None),
+        ("append", deleted_rows, None),
+        ("append", damaged_in_between, "offsets/1 cannot be read"),
+    ],
+)
+def test_a_table_that_may_end_after_the_last_batch_is_adopted_only_despite_the_findings(
+    home: Settings, make_job: MakeJob, kind: JobKind, story: Callable[[PlainJob], None], words: str | None
+) -> None:
+    job = make_job(kind)
+    story(job)
+    if words is not None:
+        with pytest.raises(UsageError, match=words) as refused:
+            plan(home, job)
+        assert "--despite-findings" in refused.value.next_step
+    shown = plan(home, job, despite_findings=words is not None)
+    assert shown.starts == {TOPIC: dict(enumerate(job.position))}
+
+
+def test_a_table_that_recourse_wrote_after_the_job_is_adopted_only_despite_the_findings(
+    home: Settings, make_job: MakeJob
+) -> None:
+    job = make_job("sink")
+    job.run(3)
+    job.commit("WRITE", {"mode": "Append"}, add=[[(-1, -1, 1)]])
+    note_entry(job, 3, LedgerEntry("batch", "another", "orders", 1, 7, (read(job, 0, 2),)))
+    with pytest.raises(UsageError, match="Recourse wrote version 3"):
+        plan(home, job)
+
+
+def test_a_batch_that_delta_would_skip_is_kept_only_despite_the_findings(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("sink")
+    job.run(4, kill="written")
+    job.restore(job.version - 1)
+    with pytest.raises(UsageError, match="Delta skips it"):
+        plan(home, job, after=3)
+    assert plan(home, job, after=2).batch == 2
+
+
+@pytest.mark.parametrize("kind", ["sink", "append", "append-once", "merge"])
+def test_the_checkpoint_of_another_job_is_refused(home: Settings, make_job: MakeJob, kind: JobKind) -> None:
+    job = make_job(kind)
+    job.run(5)
+    (job.root / "other").mkdir()
+    other = PlainJob(job.root / "other", random.Random(9), kind, clock=1_760_000_000.0)
+    other.run(2)
+    # an application may be that of an earlier checkpoint
+    words = "an earlier checkpoint wrote them" if kind == "append-once" else "no commit in its log is of checkpoint"
+    with pytest.raises(UsageError, match=words):
+        plan_adoption(home, orders, other.checkpoint, TwoPartitions())
+
+
+@pytest.mark.parametrize("file", ["offsets/4", "metadata"])
+@pytest.mark.parametrize("text", [None, "", "v1", "v1\n{", "v1\n{}\n{"])
+def test_a_damaged_end_of_the_checkpoint_is_refused_and_not_stepped_over(
+    home: Settings, make_job: MakeJob, file: str, text: str | None
+) -> None:
+    job = make_job("append")
+    job.run(5)
+    if text is None:
+        (job.checkpoint / file).unlink()
+    else:
+        (job.checkpoint / file).write_text(text)
+    with pytest.raises(UsageError, match="newest entries of .* cannot be used: .*offsets/4|has no query id: metadata"):
+        plan(home, job, despite_findings=True)
+
+
+@pytest.mark.parametrize("late", ["read_checkpoint", "read_table"])
+def test_a_batch_that_the_job_commits_while_it_is_inspected_refuses_the_plan(
+    home: Settings, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    job = make_job("append")
+    job.run(4)
+    reads = getattr(inspection, late)
+
+    def read_late(folder: Any) -> Any:
+        job.run(1)
+        return reads(folder)
+
+    monkeypatch.setattr(inspection, late, read_late)
+    with pytest.raises(UsageError, match="changed while they were read|the job still runs"):
+        plan(home, job, despite_findings=True)
+
+
+def test_a_batch_that_the_job_has_planned_since_the_plan_refuses_the_adoption(
+    home: Settings, make_job: MakeJob
+) -> None:
+    job = make_job("append")
+    job.run(4)
+    shown = plan(home, job)
+    job.run(1, kill="planned")
+    with pytest.raises(CommitRefused, match="has other newest entries than in the plan"):
+        adopt(home, orders, shown)
+    assert stream_record.load(home, "orders") is None
+
+
+def test_the_table_of_another_stream_is_not_taken(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("sink")
+    job.run(3)
+    shown = plan(home, job)
+    Table(str(job.table)).alter.set_table_properties({STREAM_PROPERTY: "another"}, raise_if_not_exists=False)
+    with pytest.raises(UsageError, match="belongs to stream another"):
+        plan(home, job, despite_findings=True)
+    with pytest.raises(UsageError, match="belongs to stream another"):
+        adopt(home, orders, shown)
+
+
+def test_a_resumed_adoption_accepts_the_commits_that_it_has_shown(
+    home: Settings, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("append")
+    job.run(3)
+    with monkeypatch.context() as killed:
+        killed.setattr(adoption, "_take_over", _die)
+        with pytest.raises(KeyboardInterrupt):
+            adopt(home, orders, plan(home, job))
+    job.delete_rows(0.5)
+    again = plan(home, job)
+    assert again.recorded and again.accepted == (0, 1, 2, 3)
+    assert adopt(home, orders, again) is True
+    assert stream_record.existing(home, "orders").accepts("orders") == {0, 1, 2, 3}
+
+
+def test_a_job_that_was_killed_in_its_first_batch_gets_an_advice_that_can_be_followed(
+    home: Settings, make_job: MakeJob
+) -> None:
+    job = make_job("append")
+    job.run(1, kill="planned")
+    job.commit("CREATE TABLE", {}, add=[])
+    with pytest.raises(UsageError, match="batch 0 of the job was planned and not committed") as refused:
+        plan(home, job)
+    assert "let the job finish the batch; or declare a new stream" in refused.value.next_step
+    with pytest.raises(UsageError, match="is not the job's last one") as refused:
+        plan(home, job, after=4)
+    assert refused.value.next_step == "name batch 0"
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(home: Settings, make_job: MakeJob) -> None:

@@ -7,11 +7,15 @@ import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection import inspection
@@ -34,7 +38,7 @@ def plain_job(tmp_path: Path) -> MakeJob:
 
     def make(kind: JobKind = "sink", name: str = "job") -> PlainJob:
         (tmp_path / name).mkdir()
-        return PlainJob(tmp_path / name, random.Random(7), kind)
+        return PlainJob(tmp_path / name, random.Random(7 if name == "job" else name), kind)
 
     return make
 
@@ -114,6 +118,31 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_judged(plain_job: M
         assert any(part in each for each in words), (part, words)
 
 
+@pytest.mark.parametrize("text", ["", "v1", "v1\n{}", "v3\n{}\n{}"])
+def test_an_entry_that_was_cut_off_is_damaged(plain_job: MakeJob, text: str) -> None:
+    job = plain_job("append")
+    job.run(4)
+    (job.checkpoint / "offsets" / "3").write_text(text)
+    found = look(job)
+    assert "offsets/3 cannot be read" in only(found, "checkpoint").words
+    assert not found.alarming
+
+
+@pytest.mark.parametrize("kind", ["sink", "append"])
+def test_a_line_of_a_source_that_was_cut_off_is_damage_and_neither_loss_nor_double(
+    plain_job: MakeJob, kind: JobKind
+) -> None:
+    job = plain_job(kind)
+    job.run(6)
+    path = job.checkpoint / "offsets" / "3"
+    path.write_text(path.read_text()[:-4])
+    found = look(job)
+    assert "offsets/3: the line of source 0 is no JSON" in only(found, "checkpoint").words
+    history = found.checkpoints[0]
+    assert 3 not in history.batches and history.batches[4].start is None and history.sources == ("kafka",)
+    assert not found.alarming, reasons(found)
+
+
 def test_a_gap_in_the_log_is_damage_and_no_loss(plain_job: MakeJob) -> None:
     job = plain_job()
     job.run(6)
@@ -145,6 +174,52 @@ def test_jobs_of_two_tables_do_not_count_as_losses_of_each_other(plain_job: Make
     assert not found.alarming, reasons(found)
 
 
+@pytest.mark.parametrize("kind", ["sink", "append", "append-once", "merge"])
+def test_a_checkpoint_that_is_in_no_table_is_named_and_counts_for_the_table_of_the_one_before_it(
+    plain_job: MakeJob, kind: JobKind
+) -> None:
+    job, other = plain_job(kind), plain_job("sink", "other")
+    other.clock += 5_000
+    other.run(2)
+    job.run(4)
+    version = job.version
+    job.new_checkpoint(job.position)
+    job.run(3)
+    job.put_back_table(version)
+    found = inspect([*job.checkpoints, *other.checkpoints], [job.table, other.table])
+    missing = [each for each in found.findings if each.kind == "missing"]
+    lost = {(s.partition, offset) for each in missing for s in each.spans for offset in range(s.start, s.end)}
+    assert lost == {(p, o) for _, p, o in job.missing} and {each.table for each in missing} == {job.table.name}
+    assert found.alarming and {each.checkpoint for each in missing} == {str(job.checkpoint)}
+    if kind != "append-once":  # there, commits of the first checkpoint have the transactions of the second
+        assert only(found, "no_commit").checkpoint == str(job.checkpoint)
+
+
+def test_a_checkpoint_and_the_table_of_another_job_are_no_proof_that_nothing_is_lost(plain_job: MakeJob) -> None:
+    one, other = plain_job("sink", "one"), plain_job("append", "other")
+    other.clock += 5_000
+    one.run(3)
+    other.run(3)
+    for tables in ([other.table], [other.table, other.table]):
+        found = inspect(one.checkpoints, tables)
+        assert ("unknown", "certain", "no_commit") in reasons(found) and not found.alarming
+        assert "as far as checkpoint and log still tell" in found.verdict
+
+
+def test_a_second_checkpoint_of_a_job_that_filters_may_have_written_nothing(plain_job: MakeJob) -> None:
+    job = plain_job("append")
+    job.run(4)
+    for number in range(4):
+        path = job.table / "_delta_log" / f"{number:020d}.json"
+        path.write_text(path.read_text().replace('"numOutputRows":"6"', '"numOutputRows":"5"'))
+    version = job.version
+    job.new_checkpoint(job.position)
+    job.run(1)
+    job.put_back_table(version)
+    found = look(job)
+    assert ("missing", "unclear", "not_written") in reasons(found) and not found.alarming
+
+
 def test_rows_that_a_job_has_filtered_are_unclear_and_no_loss(plain_job: MakeJob) -> None:
     job = plain_job("sink")
     job.run(4)
@@ -157,6 +232,71 @@ def test_rows_that_a_job_has_filtered_are_unclear_and_no_loss(plain_job: MakeJob
     counted = only(found, "counted")
     assert (counted.kind, counted.certainty) == ("unknown", "unclear") and not found.alarming
     assert [(span.partition, span.start, span.end) for span in counted.spans] == [(gone[1], gone[2], gone[2] + 1)]
+
+
+def test_a_batch_without_rows_of_a_job_that_filters_stays_unclear_when_the_rows_are_counted(plain_job: MakeJob) -> None:
+    job = plain_job("append")
+    job.keep = lambda record: record[2] % 2 == 0 and len(job.batches) != 5
+    job.run(7)
+    found = inspect(job.checkpoints, [job.table], COLUMNS)
+    missing = only(found, "not_written")
+    assert (missing.certainty, missing.counted, missing.batches) == ("unclear", False, (4,)) and not found.alarming
+    assert ("unknown", "unclear", "counted") in reasons(found)
+
+
+def test_many_single_offsets_that_no_row_has_are_counted_in_a_few_seconds(plain_job: MakeJob) -> None:
+    job = plain_job()
+    job.run(2)
+    job.run(1, size=16_000)
+    job.restore(job.version - 1)
+    job.commit("WRITE", {"mode": "Append"}, add=[[record for record in sorted(job.missing) if record[2] % 2]])
+    started = time.monotonic()
+    found = inspect(job.checkpoints, [job.table], COLUMNS)
+    assert time.monotonic() - started < 10
+    assert only(found, "restored").records == len(job.missing) > 7_000
+
+
+def test_rows_of_two_topics_are_counted_by_the_column_of_the_topic(plain_job: MakeJob) -> None:
+    job = plain_job("sink")
+    job.run(2)
+    for number in range(2):
+        path = job.checkpoint / "offsets" / str(number)
+        path.write_text(path.read_text() + '\n{"returns":{"0":3}}')
+    (job.checkpoint / "sources" / "1").mkdir()
+    (job.checkpoint / "sources" / "1" / "0").write_text('\0v1\n{"returns":{"0":0}}')
+    names = [TOPIC] * sum(job.position) + ["returns"] * 2 + [None]
+    records = sorted(job.rows())
+    table = pa.table(
+        {
+            "topic": names,
+            "partition": pa.array([*(p for _, p, _ in records), 0, 0, 0], pa.int32()),
+            "offset": pa.array([*(o for _, _, o in records), 0, 2, 1], pa.int64()),
+        }
+    )
+    rows = job.root / "rows"
+    write_deltalake(rows, table)
+    for path in job.table.glob("*.parquet"):
+        path.unlink()
+    shutil.copytree(rows, job.table, dirs_exist_ok=True)
+    (job.table / "_delta_log" / f"{1:020d}.json").unlink()
+    found = inspect(job.checkpoints, [job.table], OffsetColumns("partition", "offset", "topic"))
+    lacking = [span for each in found.findings for span in each.spans if each.kind in ("missing", "unknown")]
+    assert [(s.partition, s.start, s.end) for s in lacking if s.topic == "returns"] == [(0, 1, 2)]
+
+
+@pytest.mark.parametrize("scheme", ["file:", "file://", "file://host", "dbfs:", "s3://", ""])
+def test_files_of_a_shallow_clone_are_looked_for_where_they_are(plain_job: MakeJob, scheme: str) -> None:
+    job = plain_job()
+    job.run(3)
+    path = next(iter(job.live))
+    elsewhere = job.root / "else where"
+    elsewhere.mkdir()
+    shutil.move(job.table / path, elsewhere / path)
+    for log in (job.table / "_delta_log").glob("*.json"):
+        log.write_text(log.read_text().replace(f'"path":"{path}"', f'"path":"{scheme}{quote(str(elsewhere / path))}"'))
+    assert reasons(look(job)) == []
+    (elsewhere / path).unlink()
+    assert ("missing", "certain", "lost_file") in reasons(look(job)) or scheme not in ("file:", "file://")
 
 
 def test_losses_that_somebody_has_read_again_are_none_by_the_rows(plain_job: MakeJob) -> None:
@@ -220,6 +360,22 @@ def test_topics_are_compared_with_the_position(
     assert [each.position for each in found.topics] == job.position
     gone = beside_topics(look(job), {TOPIC: None})
     assert [each.reason for each in gone.findings] == ["topic_gone"] * 2 and not gone.alarming
+
+
+@pytest.mark.parametrize("kill", ["planned", "written"])
+def test_records_of_a_batch_that_was_not_written_are_lost_once_kafka_has_deleted_them(
+    plain_job: MakeJob, kill: Literal["planned", "written"]
+) -> None:
+    job = plain_job()
+    job.run(4, kill=kill)
+    start, end = job.batches[3].start, job.batches[3].end
+    bounds = OffsetBounds(dict(enumerate(end)), {p: offset + 9 for p, offset in enumerate(end)})
+    found = beside_topics(look(job), {TOPIC: bounds})
+    lost = {} if kill == "written" else {p: end[p] - start[p] for p in range(2) if end[p] > start[p]}
+    assert {each.partition: each.lost for each in found.topics if each.lost} == lost
+    assert [each.reason for each in found.findings if each.kind == "will_lose"] == ["past_retention"] * len(lost)
+    shorter = beside_topics(look(job), {TOPIC: OffsetBounds({0: 0, 1: 0}, dict(enumerate(start)))})
+    assert "topic_recreated" in {each.reason for each in shorter.findings}, "an end before that of the planned batch"
 
 
 def test_the_page_has_the_verdict_the_findings_and_a_picture_and_escapes_names(plain_job: MakeJob) -> None:

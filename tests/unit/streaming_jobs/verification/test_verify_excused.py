@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from deltalake import DeltaTable
 
 from streaming_jobs.verification import recompute
 from streaming_jobs.verification.chaos.flight_subject import SPLIT
-from streaming_jobs.verification.offset_ranges import Span, of_spans, packed, within
+from streaming_jobs.verification.offset_ranges import Span, cut, merged, of_spans, packed, total, within
 from streaming_jobs.verification.subject import StreamTable, Subject
 from streaming_jobs.verification.topic import CommittedPartition
 from streaming_jobs.verification.verifier import StreamVerdict, verify
@@ -215,3 +217,23 @@ def test_a_stream_without_a_batch_proves_nothing(tmp_path: Path) -> None:
 
 def empty() -> CommittedPartition:
     return CommittedPartition(0, 0, np.arange(0))
+
+
+def test_ranges_are_cut_at_others_of_their_topic_and_partition() -> None:
+    chance = random.Random(1)
+
+    def drawn(most: int) -> list[Span]:
+        starts = [
+            (chance.choice("tu"), chance.randrange(2), chance.randrange(30)) for _ in range(chance.randrange(most))
+        ]
+        return [Span(topic, p, start, start + chance.randrange(1, 6)) for topic, p, start in starts]
+
+    def offsets(spans: Iterable[Span]) -> set[tuple[str, int, int]]:
+        return {(s.topic, s.partition, offset) for s in spans for offset in range(s.start, s.end)}
+
+    for _ in range(300):
+        spans, others = list(merged(drawn(8))), drawn(12)
+        both, left = cut(spans, others)
+        assert offsets(both) == offsets(spans) & offsets(others)
+        assert offsets(left) == offsets(spans) - offsets(others)
+        assert total(both) + total(left) == total(spans), "no part is there twice"
